@@ -1,0 +1,31 @@
+# `make run` and `make test` install what they need on the first call and reuse it afterwards.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
+
+.PHONY: run test test-all bench setup lint
+
+run: $(INSTALLED)  ## train scikit-learn's digits with three methods, under a minute
+	$(BIN)/python examples/digits.py
+
+test: lint  ## style, types and tests; ends with the skipped tests and why
+	$(PYTEST) -n 2 -m "not slow"
+
+test-all: lint  ## the same with the full product of methods, optimizers and problems
+	$(PYTEST) -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)  ## every figure of benchmarks/README.md, measured again (about 10 minutes)
+	$(BIN)/python -m benchmarks
+
+setup: $(INSTALLED)  ## only the installation, with all extras
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[recipes,report,lightning,export,dev]"
+	touch $(INSTALLED)

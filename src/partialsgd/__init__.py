@@ -1,0 +1,63 @@
+"""Partial SGD for PyTorch: train part of a network at each step, and know what moved.
+
+Names are resolved when they are first used, so that `import partialsgd` does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from partialsgd import masks as masks
+    from partialsgd import methods as methods
+    from partialsgd import perturbations as perturbations
+    from partialsgd.masks import Mask as Mask
+    from partialsgd.perturbations import Perturbation as Perturbation
+    from partialsgd.rules import Branch as Branch
+    from partialsgd.rules import Context as Context
+    from partialsgd.rules import Meter as Meter
+    from partialsgd.rules import Method as Method
+    from partialsgd.steps import Step as Step
+    from partialsgd.template import PartialSGD as PartialSGD
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Branch": "rules",
+    "Context": "rules",
+    "Mask": "masks",
+    "Meter": "rules",
+    "Method": "rules",
+    "PartialSGD": "template",
+    "Perturbation": "perturbations",
+    "Step": "steps",
+}
+_MODULES = ("masks", "methods", "perturbations")
+
+__all__ = [
+    "Branch",
+    "Context",
+    "Mask",
+    "Meter",
+    "Method",
+    "PartialSGD",
+    "Perturbation",
+    "Step",
+    "__version__",
+    "masks",
+    "methods",
+    "perturbations",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(import_module(f"partialsgd.{_HOME[name]}"), name)
+    if name in _MODULES:
+        return import_module(f"partialsgd.{name}")
+    raise AttributeError(f"module 'partialsgd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

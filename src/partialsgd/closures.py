@@ -1,0 +1,32 @@
+"""f: the user's closure, which runs forward and backward and returns the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter, signature
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from partialsgd.passes import Pass
+
+Closure: TypeAlias = Callable[[], Tensor | float] | Callable[[Pass], Tensor | float]
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def with_pass(closure: Closure) -> Callable[[Pass], Any]:
+    """A closure that takes an argument is given the pass it runs in; one that takes none is called as it is."""
+    run: Any = closure
+    wanted = [p for p in signature(run).parameters.values() if p.kind in _POSITIONAL and p.default is p.empty]
+    if len(wanted) > 1:
+        raise TypeError(f"the closure takes {len(wanted)} arguments; it may take one, the pass it runs in, or none")
+    return run if wanted else lambda _: run()
+
+
+def require_loss(loss: Tensor | float | None) -> Tensor | float:
+    if loss is None:
+        raise TypeError("the closure returned no loss: end it with `return loss`")
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        raise TypeError(f"the closure returned a tensor of shape {tuple(loss.shape)}; return the loss, one number")
+    return loss

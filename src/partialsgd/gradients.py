@@ -1,0 +1,134 @@
+"""g_t: the gradient oracle. It asks the user's loop for as many passes as a step needs, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from partialsgd import perturbations, vectors
+from partialsgd.finite import Watch
+from partialsgd.names import Parameters
+from partialsgd.passes import Pass
+from partialsgd.perturbations import Perturbation
+from partialsgd.replay import Buffers, RandomState
+from partialsgd.rules import Branch, Choice, Context, Meter, choose, uncorrected
+from partialsgd.scaling import Scaler
+from partialsgd.steps import Pending
+from partialsgd.updates import MaskedUpdate
+from partialsgd.vectors import Vector
+from partialsgd.wrappers import gradients_are_views, require_unused_search
+
+
+@final
+@dataclass(frozen=True)
+class Oracle:
+    """Leaves p_t ⊙ g_t in `.grad`."""
+
+    given: nn.Module
+    parameters: Parameters
+    update: MaskedUpdate
+    scaler: Scaler
+    watch: Watch
+    meter: Meter | None
+
+    def branch(self, step: Pending, number: int, branch: Branch) -> Generator[Pass, None, None]:
+        """Lines 2 to 5 of Algorithm 1 for one branch: the pass at x̃_t, and before it one at x_t if asked for."""
+        model, last = self.parameters.model, number + 1 == len(step.branches)
+        choice = self._choose(step, number, branch, None)  # lines 2 and 3: p_t and δx_t …
+        measured = self.meter is not None and self.meter.due(choice.context)
+        by_gradient, moves = choice.needs_gradient, choice.moves
+        at_x: Vector | None = None
+        if moves and (by_gradient or measured):
+            noise, buffers = RandomState(model), Buffers(model)
+            yield from self._pass(step, branch, perturbations.nowhere(), last=False, counts=by_gradient)
+            at_x = vectors.take(self.parameters, clone=gradients_are_views(self.given))
+            self.scaler.unscale(at_x)
+            if self.watch.stops_early(at_x, step):
+                self._overflow(step, at_x)
+                return
+            noise.restore()  # both gradients are of one function: same batch, same noise
+            if by_gradient:
+                buffers = Buffers(model)  # statistics have moved with the pass at x_t: not again at x̃_t
+                choice = self._choose(step, number, branch, at_x)  # … which may depend on the gradient at x_t
+            else:
+                buffers.restore()
+        if not measured:
+            at_x = None
+        trained = self._pass(step, branch, choice.perturbation or perturbations.nowhere(), last=last, counts=True)
+        choice = choice.without_gradient()  # the backward of the pass at x̃_t needs its memory
+        yield from trained  # lines 4 and 5: g_t at x̃_t = x_t + δx_t
+        here = self._unscaled(step, last)
+        if by_gradient and moves:
+            buffers.restore()
+        elif by_gradient:
+            choice = self._choose(step, number, branch, here)
+        if measured and self.meter is not None:
+            step.criteria = self.meter.measure(choice.context, at_x or here, here)
+        self._include(step, branch, choice, last)
+
+    def finish(self, step: Pending) -> None:
+        """g ← p ⊙ g, corrected before that if the method remembers something."""
+        if step.total:
+            vectors.put(self.parameters, step.total)
+        if step.method.correct is not uncorrected:
+            here = Vector(vectors.current(self.parameters))
+            vectors.put(self.parameters, step.method.correct(step.context, here))
+        if not step.mask.is_everything:
+            vectors.mask_(self.parameters, step.mask)
+        step.complete = True
+
+    def _choose(self, step: Pending, number: int, branch: Branch, at_x: Vector | None) -> Choice:
+        context = Context(
+            step.context.t,
+            step.context.seed,
+            self.parameters,
+            step.context.memory,
+            number,
+            branch.level,
+            None,
+            at_x,
+        )
+        choice = choose(step.method, branch, context)
+        if choice.mask is not None:
+            self.update.refuse(choice.mask)
+        if choice.perturbation is not None and choice.perturbation.is_structural:
+            require_unused_search(self.given)
+        step.by_gradient |= choice.needs_gradient
+        return choice
+
+    def _pass(
+        self, step: Pending, branch: Branch, perturbation: Perturbation, *, last: bool, counts: bool
+    ) -> Generator[Pass, None, None]:
+        g = Pass(self.parameters, perturbation, step.abort, level=branch.level, last=last, teacher=step.teacher)
+        del perturbation  # see `branch`: the gradient in it must not outlive its use
+        yield g
+        if not g.ran:
+            raise RuntimeError("a gradient was left out: run forward and backward inside `with g:` for each g")
+        step.backwards += 1
+        if counts:
+            step.note(branch, g)
+
+    def _unscaled(self, step: Pending, last: bool) -> Vector:
+        here = Vector(vectors.current(self.parameters))
+        if last:
+            step.overflow = self.scaler.unscale_in_place(here)
+        else:
+            self.scaler.unscale(here)
+        return here
+
+    def _include(self, step: Pending, branch: Branch, choice: Choice, last: bool) -> None:
+        assert choice.mask is not None and choice.scale is not None  # nothing waits for a gradient any more
+        step.include(choice.mask, choice.scale, choice.context)
+        if len(step.branches) > 1 or branch.weight != 1:
+            vectors.mask_(self.parameters, choice.mask)
+            gradient = vectors.take(self.parameters, clone=gradients_are_views(self.given))
+            vectors.add(step.total, gradient, step.weight(branch))
+
+    def _overflow(self, step: Pending, at_x: Vector) -> None:
+        """The scaler learns of an overflow only from `.grad`."""
+        vectors.put(self.parameters, at_x)
+        self.scaler.unscale_in_place(at_x)
+        step.overflow = True

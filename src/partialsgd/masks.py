@@ -1,0 +1,152 @@
+"""p_t: which coordinates a step may move. True means "moves", in every mask, everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+from partialsgd.names import Parameters, parameters_of
+
+Entry: TypeAlias = bool | Tensor
+
+
+@final
+class Mask(Mapping[str, Entry]):
+    """For each parameter all (True), none (False) or a boolean tensor; combine with `&`, `|`, `~`."""
+
+    def __init__(self, parameters: Parameters, entries: Mapping[str, Entry]) -> None:
+        self.parameters = parameters
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[self.parameters.canonical(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __and__(self, other: Mask) -> Mask:
+        return self._combine(other, lambda a, b: _and(a, b))
+
+    def __or__(self, other: Mask) -> Mask:
+        return self._combine(other, lambda a, b: _not(_and(_not(a), _not(b))))
+
+    def __invert__(self) -> Mask:
+        return Mask(self.parameters, {name: _not(entry) for name, entry in self._entries.items()})
+
+    def __repr__(self) -> str:
+        return f"Mask({self.count():,} of {everything(self.parameters).count():,} coordinates move)"
+
+    def items(self) -> Iterable[tuple[str, Entry]]:  # type: ignore[override]  # a dict's own items: the hot loop
+        return self._entries.items()
+
+    def count(self) -> int:
+        """How many coordinates move."""
+        return sum(
+            int(entry.count_nonzero()) if isinstance(entry, Tensor) else entry * self.parameters[name].numel()
+            for name, entry in self._entries.items()
+        )
+
+    @property
+    def is_everything(self) -> bool:
+        return all(entry is True for entry in self._entries.values())
+
+    def partial(self) -> dict[str, Tensor]:
+        """The parameters of which only a part moves."""
+        return {name: entry for name, entry in self._entries.items() if isinstance(entry, Tensor)}
+
+    def simplified(self) -> Mask:
+        """The same mask, with a tensor that is all True or all False written as True or False."""
+        partial = self.partial()
+        if not partial:
+            return self
+        # One transfer for all tensors, not one for each: on a GPU every transfer waits.
+        moving = torch.stack([m.count_nonzero().to("cpu", non_blocking=False) for m in partial.values()]).tolist()
+        whole = {
+            name: count > 0 for (name, m), count in zip(partial.items(), moving, strict=True) if count in (0, m.numel())
+        }
+        return Mask(self.parameters, {**self._entries, **whole}) if whole else self
+
+    def _combine(self, other: Mask, op: Callable[[Entry, Entry], Entry]) -> Mask:
+        return Mask(self.parameters, {name: op(entry, other[name]) for name, entry in self._entries.items()})
+
+
+def everything(model: nn.Module | Parameters) -> Mask:
+    """1: every coordinate moves."""
+    parameters = parameters_of(model)
+    return Mask(parameters, dict.fromkeys(parameters, True))
+
+
+def nothing(model: nn.Module | Parameters) -> Mask:
+    """0: no coordinate moves."""
+    return ~everything(model)
+
+
+def only(model: nn.Module | Parameters, patterns: Sequence[str]) -> Mask:
+    """The parameters that a pattern covers move, the others do not."""
+    parameters = parameters_of(model)
+    chosen = set(parameters.match(patterns))
+    return Mask(parameters, {name: name in chosen for name in parameters})
+
+
+def only_parameters(model: nn.Module | Parameters, chosen: Iterable[nn.Parameter]) -> Mask:
+    """The given parameters move, the others do not."""
+    parameters = parameters_of(model)
+    known, wanted = set(parameters.values()), set(chosen)
+    if foreign := wanted - known:
+        shape = tuple(next(iter(foreign)).shape)
+        raise ValueError(f"a parameter of shape {shape} is not one of the model's; pass the model's own parameters")
+    return Mask(parameters, {name: p in wanted for name, p in parameters.items()})
+
+
+def from_tensors(model: nn.Module | Parameters, entries: Mapping[str, Entry], *, rest: bool = False) -> Mask:
+    """Each name with True, False or a boolean tensor of its shape; `rest` for parameters not named."""
+    parameters = parameters_of(model)
+    said: dict[str, tuple[str, Entry]] = {}
+    for name, entry in entries.items():
+        canonical = parameters.canonical(name)
+        checked = _checked(name, parameters[canonical], entry)
+        if canonical in said and not _same(said[canonical][1], checked):
+            raise ValueError(
+                f"{said[canonical][0]!r} and {name!r} are one tied parameter, and the mask says two things of it"
+            )
+        said[canonical] = (name, checked)
+    return Mask(parameters, {name: said[name][1] if name in said else rest for name in parameters})
+
+
+def _checked(name: str, parameter: nn.Parameter, entry: Entry) -> Entry:
+    if isinstance(entry, bool):
+        return entry
+    if not isinstance(entry, Tensor):
+        raise TypeError(f"the mask of {name!r} must be True, False or a boolean tensor, got {entry!r}")
+    if entry.dtype is not torch.bool:
+        raise TypeError(f"the mask of {name!r} must be boolean, got {entry.dtype}; write mask != 0 or mask.bool()")
+    if entry.shape != parameter.shape:
+        raise ValueError(
+            f"the mask of {name!r} has shape {tuple(entry.shape)}, the parameter {tuple(parameter.shape)}; "
+            "expand it to the parameter's shape"
+        )
+    return entry.to(parameter.device)
+
+
+def _and(a: Entry, b: Entry) -> Entry:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a & b
+    if isinstance(a, Tensor):
+        return a if b else False
+    return b if a else False
+
+
+def _not(entry: Entry) -> Entry:
+    return ~entry if isinstance(entry, Tensor) else not entry
+
+
+def _same(a: Entry, b: Entry) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    return a is b

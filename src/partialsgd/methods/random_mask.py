@@ -1,0 +1,27 @@
+"""p ~ Bernoulli(keep), δx = 0: the gradient of the whole network, applied to a random part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partialsgd import masks
+from partialsgd.masks import Mask
+from partialsgd.methods.settings import require_share
+from partialsgd.rules import Context, Method
+
+
+def random_mask(keep: float = 0.5, *, where: Sequence[str] = ("*",)) -> Method:
+    """Random mask: a random share of the coordinates moves, nothing is perturbed.
+
+    Coordinates that no pattern of `where` covers always move.
+    """
+    require_share("keep", keep)
+
+    def mask(context: Context) -> Mask:
+        if keep == 1:
+            return masks.everything(context.parameters)
+        names = context.parameters.match(where)
+        drawn = {name: context.bernoulli(name, keep) for name in names}
+        return masks.from_tensors(context.parameters, drawn, rest=True)
+
+    return Method(mask=mask, name=f"random_mask(keep={keep}, where={tuple(where)})")

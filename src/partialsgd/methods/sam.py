@@ -1,0 +1,45 @@
+"""p = 1, δx = +ρ g/‖g‖: sharpness-aware minimisation (Foret et al. 2021); adaptive: Kwon et al. 2021."""
+
+from __future__ import annotations
+
+import torch
+
+from partialsgd import perturbations
+from partialsgd.methods.settings import require_nonnegative
+from partialsgd.names import Parameters
+from partialsgd.perturbations import Perturbation
+from partialsgd.rules import Context, Method
+from partialsgd.vectors import Vector
+
+
+def sam(rho: float = 0.05, *, adaptive: bool = False) -> Method:
+    """Sharpness-aware minimisation: take the gradient at the worst point nearby.
+
+    `rho` is the distance to that point. `adaptive=True` measures it relative to each weight,
+    δx = ρ x² g / ‖|x| g‖, and wants a rho about ten times larger. Two backward passes a step.
+    """
+    require_nonnegative("rho", rho)
+
+    def perturb(context: Context) -> Perturbation:
+        if rho == 0:
+            return perturbations.nowhere()
+        if adaptive:
+            return _adaptive(context.parameters, context.gradient, rho)
+        return perturbations.along_unit_gradient(context.gradient, rho)
+
+    return Method(perturb=perturb, name=f"sam(rho={rho}, adaptive={adaptive})")
+
+
+def _adaptive(parameters: Parameters, gradient: Vector, rho: float) -> Perturbation:
+    with torch.no_grad():
+        weighted = [(parameters[name] * g).norm() for name, g in gradient.items()]  # ‖|x| g‖, one tensor at a time
+        norm = float(torch.stack(weighted).norm()) if weighted else 0.0
+    if norm == 0:
+        return perturbations.nowhere()
+
+    def move(parameters: Parameters) -> None:
+        for name, g in gradient.items():
+            x = parameters[name]
+            x.addcmul_(x * x, g, value=rho / norm)
+
+    return perturbations.function(tuple(gradient), move)

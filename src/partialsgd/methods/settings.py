@@ -1,0 +1,13 @@
+"""What the settings of a method must be, said in one way."""
+
+from __future__ import annotations
+
+
+def require_share(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be in (0, 1], got {value}; for no mask use methods.plain()")
+
+
+def require_nonnegative(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ValueError(f"{name} must not be negative, got {value}; 0 is plain training")

@@ -1,0 +1,129 @@
+"""δx_t: where the gradient is taken. What is perturbed is saved before and copied back after, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from partialsgd import selects
+from partialsgd.masks import Mask
+from partialsgd.names import Parameters
+from partialsgd.vectors import Vector
+
+
+def _stay(parameters: Parameters) -> None:
+    pass
+
+
+@final
+@dataclass(frozen=True)
+class Perturbation:
+    """`move` turns x into x̃ in place, on the names it `touches`; `at` switches structure instead of numbers."""
+
+    touches: tuple[str, ...] = ()
+    move: Callable[[Parameters], None] = _stay
+    at: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def is_nowhere(self) -> bool:
+        """δx = 0: the gradient at x̃ is the gradient at x."""
+        return not self.touches and not self.is_structural
+
+    @property
+    def is_structural(self) -> bool:
+        """Another part of the network runs, so parameters may be left out of the pass."""
+        return self.at is not nullcontext
+
+
+def nowhere() -> Perturbation:
+    """δx = 0."""
+    return _NOWHERE
+
+
+_NOWHERE = Perturbation()
+
+
+def add(deltas: Mapping[str, Tensor]) -> Perturbation:
+    """δx as given, by name."""
+
+    def move(parameters: Parameters) -> None:
+        for name, delta in deltas.items():
+            parameters[name].add_(delta)
+
+    return Perturbation(tuple(deltas), move)
+
+
+def drop_outside(mask: Mask) -> Perturbation:
+    """δx = −(1 − p) ⊙ x: the gradient of the sub-network that the mask induces."""
+    dropped = {name: entry for name, entry in mask.items() if entry is not True}
+
+    def move(parameters: Parameters) -> None:
+        for name, entry in dropped.items():
+            if isinstance(entry, Tensor):
+                selects.keep_inside(entry, parameters[name])
+            else:
+                parameters[name].zero_()
+
+    return Perturbation(tuple(dropped), move)
+
+
+def along_gradient(gradient: Vector, factor: float) -> Perturbation:
+    """δx = factor · g; a negative factor goes downhill."""
+    if factor == 0 or not gradient:
+        return nowhere()
+
+    def move(parameters: Parameters) -> None:
+        torch._foreach_add_([parameters[name] for name in gradient], list(gradient.values()), alpha=factor)
+
+    return Perturbation(tuple(gradient), move)
+
+
+def along_unit_gradient(gradient: Vector, distance: float) -> Perturbation:
+    """δx = distance · g / ‖g‖; a zero gradient has no direction and perturbs nothing."""
+    norm = gradient.norm()
+    return along_gradient(gradient, distance / norm if norm > 0 else 0.0)
+
+
+def function(names: Sequence[str], move: Callable[[Parameters], None]) -> Perturbation:
+    """Any change of the named parameters, made in place by `move`."""
+    return Perturbation(tuple(names), move)
+
+
+def switch(at: Callable[[], AbstractContextManager[object]]) -> Perturbation:
+    """The structural kind: the pass runs inside `at()`, which runs a smaller network; no number is touched."""
+    return Perturbation(at=at)
+
+
+@contextmanager
+def perturbed(parameters: Parameters, perturbation: Perturbation) -> Iterator[None]:
+    """x is x̃ inside and exactly x again outside, whatever happens inside."""
+    if perturbation.is_nowhere:
+        yield
+        return
+    touched: list[Tensor] = [parameters[name] for name in perturbation.touches]
+    at, move = perturbation.at, perturbation.move
+    del perturbation
+    with torch.no_grad():
+        saved = [p.detach().clone(memory_format=torch.preserve_format) for p in touched]
+    try:
+        apply(parameters, move)
+        del move  # it may hold the gradient at x, whose memory the pass at x̃ needs
+        with at():
+            yield
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(touched, saved)
+        # Autocast caches low-precision copies of weights; they are now copies of other numbers.
+        torch.clear_autocast_cache()
+
+
+def apply(parameters: Parameters, move: Callable[[Parameters], None]) -> None:
+    """x ← x̃ for good; `perturbed` undoes it, a projection does not."""
+    with torch.no_grad():
+        move(parameters)
+    torch.clear_autocast_cache()

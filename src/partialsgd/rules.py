@@ -1,0 +1,189 @@
+"""p_t, δx_t, α_t: a method is one rule for each symbol of Algorithm 1, and a rule is a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, TypeAlias, TypeVar, final
+
+from torch import Tensor
+
+from partialsgd import masks, perturbations, randomness
+from partialsgd.masks import Mask
+from partialsgd.names import Parameters
+from partialsgd.perturbations import Perturbation
+from partialsgd.vectors import Vector
+
+Remembered: TypeAlias = Tensor | int | float | str
+Chosen = TypeVar("Chosen")
+
+
+class NeedsGradient(Exception):
+    """A rule asked for the gradient at x_t before a pass has computed it; the step makes one and asks again."""
+
+
+@final
+@dataclass(frozen=True)
+class Context:
+    """What a rule may look at: nothing else decides, so every rank and every resumed run decides alike."""
+
+    t: int
+    seed: int
+    parameters: Parameters
+    memory: MutableMapping[str, Remembered]
+    """Flat and saved with the run. Put new values in; do not change a tensor that lies in it."""
+    branch: int = 0
+    level: str | None = None
+    _mask: Mask | None = None
+    _gradient: Vector | None = None
+
+    @property
+    def mask(self) -> Mask:
+        """p_t, for the rules that come after it."""
+        if self._mask is None:
+            raise NeedsGradient
+        return self._mask
+
+    @property
+    def gradient(self) -> Vector:
+        """The gradient at x_t, on this step's batch: computed once, and only if a rule asks for it."""
+        if self._gradient is None:
+            raise NeedsGradient
+        return self._gradient
+
+    def key(self, name: str) -> int:
+        """A number to draw from: a function of (seed, t, branch, name)."""
+        return randomness.key(self.seed, self.t, self.branch, name)
+
+    def bernoulli(self, name: str, keep: float) -> Tensor:
+        """A boolean tensor of the parameter's shape, True with probability `keep`."""
+        parameter = self.parameters[name]
+        return randomness.bernoulli(self.key(name), parameter.shape, keep, parameter.device)
+
+
+MaskRule: TypeAlias = Callable[[Context], Mask]
+PerturbRule: TypeAlias = Callable[[Context], Perturbation]
+ScaleRule: TypeAlias = Callable[[Context], float]
+CorrectRule: TypeAlias = Callable[[Context, Vector], Vector]
+
+
+def everything(context: Context) -> Mask:
+    """p = 1."""
+    return masks.everything(context.parameters)
+
+
+def nowhere(context: Context) -> Perturbation:
+    """δx = 0."""
+    return perturbations.nowhere()
+
+
+def unscaled(context: Context) -> float:
+    """α = 1."""
+    return 1.0
+
+
+def uncorrected(context: Context, gradient: Vector) -> Vector:
+    """g as it is."""
+    return gradient
+
+
+@final
+@dataclass(frozen=True)
+class Branch:
+    """One gradient of a step; most methods have one. Several are accumulated, the largest level first."""
+
+    mask: MaskRule = everything
+    perturb: PerturbRule = nowhere
+    level: str | None = None
+    weight: float = 1.0
+
+
+BranchesRule: TypeAlias = Callable[[Context], Sequence[Branch]]
+
+
+@final
+@dataclass(frozen=True)
+class Method:
+    """A rule for each symbol of Algorithm 1. `Method()` is plain training."""
+
+    mask: MaskRule = everything
+    perturb: PerturbRule = nowhere
+    scale: ScaleRule = unscaled
+
+    # Outside Algorithm 1:
+    correct: CorrectRule = uncorrected
+    """g ↦ g + memory, before the mask (error feedback)."""
+    project: PerturbRule = nowhere
+    """x after the update, for good (AC/DC). The one way to move what is outside the mask."""
+    branches: BranchesRule | None = None
+    """Several gradients in one step, in place of `mask` and `perturb`."""
+    combine: Literal["sum", "mean"] = "sum"
+    """How branches are accumulated: Σ w g, or Σ w g / Σ w."""
+    structural: bool = field(default=False, kw_only=True)
+    """Passes leave parameters out, so DistributedDataParallel must look for unused ones."""
+    name: str = field(default="method", kw_only=True)
+    """With its settings; a saved state is refused by a method of another name."""
+
+    def __post_init__(self) -> None:
+        if self.branches is not None and (self.mask is not everything or self.perturb is not nowhere):
+            raise ValueError("a method has either mask and perturb or branches, each with its own mask and perturb")
+        if self.combine not in ("sum", "mean"):
+            raise ValueError(f"combine must be 'sum' or 'mean', got {self.combine!r}")
+
+    @property
+    def is_plain(self) -> bool:
+        return replace(self, name="method") == Method()
+
+    def branches_at(self, context: Context) -> Sequence[Branch]:
+        return self.branches(context) if self.branches else (Branch(self.mask, self.perturb),)
+
+
+class Meter(Protocol):
+    """Looks at a step's gradients and changes nothing."""
+
+    def due(self, context: Context) -> bool:
+        """Whether to measure this branch of this step."""
+
+    def measure(self, context: Context, at_x: Vector, at_perturbed: Vector) -> object:
+        """The gradients at x_t and at x̃_t, before the mask; what is returned becomes `Step.criteria`."""
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """Lines 2 and 3, as far as they can be chosen: what waits for the gradient at x_t is None."""
+
+    context: Context
+    mask: Mask | None
+    perturbation: Perturbation | None
+    scale: float | None
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self.mask is None or self.perturbation is None or self.scale is None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the trained gradient is taken elsewhere than at x_t."""
+        return self.perturbation is None or not self.perturbation.is_nowhere
+
+    def without_gradient(self) -> Choice:
+        """Chosen; the gradient that it was chosen by, and the perturbation that may hold it, are let go."""
+        return replace(self, context=replace(self.context, _gradient=None), perturbation=None)
+
+
+def choose(method: Method, branch: Branch, context: Context) -> Choice:
+    # What an unfinished attempt has remembered is forgotten, so that asking again is safe.
+    context = replace(context, memory=dict(context.memory))
+    mask = _attempt(branch.mask, context)
+    context = replace(context, _mask=None if mask is None else mask.simplified())
+    perturbation = _attempt(branch.perturb, context)
+    scale = _attempt(method.scale, context)
+    return Choice(context, context._mask, perturbation, scale)
+
+
+def _attempt(rule: Callable[[Context], Chosen], context: Context) -> Chosen | None:
+    try:
+        return rule(context)
+    except NeedsGradient:
+        return None

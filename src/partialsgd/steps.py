@@ -1,0 +1,116 @@
+"""One iteration: what it was, and what it is while it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from partialsgd import masks, vectors
+from partialsgd.masks import Mask
+from partialsgd.names import Parameters
+from partialsgd.passes import Pass
+from partialsgd.rules import Branch, Context, Method
+from partialsgd.vectors import Vector
+
+
+@final
+@dataclass(frozen=True)
+class Step:
+    """What one iteration did."""
+
+    t: int
+    loss: Tensor | None
+    """Detached. Of several branches, combined as their gradients were; `losses` has each by itself."""
+    mask: Mask
+    level: str | None
+    """The level of the first (largest) branch, or None where a network has no levels."""
+    backwards: int
+    """How many backward passes it took, measurements included."""
+    losses: tuple[tuple[str | None, Tensor], ...] = ()
+    skipped: bool = False
+    """A NaN or an infinity appeared: nothing moved, and t did not advance."""
+    criteria: object | None = None
+    """What the meter found, when it was due."""
+
+
+@final
+@dataclass
+class Pending:
+    """A step between its first pass and its update."""
+
+    method: Method
+    branches: Sequence[Branch]
+    context: Context
+    abort: Callable[[], None]
+    mask: Mask
+    scale: float = 1.0
+    total: dict[str, Tensor] = field(default_factory=dict)
+    losses: list[tuple[str | None, Tensor]] = field(default_factory=list)
+    backwards: int = 0
+    teacher: Any = None
+    criteria: object | None = None
+    included: int = 0
+    by_gradient: bool = False
+    overflow: bool = False
+    complete: bool = False
+
+    @property
+    def level(self) -> str | None:
+        return self.branches[0].level
+
+    def weight(self, branch: Branch) -> float:
+        """The factor of a branch's gradient in the update: w, or w / Σ w."""
+        if self.method.combine == "mean":
+            return branch.weight / sum(b.weight for b in self.branches)
+        return branch.weight
+
+    def note(self, branch: Branch, g: Pass) -> None:
+        """The first pass of a branch that belongs to its method gives the loss, the first branch the teacher."""
+        if g.loss is not None and len(self.losses) == self.included:
+            self.losses.append((branch.level, torch.as_tensor(g.loss).detach()))
+        if self.included == 0:
+            self.teacher = g.for_pupils()
+
+    def include(self, mask: Mask, scale: float, context: Context) -> None:
+        if self.included == 0:
+            self.mask, self.scale = mask, scale
+        else:
+            self.mask = self.mask | mask
+        self.context = context
+        self.included += 1
+
+    def accumulate(self, before: Pending, earlier: Vector, parameters: Parameters) -> None:
+        """Add the micro-batches before this one: their losses, their passes and, unless autograd did, their g."""
+        self.backwards += before.backwards
+        self.losses = [(level, a + b) for (level, a), (_, b) in zip(before.losses, self.losses, strict=False)]
+        self.overflow |= before.overflow
+        if earlier:
+            total = dict(earlier)
+            vectors.add(total, vectors.current(parameters), 1.0)
+            vectors.put(parameters, total)
+
+    def done(self, skipped: bool) -> Step:
+        return Step(
+            self.context.t,
+            self._loss(),
+            self.mask,
+            self.level,
+            self.backwards,
+            tuple(self.losses),
+            skipped,
+            self.criteria,
+        )
+
+    def _loss(self) -> Tensor | None:
+        if len(self.losses) < 2:
+            return self.losses[0][1] if self.losses else None
+        weights = [self.weight(branch) for branch in self.branches]
+        return torch.stack([w * loss for w, (_, loss) in zip(weights, self.losses, strict=False)]).sum()
+
+
+def begin(method: Method, context: Context, abort: Callable[[], None]) -> Pending:
+    return Pending(method, method.branches_at(context), context, abort, masks.everything(context.parameters))

@@ -1,0 +1,205 @@
+"""Algorithm 1, partial SGD, around any model, any torch optimizer and any training loop.
+
+for t = 0, 1, 2, …
+    choose a mask p_t and a perturbation δx_t
+    x̃_t = x_t + δx_t
+    g_t = a stochastic gradient of f at x̃_t
+    x_{t+1} = x_t − γ_t · p_t ⊙ g_t            γ_t = α_t γ_base
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from partialsgd import perturbations, steps, vectors
+from partialsgd.closures import Closure, require_loss, with_pass
+from partialsgd.finite import Nonfinite, Watch
+from partialsgd.gradients import Oracle
+from partialsgd.names import Parameters
+from partialsgd.passes import Pass
+from partialsgd.rules import Context, Meter, Method, Remembered, uncorrected
+from partialsgd.scaling import Scaler
+from partialsgd.steps import Pending, Step
+from partialsgd.updates import MaskedUpdate, Outside
+from partialsgd.vectors import Vector
+from partialsgd.wrappers import data_parallel, require_unused_search
+
+
+@final
+class PartialSGD:
+    """Algorithm 1 around one optimizer, or several that together hold each trainable parameter once.
+
+    The closure runs forward and backward and returns the loss. It may run several times in one step on
+    the same data, so it must not draw batches, count or step anything. `PartialSGD` owns `zero_grad`:
+    gradients are None before a step and after it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        method: Method = Method(),  # noqa: B008  # frozen: one plain method serves all
+        *,
+        seed: int = 0,
+        outside: Outside = "hold",
+        clip_norm: float | None = None,
+        nonfinite: Nonfinite | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.t = 0
+        self.seed = seed
+        self.method = method
+        self.memory: dict[str, Remembered] = {}
+        self.parameters = Parameters(model)
+        self._update = MaskedUpdate(self.parameters, optimizers, outside)
+        self._scaler = Scaler(scaler, self._update.optimizers)
+        policy = nonfinite or ("skip" if self._scaler.enabled else "raise")
+        self._watch = Watch(policy, clip_norm, losses_are_local=data_parallel(model) is not None)
+        self._oracle = Oracle(model, self.parameters, self._update, self._scaler, self._watch, meter)
+        self._pending: Pending | None = None
+        if self._update.wants_closure and not (method.is_plain and len(optimizers) == 1 and meter is None):
+            raise NotImplementedError("LBFGS takes its own gradients: only the plain method, alone and unmeasured")
+        if method.structural:
+            require_unused_search(model)
+
+    def step(self, closure: Closure) -> Step:
+        """One iteration of Algorithm 1. A closure that takes an argument is given the pass it runs in."""
+        if self._update.wants_closure:
+            return self._step_by_closure(closure)
+        run = with_pass(closure)
+        for g in self.gradients():
+            with g:
+                g.loss = require_loss(run(g))
+        return self.update()
+
+    def gradients(self) -> Iterator[Pass]:
+        """Lines 2 to 5, for loops that own their backward: run the body `with g:` for each g, then `update()`."""
+        if self._pending is not None and self._pending.complete:
+            raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
+        self.zero_grad()
+        return self._passes()
+
+    @contextmanager
+    def gradient(self) -> Iterator[Pass]:
+        """The same for a step that needs one gradient. Entered again before `update()`, it accumulates."""
+        before = self._micro_batches_before()
+        passes = self._passes()
+        g = next(passes)
+        if not g.last:
+            self.zero_grad()
+            raise RuntimeError(
+                f"{self.method.name} (or its meter) needs more than one gradient at t = {self.t}: use "
+                "sgd.step(closure), or `for g in sgd.gradients(): with g: …` and then sgd.update()"
+            )
+        with g:
+            yield g
+        next(passes, None)
+        if self._pending is not None and before is not None:
+            self._pending.accumulate(*before, self.parameters)
+
+    def update(self) -> Step:
+        """Line 6: x_{t+1} = x_t − γ_t p_t ⊙ g_t."""
+        step = self._pending
+        if step is None or not step.complete:
+            raise RuntimeError("update() has no gradient to apply: run every pass of sgd.gradients() first")
+        try:
+            skipped = self._watch.stops(step, self.parameters, checked=self._scaler.enabled)
+            if not skipped:
+                self._update.apply(step.mask, step.scale)
+                perturbations.apply(self.parameters, self.method.project(step.context).move)
+        finally:
+            self._scaler.update()
+            self.zero_grad()
+        if not skipped:
+            self.t += 1
+            self.memory = dict(step.context.memory)
+        return step.done(skipped)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of a step that was not updated."""
+        self._pending = None
+        vectors.clear(self.parameters.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a run needs to go on, beside the model's, the optimizer's and torch's own state."""
+        return {
+            "method": self.method.name,
+            "parameters": {name: list(p.shape) for name, p in self.parameters.items()},
+            "t": self.t,
+            "seed": self.seed,
+            "skips": self._watch.skips,
+            "memory": dict(self.memory),
+            "outside": self._update.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a run; a state of another method or model is refused and changes nothing."""
+        own = self.state_dict()
+        if missing := own.keys() - state.keys():
+            raise ValueError(f"this is not a state of PartialSGD: it lacks {', '.join(sorted(missing))}")
+        if state["method"] != own["method"]:
+            raise ValueError(f"the state is of the method {state['method']}, not of {own['method']}")
+        for name in own["parameters"].keys() | state["parameters"].keys():
+            theirs, ours = state["parameters"].get(name), own["parameters"].get(name)
+            if theirs != ours:
+                raise ValueError(f"the state is of another model: {name!r} has shape {theirs} there, {ours} here")
+        self._update.load_state_dict(state["outside"])
+        self.t, self.seed, self._watch.skips = state["t"], state["seed"], state["skips"]
+        self.memory = dict(state["memory"])
+
+    def _passes(self) -> Iterator[Pass]:
+        context = Context(self.t, self.seed, self.parameters, dict(self.memory))
+        step = self._pending = steps.begin(self.method, context, self.zero_grad)
+        for number, branch in enumerate(step.branches):
+            yield from self._oracle.branch(step, number, branch)
+            if step.overflow:
+                break
+        self._oracle.finish(step)
+
+    def _micro_batches_before(self) -> tuple[Pending, Vector] | None:
+        """What `gradient()` adds to when it is entered again. Masks and noise depend on t alone: they stay."""
+        before = self._pending
+        if before is None or not before.complete:
+            self.zero_grad()
+            return None
+        if before.by_gradient or self.method.correct is not uncorrected:
+            raise RuntimeError(
+                f"{self.method.name} looks at the whole gradient: run all micro-batches inside one "
+                "`with sgd.gradient():`, or in the closure of sgd.step"
+            )
+        # Without a scaler the earlier gradients stay in .grad and autograd adds to them.
+        return before, vectors.take(self.parameters, clone=False) if self._scaler.enabled else Vector({})
+
+    def _step_by_closure(self, closure: Closure) -> Step:
+        """LBFGS evaluates the closure as often as it likes, so only the first gradient can be looked at."""
+        run, losses = with_pass(closure), list[Any]()
+
+        def evaluate() -> Any:
+            self.zero_grad()
+            for g in self.gradients():
+                with g:
+                    losses.append(require_loss(run(g)))
+            return losses[-1]
+
+        try:
+            evaluate()
+            step = self._pending
+            assert step is not None  # evaluate() has just made it
+            step.losses = [(None, torch.as_tensor(losses[0]).detach())]
+            skipped = self._watch.stops(step, self.parameters, checked=False)
+            if not skipped:
+                first = [losses[0]]
+                self._update.optimizers[0].step(lambda: first.pop() if first else evaluate())
+                self.t += 1
+        finally:
+            self.zero_grad()
+        step.backwards = len(losses)
+        return step.done(skipped)

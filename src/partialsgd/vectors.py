@@ -1,0 +1,122 @@
+"""g: gradients by name; moved out of `.grad`, checked, masked, added."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from partialsgd import selects
+from partialsgd.masks import Mask
+from partialsgd.names import Parameters, require_strided
+
+_SMALL = 1 << 15
+
+
+@final
+class Vector(Mapping[str, Tensor]):
+    """A gradient by name; a parameter that took no part has no entry. Its norm is computed once."""
+
+    def __init__(self, entries: Mapping[str, Tensor]) -> None:
+        self._entries = entries
+        self._norm: float | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def norm(self) -> float:
+        """‖g‖, over all parameters."""
+        if self._norm is None:
+            self._norm = float(torch.nn.utils.get_total_norm(self.values())) if self._entries else 0.0
+        return self._norm
+
+
+def current(parameters: Parameters) -> dict[str, Tensor]:
+    """The gradients that lie in `.grad` now."""
+    found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    for name, gradient in found.items():
+        if gradient.is_sparse or gradient.layout is not torch.strided:
+            require_strided(name, gradient)
+    return found
+
+
+def take(parameters: Parameters, *, clone: bool) -> Vector:
+    """Move the gradients out of `.grad`; `clone` where `.grad` is a view that the next backward overwrites."""
+    found = current(parameters)
+    clear(parameters.values())
+    return Vector({name: g.clone() if clone else g for name, g in found.items()})
+
+
+def put(parameters: Parameters, gradient: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.grad = gradient.get(name)
+
+
+def clear(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+@torch.no_grad()
+def mask_(parameters: Parameters, mask: Mask) -> None:
+    """g ← p ⊙ g in `.grad`; a tensor wholly outside gets None, because a zero gradient is not a mask."""
+    for name, entry in mask.items():
+        if entry is True:
+            continue
+        parameter = parameters[name]
+        if entry is False:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            selects.keep_inside(entry, parameter.grad)
+
+
+@torch.no_grad()
+def add(total: dict[str, Tensor], gradient: Mapping[str, Tensor], weight: float) -> None:
+    """total ← total + weight · gradient, reusing the gradient's own memory for new entries."""
+    if weight != 1:
+        torch._foreach_mul_(list(gradient.values()), weight)
+    old = [name for name in gradient if name in total]
+    if old:
+        torch._foreach_add_([total[name] for name in old], [gradient[name] for name in old])
+    total.update({name: g for name, g in gradient.items() if name not in total})
+
+
+def are_finite(gradients: Sequence[Tensor]) -> bool:
+    """Whether no gradient holds a NaN or an infinity, in one pass.
+
+    A sum is finite only if all its terms are; a finite gradient whose sum overflows is looked at again.
+    Backward wrote the first layers' gradients last: reading in reverse leaves those in the cache.
+    """
+    small = [g for g in gradients if g.numel() < _SMALL]
+    sums = [g.sum() for g in reversed(gradients) if g.numel() >= _SMALL]
+    for group in _by_kind(small):
+        sums.append(torch._C._nn.flatten_dense_tensors(group).sum())
+    if all(math.isfinite(s) for s in _to_floats(sums)):
+        return True
+    return all(bool(torch.isfinite(g).all()) for g in gradients)
+
+
+def first_nonfinite(gradients: Mapping[str, Tensor]) -> str | None:
+    return next((name for name, g in gradients.items() if not bool(torch.isfinite(g).all())), None)
+
+
+def _by_kind(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return kinds.values()
+
+
+def _to_floats(sums: Sequence[Tensor]) -> list[float]:
+    if len(sums) < 2 or sums[0].device.type == "cpu":
+        return [float(s.abs()) for s in sums]
+    return [float(x) for x in torch.stack([s.abs().to(torch.float64) for s in sums]).tolist()]

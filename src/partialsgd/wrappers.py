@@ -1,0 +1,32 @@
+"""What DistributedDataParallel needs to know of a step."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def data_parallel(model: nn.Module) -> DistributedDataParallel | None:
+    """The DistributedDataParallel around the user's module, if there is one."""
+    while not isinstance(model, DistributedDataParallel):
+        inner = getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return None
+        model = inner
+    return model
+
+
+def gradients_are_views(model: nn.Module) -> bool:
+    """Whether `.grad` is a view into a buffer that the next backward overwrites."""
+    ddp = data_parallel(model)
+    return ddp is not None and bool(ddp.gradient_as_bucket_view)
+
+
+def require_unused_search(model: nn.Module) -> None:
+    """A pass that leaves parameters out is silently not reduced unless DDP looks for unused ones."""
+    ddp = data_parallel(model)
+    if ddp is not None and not ddp.find_unused_parameters:
+        raise ValueError(
+            "this method leaves parameters out of some passes, and DistributedDataParallel would silently not "
+            "reduce those gradients; wrap the model with find_unused_parameters=True"
+        )
