@@ -66,7 +66,9 @@ class Oracle:
         elif by_gradient:
             choice = self._choose(step, number, branch, here)
         if measured and self.meter is not None:
+            state = RandomState(model)
             step.criteria = self.meter.measure(choice.context, at_x or here, here)
+            state.restore()
         self._include(step, branch, choice, last)
 
     def finish(self, step: Pending) -> None:

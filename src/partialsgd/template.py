@@ -158,11 +158,15 @@ class PartialSGD:
     def _passes(self) -> Iterator[Pass]:
         context = Context(self.t, self.seed, self.parameters, dict(self.memory))
         step = self._pending = steps.begin(self.method, context, self.zero_grad)
-        for number, branch in enumerate(step.branches):
-            yield from self._oracle.branch(step, number, branch)
-            if step.overflow:
-                break
-        self._oracle.finish(step)
+        try:
+            for number, branch in enumerate(step.branches):
+                yield from self._oracle.branch(step, number, branch)
+                if step.overflow:
+                    break
+            self._oracle.finish(step)
+        except Exception:
+            self.zero_grad()
+            raise
 
     def _micro_batches_before(self) -> tuple[Pending, Vector] | None:
         """What `gradient()` adds to when it is entered again. Masks and noise depend on t alone: they stay."""

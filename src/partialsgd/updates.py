@@ -82,7 +82,8 @@ class MaskedUpdate:
                 held.enter_context(self._verified(mask))
             held.enter_context(self._decayed(mask) if self._outside == "decay" else self._held(mask))
             held.enter_context(scaled(self.optimizers, scale))
-            for step in self._steps:
+            for optimizer, step in zip(self.optimizers, self._steps, strict=True):
+                _step_newcomers(optimizer)
                 step()
 
     def state_dict(self) -> dict[str, Entry]:
@@ -211,6 +212,22 @@ def _step_of(optimizer: Optimizer) -> Callable[[], object]:
     if type(optimizer).__module__.startswith("accelerate"):
         return lambda: probes.unwrapped(optimizer).step()
     return lambda: optimizer.step()
+
+
+def _step_newcomers(optimizer: Optimizer) -> None:
+    """torch's fused SGD fails when only some tensors have a momentum buffer yet: the others step alone, first."""
+    groups = [g for g in optimizer.param_groups if g.get("fused") and g.get("momentum")]
+    if not groups or not isinstance(optimizer, torch.optim.SGD):
+        return
+    moving = [p for group in groups for p in group["params"] if p.grad is not None]
+    old = {p: p.grad for p in moving if optimizer.state.get(p, {}).get("momentum_buffer") is not None}
+    if not 0 < len(old) < len(moving):
+        return
+    for p in old:
+        p.grad = None
+    optimizer.step()
+    for p in moving:
+        p.grad = old.get(p)
 
 
 def _places(parameters: Parameters, optimizers: Sequence[Optimizer]) -> dict[str, _Place]:

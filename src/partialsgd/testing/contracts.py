@@ -1,0 +1,354 @@
+"""The laws of a training method, as one pytest module.
+
+Put a method that was written elsewhere through them:
+
+    import pytest
+    from partialsgd.testing.contracts import *
+
+    @pytest.fixture
+    def method():
+        return my_method()
+
+Each law then runs on every problem of `partialsgd.testing.problems`, under SGD with momentum and under
+AdamW, in float32 and inside `torch.autocast("cpu", torch.bfloat16)`. To try other cases, override the
+fixtures `problem`, `optimizer` and `autocast`. *Bit* means `torch.equal`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from partialsgd.masks import Mask
+from partialsgd.probes import per_coordinate
+from partialsgd.rules import Context, Method, nowhere
+from partialsgd.steps import Step
+from partialsgd.template import PartialSGD
+from partialsgd.testing.problems import PROBLEMS, Problem
+from partialsgd.vectors import Vector
+
+__all__ = [
+    "autocast",
+    "method",
+    "optimizer",
+    "problem",
+    "test_law_1_nothing_outside_the_mask_moves",
+    "test_law_2_x_is_x_again_after_every_pass",
+    "test_law_2_x_is_x_again_when_the_closure_raises",
+    "test_law_3_t_counts_optimizer_steps",
+    "test_law_4_measuring_changes_nothing",
+    "test_law_5_a_resumed_run_is_the_same_run",
+    "test_law_8_requires_grad_is_not_touched",
+    "test_law_9_nothing_is_left_behind",
+    "test_law_12_draws_depend_on_seed_and_t_alone",
+]
+
+MakeOptimizer = Callable[[Any], Optimizer]
+STEPS = 5
+
+
+@pytest.fixture
+def method() -> Method:
+    """Override this with the method to be tested."""
+    return Method()
+
+
+@pytest.fixture(params=PROBLEMS, ids=lambda problem: problem.name)
+def problem(request: pytest.FixtureRequest) -> Problem:
+    chosen: Problem = request.param
+    return chosen
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9, weight_decay=0.01), id="sgd"),
+        pytest.param(lambda parameters: torch.optim.AdamW(parameters, 0.01, weight_decay=0.1), id="adamw"),
+    ]
+)
+def optimizer(request: pytest.FixtureRequest) -> MakeOptimizer:
+    make: MakeOptimizer = request.param
+    return make
+
+
+@pytest.fixture(params=[False, True], ids=["float32", "bfloat16"])
+def autocast(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@final
+@dataclass
+class Run:
+    """A training run that can be stopped, copied and looked into."""
+
+    problem: Problem
+    make: MakeOptimizer
+    method: Method
+    autocast: bool
+    meter: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.model = self.problem.model()
+        self.optimizer = self.make(self.model.parameters())
+        self.sgd = PartialSGD(self.model, self.optimizer, self.method, meter=self.meter, **self.options)
+        torch.manual_seed(17)
+
+    def closure(self, t: int) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                loss = self.problem.evaluate(self.model, t)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        return run
+
+    def step(self, t: int) -> Step:
+        return self.sgd.step(self.closure(t))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every parameter, buffer and optimizer tensor, and the global generator."""
+        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for name, p in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(p, {}).items():
+                if isinstance(value, Tensor):
+                    found[f"optimizer.{name}.{key}"] = value
+        return {name: value.detach().clone() for name, value in found.items()} | {"rng": torch.get_rng_state()}
+
+    def save(self) -> dict[str, Any]:
+        """Through a file, without a pickle."""
+        file = io.BytesIO()
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "sgd": self.sgd.state_dict(),
+            "rng": torch.get_rng_state(),
+        }
+        torch.save(state, file)
+        file.seek(0)
+        loaded: dict[str, Any] = torch.load(file, weights_only=True)
+        return loaded
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.sgd.load_state_dict(state["sgd"])
+        torch.set_rng_state(state["rng"])
+
+
+def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    different = [name for name in a if not torch.equal(a[name], b[name])]
+    assert not different, f"not the same to the bit: {', '.join(different)}"
+
+
+def test_law_1_nothing_outside_the_mask_moves(
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+) -> None:
+    if method.project is not nowhere:
+        pytest.skip("not claimed: a projection moves what is outside the mask")
+    run = Run(problem, optimizer, method, autocast)
+    moved = False
+    for t in range(STEPS):
+        before = _coordinates(run)
+        scalars = _scalars(run)
+        mask = run.step(t).mask
+        after = _coordinates(run)
+        for (name, key), old in before.items():
+            outside = _outside(mask, name, old)
+            assert torch.equal(after[name, key][outside], old[outside]), f"{name} {key} moved outside the mask at {t}"
+            moved |= key == "" and not torch.equal(after[name, key], old)
+        for name, counters in scalars.items():
+            if mask[name] is False:
+                assert _scalars(run)[name] == counters, f"the counters of {name} moved although it is outside"
+    assert moved, "nothing moved at all: the test would hold for anything"
+
+
+def test_law_2_x_is_x_again_after_every_pass(
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+) -> None:
+    run = Run(problem, optimizer, method, autocast)
+    for t in range(3):
+        before = _parameters(run)
+        for g in run.sgd.gradients():
+            assert_same_bits(before, _parameters(run))
+            with g:
+                run.closure(t)()
+            assert_same_bits(before, _parameters(run))
+        assert not run.sgd.update().skipped
+
+
+def test_law_2_x_is_x_again_when_the_closure_raises(
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+) -> None:
+    run = Run(problem, optimizer, method, autocast)
+    run.step(0)
+    backwards = run.step(1).backwards
+    for failing in range(backwards):
+        before, t = _parameters(run) | _optimizer_tensors(run), run.sgd.t
+        with pytest.raises(ZeroDivisionError):
+            run.sgd.step(_failing_after(run.closure(2), failing))
+        assert_same_bits(before, _parameters(run) | _optimizer_tensors(run))
+        assert run.sgd.t == t
+        assert all(p.grad is None for p in run.model.parameters())
+    assert run.step(3).t == 2, "a step after a failed one goes on as if nothing had happened"
+
+
+def test_law_3_t_counts_optimizer_steps(
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+) -> None:
+    run = Run(problem, optimizer, method, autocast, options={"nonfinite": "skip"})
+
+    def two_micro_batches() -> Tensor:
+        return run.closure(0)() + run.closure(1)()
+
+    assert run.sgd.step(two_micro_batches).t == 0
+    assert run.sgd.t == 1
+    before = _parameters(run) | _optimizer_tensors(run)
+    assert run.sgd.step(lambda: run.closure(2)() * float("nan")).skipped
+    assert run.sgd.t == 1
+    assert_same_bits(before, _parameters(run) | _optimizer_tensors(run))
+    assert run.step(3).t == 1
+    assert run.sgd.t == 2
+
+
+def test_law_4_measuring_changes_nothing(
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+) -> None:
+    final = []
+    for meter in (None, AlwaysMeasuring()):
+        run = Run(problem, optimizer, method, autocast, meter=meter)
+        for t in range(STEPS):
+            assert (run.step(t).criteria is not None) == (meter is not None)
+        final.append(run.tensors())
+    assert_same_bits(*final)
+
+
+def test_law_5_a_resumed_run_is_the_same_run(
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+) -> None:
+    whole = Run(problem, optimizer, method, autocast)
+    saved = {}
+    for t in range(STEPS):
+        if t in (1, STEPS - 2):
+            saved[t] = whole.save()
+        whole.step(t)
+    final = whole.tensors()
+    for stop, state in saved.items():
+        resumed = Run(problem, optimizer, method, autocast)
+        resumed.load(state)
+        for t in range(stop, STEPS):
+            assert resumed.step(t).t == t
+        assert_same_bits(final, resumed.tensors())
+
+
+def test_law_8_requires_grad_is_not_touched(method: Method, problem: Problem, optimizer: MakeOptimizer) -> None:
+    run = Run(problem, optimizer, method, False)
+    seen = []
+
+    def closure() -> Tensor:
+        seen.append([p.requires_grad for p in run.model.parameters()])
+        return run.closure(0)()
+
+    run.sgd.step(closure)
+    assert seen and all(all(flags) for flags in seen)
+    assert all(p.requires_grad for p in run.model.parameters())
+
+
+def test_law_9_nothing_is_left_behind(method: Method, problem: Problem, optimizer: MakeOptimizer) -> None:
+    plain, run = Run(problem, optimizer, Method(), False), Run(problem, optimizer, method, False)
+    for t in range(2):
+        plain.step(t)
+        random = torch.get_rng_state()
+        run.step(t)
+        assert problem.is_random or torch.equal(random, torch.get_rng_state()), "the global generator was drawn from"
+    for p, q in zip(run.model.parameters(), plain.model.parameters(), strict=True):
+        assert vars(p) == {} and not p._backward_hooks and p.grad is None
+        assert run.optimizer.state.get(p, {}).keys() <= plain.optimizer.state.get(q, {}).keys()
+    for ours, theirs in zip(run.optimizer.param_groups, plain.optimizer.param_groups, strict=True):
+        assert {k: v for k, v in ours.items() if k != "params"} == {k: v for k, v in theirs.items() if k != "params"}
+
+
+def test_law_12_draws_depend_on_seed_and_t_alone(
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+) -> None:
+    seen: list[list[Mask]] = []
+    for disturbed in (False, True):
+        run = Run(problem, optimizer, method, autocast)
+        found = []
+        for t in range(3):
+            torch.manual_seed(t)
+            found.append(run.step(t).mask)
+            if disturbed:
+                torch.rand(7)
+                next(iter(run.sgd.gradients()))  # a step that was begun and dropped
+                run.sgd.zero_grad()
+        seen.append(found)
+    for a, b in zip(*seen, strict=True):
+        for name in a:
+            assert torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])), f"the mask of {name} differs"
+
+
+@final
+class AlwaysMeasuring:
+    """A meter that is due at every step and looks at both gradients."""
+
+    def due(self, context: Context) -> bool:
+        return True
+
+    def measure(self, context: Context, at_x: Vector, at_perturbed: Vector) -> float:
+        torch.rand(3)  # a meter that is careless with the generator: it is the driver that keeps the law
+        return sum(float((at_x[name] * g).sum()) for name, g in at_perturbed.items() if name in at_x)
+
+
+def _failing_after(closure: Callable[[], Tensor], passes: int) -> Callable[[], Tensor]:
+    left = passes
+
+    def run() -> Tensor:
+        nonlocal left
+        loss = closure()
+        if left == 0:
+            raise ZeroDivisionError("inside the closure")
+        left -= 1
+        return loss
+
+    return run
+
+
+def _parameters(run: Run) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in run.model.named_parameters()}
+
+
+def _optimizer_tensors(run: Run) -> dict[str, Tensor]:
+    return {name: value for name, value in run.tensors().items() if name.startswith("optimizer.")}
+
+
+def _coordinates(run: Run) -> dict[tuple[str, str], Tensor]:
+    found: dict[tuple[str, str], Tensor] = {}
+    for name, p in run.sgd.parameters.items():
+        found[name, ""] = p.detach().clone()
+        for key, value in per_coordinate(run.optimizer.state.get(p, {}), p).items():
+            found[name, key] = value.detach().clone()
+    return found
+
+
+def _scalars(run: Run) -> dict[str, dict[str, float]]:
+    return {
+        name: {
+            k: float(v)
+            for k, v in run.optimizer.state.get(p, {}).items()
+            if isinstance(v, (int, float)) or (isinstance(v, Tensor) and v.numel() == 1 and v.shape != p.shape)
+        }
+        for name, p in run.sgd.parameters.items()
+    }
+
+
+def _outside(mask: Mask, name: str, like: Tensor) -> Tensor:
+    entry = mask[name]
+    return ~entry if isinstance(entry, Tensor) else torch.full_like(like, not entry, dtype=torch.bool)

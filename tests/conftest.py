@@ -1,0 +1,67 @@
+"""One thread for each worker, the matrix of the contract suite, and what was skipped."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import ClassVar
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+_SYMBOL = {"holds": "●", "refused": "○", "not claimed": "–", "BROKEN": "✗"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The whole product is for `make test-all`; here autocast is tried where it changes the most."""
+    for item in items:
+        if "bfloat16" in item.name and not (
+            "adamw" in item.name and ("transformer" in item.name or "mlp" in item.name)
+        ):
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Laws × methods, and laws × optimizers: holds, refused (and seen to raise), not claimed."""
+    tables: dict[str, dict[str, dict[str, set[str]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
+    for outcome in ("passed", "failed", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for key, value in getattr(report, "user_properties", []):
+                if key == "matrix":
+                    table, row, column, verdict = value
+                    tables[table][row][column].add("BROKEN" if outcome == "failed" else verdict)
+    for title, rows in tables.items():
+        _draw(terminalreporter, title, rows)
+
+
+def _draw(out: pytest.TerminalReporter, title: str, rows: dict[str, dict[str, set[str]]]) -> None:
+    columns = sorted({column for row in rows.values() for column in row})
+    width = max(len(row) for row in rows)
+    out.section(f"contracts: laws for every {title}")
+    out.write_line(" ".join([" " * width, *columns]))
+    for row, cells in sorted(rows.items()):
+        drawn = ["".join(_SYMBOL[v] for v in sorted(cells.get(c, ()))).center(len(c)) for c in columns]
+        out.write_line(" ".join([row.ljust(width), *drawn]))
+    out.write_line("● holds   ○ refused, and seen to raise before anything moved   – not claimed   ✗ BROKEN")
+
+
+@pytest.fixture(autouse=True)
+def _matrix_of_methods(request: pytest.FixtureRequest, record_property) -> None:
+    name = getattr(request.node, "originalname", "") or ""
+    if name.startswith("test_law_") and "method" in getattr(request.node, "callspec", _NoCall).params:
+        law = " ".join(name.split("_")[1:3])
+        claimed = not (law == "law 1" and _projects(request.node.callspec.params["method"]))
+        verdict = "holds" if claimed else "not claimed"
+        record_property("matrix", ("method", request.node.callspec.params["method"], law, verdict))
+
+
+class _NoCall:
+    params: ClassVar[dict[str, object]] = {}
+
+
+def _projects(name: object) -> bool:
+    from partialsgd.rules import nowhere
+    from tests.contracts import METHODS
+
+    return isinstance(name, str) and METHODS[name].project is not nowhere

@@ -1,0 +1,281 @@
+"""The examples do what they say: the seams fit the loops that people have, and change no bit of a training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partialsgd as ps
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+METHODS = {"sam": (ps.methods.sam(rho=0.05), 2), "dropout": (ps.methods.dropout(keep=0.9), 1)}
+
+each_method = pytest.mark.parametrize(("method", "gradients"), METHODS.values(), ids=METHODS)
+
+lightning_warns = pytest.mark.filterwarnings("default:nothing yet")
+
+
+@pytest.fixture(autouse=True)
+def _same_torch_afterwards() -> Iterator[None]:
+    """Examples seed the global generator, as scripts do."""
+    with torch.random.fork_rng():
+        yield
+
+
+def example(name: str) -> ModuleType:
+    """Imported when it is needed: Lightning and transformers take seconds."""
+    return import_module(f"examples.{name}")
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        assert torch.equal(x, y), name
+
+
+def assert_falls(losses: list[float]) -> None:
+    quarter = len(losses) // 4
+    assert sum(losses[-quarter:]) < 0.8 * sum(losses[:quarter])
+
+
+@pytest.mark.parametrize("name", ["plain_loop", "hf_trainer", "lightning_module"])
+def test_a_seam_is_under_70_lines(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 70
+
+
+# --- digits
+
+
+def test_digits_prints_a_table_of_what_was_measured() -> None:
+    from rich.console import Console
+
+    console = Console(file=StringIO(), width=120)
+    results = example("digits").main(console, epochs=4)
+    printed = console.file.getvalue()
+    assert [(r.method, r.backwards) for r in results] == [("plain", 1), ("dropout", 1), ("sam", 2)]
+    for r in results:
+        row = next(line for line in printed.splitlines() if line.startswith(f"│ {r.method}"))
+        assert f"{r.train_loss:.4f}" in row and f"{r.test_accuracy:.1%}" in row
+        assert r.test_accuracy > 0.8
+        assert f"{r.method}: 4 epochs in" in printed
+    assert "\x1b" not in printed
+
+
+def test_digits_shows_a_bar_and_no_lines_on_a_terminal() -> None:
+    from rich.console import Console
+
+    console = Console(file=StringIO(), width=120, force_terminal=True, color_system=None)
+    example("digits").main(console, epochs=1)
+    assert "100%" in console.file.getvalue()
+    assert "epochs in" not in console.file.getvalue()
+
+
+def test_digits_plain_is_the_loop_without_partialsgd() -> None:
+    digits = example("digits")
+    data, model = digits.digits(), digits.network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    order = torch.Generator().manual_seed(digits.SEED)
+    for _ in range(2):
+        for batch in torch.randperm(len(data.train_x), generator=order).split(64):
+            optimizer.zero_grad()
+            digits.forward_backward(model, data.train_x[batch], data.train_y[batch])
+            optimizer.step()
+    assert_same(model, digits.train("plain", data, 2, lambda: None).model)
+
+
+# --- plain_loop
+
+
+@each_method
+def test_plain_loop_is_step_with_clip_norm(tmp_path: Path, method: ps.Method, gradients: int) -> None:
+    plain_loop = example("plain_loop")
+    trained, losses = plain_loop.main(tmp_path / "run.pt", method, steps=60, until=60)
+    assert_falls(losses)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60)
+    sgd = ps.PartialSGD(model, optimizer, method, seed=0, clip_norm=1.0)
+    for t in range(60):
+        step = sgd.step(partial(forward_backward, model, *plain_loop.batch_at(t)))
+        assert (step.backwards, float(step.loss)) == (gradients, losses[t])
+        scheduler.step()
+    assert_same(model, trained)
+
+
+@each_method
+def test_plain_loop_resumes_to_the_bit(tmp_path: Path, method: ps.Method, gradients: int) -> None:
+    train = partial(example("plain_loop").main, method=method, steps=20)
+    whole, losses = train(tmp_path / "whole.pt", until=20)
+    _, first = train(tmp_path / "parts.pt", until=7)
+    parts, rest = train(tmp_path / "parts.pt", until=20)
+    assert first + rest == losses
+    assert_same(whole, parts)
+
+
+def forward_backward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    return loss
+
+
+# --- hf_trainer
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The example with a Trainer that keeps its start, its batches and its forward passes."""
+    hf_trainer = example("hf_trainer")
+
+    class Recorded(hf_trainer.PartialTrainer):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.batches: list[dict[str, Tensor]] = []
+            self.forwards = 0
+
+        def training_step(self, model: nn.Module, inputs: dict[str, Tensor], items: Any = None) -> Tensor:
+            if not self.batches:
+                self.start, self.random = copy.deepcopy(model), torch.get_rng_state()
+            self.batches.append(inputs)
+            return super().training_step(model, inputs, items)
+
+        def compute_loss(self, *args: Any, **options: Any) -> Any:
+            self.forwards += 1
+            return super().compute_loss(*args, **options)
+
+    monkeypatch.setattr(hf_trainer, "PartialTrainer", Recorded)
+    return hf_trainer
+
+
+def arguments(output: Path, *, accumulate: int = 1) -> Any:
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        str(output),
+        max_steps=64,
+        learning_rate=3e-3,
+        logging_steps=1,
+        save_steps=32,
+        per_device_train_batch_size=8 // accumulate,
+        gradient_accumulation_steps=accumulate,
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+    )
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@each_method
+def test_hf_trainer_is_step_with_clip_norm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: ps.Method, gradients: int, accumulate: int
+) -> None:
+    from transformers import get_scheduler
+
+    trainer = recorded(monkeypatch).main(method, arguments(tmp_path, accumulate=accumulate))
+    assert trainer.sgd.t == trainer.state.global_step == 64
+    assert all(state["step"] == 64 for state in trainer.optimizer.state.values())
+    assert trainer.forwards == 64 * gradients * accumulate
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert_falls([log["loss"] for log in logs])
+
+    model = trainer.start
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0, fused=True)
+    scheduler = get_scheduler("linear", optimizer, 0, 64)
+    sgd = ps.PartialSGD(model, optimizer, method, seed=trainer.args.seed, clip_norm=trainer.args.max_grad_norm)
+    torch.set_rng_state(trainer.random)
+    for t in range(64):
+        batches = trainer.batches[t * accumulate : (t + 1) * accumulate]
+        assert logs[t]["learning_rate"] == optimizer.param_groups[0]["lr"]
+        step = sgd.step(partial(accumulated, model, batches))
+        assert logs[t]["loss"] == pytest.approx(float(step.loss), rel=1e-3)
+        scheduler.step()
+    assert_same(model, trainer.model)
+
+
+def accumulated(model: nn.Module, batches: list[dict[str, Tensor]]) -> Tensor:
+    losses = [model(**batch).loss / len(batches) for batch in batches]
+    for loss in losses:
+        loss.backward()
+    return torch.stack(losses).sum()
+
+
+@each_method
+def test_hf_trainer_resumes_to_the_bit(tmp_path: Path, method: ps.Method, gradients: int) -> None:
+    hf_trainer = example("hf_trainer")
+    whole = hf_trainer.main(method, arguments(tmp_path))
+    parts = hf_trainer.main(method, arguments(tmp_path), resume=str(tmp_path / "checkpoint-32"))
+    assert parts.sgd.t == parts.state.global_step == 64
+    assert_same(whole.model, parts.model)
+
+
+# --- lightning_module
+
+
+def trainer(output: Path, epochs: int, *callbacks: Any) -> Any:
+    import lightning
+
+    return lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        log_every_n_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=output,
+        callbacks=list(callbacks),
+    )
+
+
+@lightning_warns
+@each_method
+def test_lightning_module_is_step_with_clip_norm(tmp_path: Path, method: ps.Method, gradients: int) -> None:
+    import lightning
+
+    class Counted(lightning.Callback):
+        backwards, losses = 0, list[float]()
+
+        def on_after_backward(self, trainer: Any, module: Any) -> None:
+            self.backwards += 1
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
+            assert module.sgd.t == trainer.global_step == number + 1
+            assert self.backwards == gradients * trainer.global_step
+            self.losses.append(float(trainer.callback_metrics["loss"]))
+
+    lightning_module, counted = example("lightning_module"), Counted()
+    trained = lightning_module.main(method, trainer(tmp_path, 1, counted))
+    assert_falls(counted.losses)
+
+    torch.manual_seed(0)
+    model = lightning_module.PartialModule(method)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    sgd = ps.PartialSGD(model, optimizer, method, clip_norm=1.0)
+    for (x, y), loss in zip(lightning_module.batches(), counted.losses, strict=True):
+        step = sgd.step(partial(forward_backward, model.network, x, y))
+        assert float(step.loss) == loss
+        scheduler.step()
+    assert_same(model, trained)
+
+
+@lightning_warns
+@each_method
+def test_lightning_module_resumes_to_the_bit(tmp_path: Path, method: ps.Method, gradients: int) -> None:
+    train, checkpoint = example("lightning_module").main, tmp_path / "one.ckpt"
+    whole = train(method, trainer(tmp_path, 2))
+    first = trainer(tmp_path, 1)
+    train(method, first)
+    first.save_checkpoint(checkpoint)
+    second = trainer(tmp_path, 2)
+    parts = train(method, second, resume=str(checkpoint))
+    assert parts.sgd.t == second.global_step == whole.sgd.t
+    assert_same(whole, parts)

@@ -1,0 +1,81 @@
+"""Algorithm 1 again, slow and obviously right: on plain tensors, with `torch.func`, for SGD without state.
+
+It knows nothing of `PartialSGD`, of `.grad`, of optimizers or of restoring: x̃ is a new set of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from partialsgd.masks import Mask
+from partialsgd.names import Parameters
+from partialsgd.perturbations import Perturbation
+from partialsgd.rules import Context, Method, NeedsGradient
+from partialsgd.vectors import Vector
+
+State = dict[str, Tensor]
+Loss = Callable[[Callable[..., Tensor]], Tensor]
+
+
+def gradient(model: nn.Module, x: State, loss: Loss) -> State:
+    """∇f at x, for the parameters that took part."""
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in x.items()}
+    value = loss(lambda *args: functional_call(model, leaves, args, tie_weights=True))
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+
+
+def perturbed(model: nn.Module, x: State, perturbation: Perturbation) -> State:
+    """x̃ = x + δx, computed on a copy of the model's parameters."""
+    if perturbation.is_structural:
+        raise NotImplementedError("the reference is for numbers, not for structure")
+    copies = Parameters(model)
+    before = {name: p.detach().clone() for name, p in copies.items()}
+    with torch.no_grad():
+        for name, p in copies.items():
+            p.copy_(x[name])
+        perturbation.move(copies)
+        moved = {name: p.detach().clone() for name, p in copies.items()}
+        for name, p in copies.items():
+            p.copy_(before[name])
+    return moved
+
+
+def element(mask: Mask, name: str, like: Tensor) -> Tensor:
+    entry = mask[name]
+    return entry if isinstance(entry, Tensor) else torch.full_like(like, entry, dtype=torch.bool)
+
+
+def step(model: nn.Module, x: State, method: Method, t: int, seed: int, lr: float, loss: Loss) -> State:
+    """x_{t+1} = x_t − γ Σ_b w_b p_b ⊙ ∇f(x_t + δx_b)."""
+    total = {name: torch.zeros_like(value) for name, value in x.items()}
+    at_x = None
+    parameters = Parameters(model)
+    with torch.no_grad():
+        for name, p in parameters.items():
+            p.copy_(x[name])
+    base = Context(t, seed, parameters, {})
+    for number, branch in enumerate(method.branches_at(base)):
+        mask = ask(branch.mask, base, number, branch.level, None, at_x)
+        if mask is None:
+            at_x = Vector(gradient(model, x, loss))
+            mask = ask(branch.mask, base, number, branch.level, None, at_x)
+        perturbation = ask(branch.perturb, base, number, branch.level, mask, at_x)
+        if perturbation is None:
+            at_x = Vector(gradient(model, x, loss))
+            perturbation = ask(branch.perturb, base, number, branch.level, mask, at_x)
+        g = gradient(model, perturbed(model, x, perturbation), loss)
+        for name, value in g.items():
+            total[name] += branch.weight * element(mask, name, value) * value
+    return {name: value - lr * total[name] for name, value in x.items()}
+
+
+def ask(rule, base: Context, number: int, level: str | None, mask: Mask | None, at_x: Vector | None):
+    try:
+        return rule(Context(base.t, base.seed, base.parameters, {}, number, level, mask, at_x))
+    except NeedsGradient:
+        return None

@@ -1,0 +1,489 @@
+"""The driver against the definition, and what it does with loops, branches, schedules and bad input."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import Branch, Method, PartialSGD, masks, methods, perturbations
+from partialsgd.testing.problems import PROBLEMS, Problem, Quadratic
+from tests import reference
+from tests.contracts import METHODS
+
+MLP = next(p for p in PROBLEMS if p.name == "mlp")
+LR = 0.05
+
+
+def start(problem: Problem = MLP, method: Method | None = None, **options) -> tuple[nn.Module, PartialSGD]:
+    model = problem.model()
+    return model, PartialSGD(model, torch.optim.SGD(model.parameters(), LR), method or Method(), **options)
+
+
+def bits(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def two_branches(context) -> list[Branch]:
+    """The whole network, then the network without its last parameter."""
+    core = ~masks.only(context.parameters, [list(context.parameters)[-1]])
+    return [
+        Branch(level="full"),
+        Branch(lambda c: core, lambda c: perturbations.drop_outside(c.mask), level="core", weight=0.5),
+    ]
+
+
+CASES = {**METHODS, "branches": Method(branches=two_branches, name="branches")}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
+@pytest.mark.parametrize("name", CASES)
+def test_the_driver_equals_algorithm_1(problem: Problem, name: str) -> None:
+    method = CASES[name]
+    model, sgd = start(problem, method, seed=3)
+    twin = problem.model()
+    x = {n: p.detach().clone() for n, p in reference.Parameters(twin).items()}
+    for t in range(4):
+
+        def loss(call, t=t):
+            torch.manual_seed(t)
+            return problem.evaluate(call, t)
+
+        def closure(t=t):
+            torch.manual_seed(t)
+            return problem.closure(model, t)()
+
+        x = reference.step(twin, x, method, t, 3, LR, loss)
+        assert sgd.step(closure).t == t
+        for n, p in sgd.parameters.items():
+            torch.testing.assert_close(p, x[n], rtol=1e-5, atol=1e-6, msg=lambda m, n=n, t=t: f"{n} at t = {t}: {m}")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_three_ways_to_take_gradients_are_one(name: str) -> None:
+    def by_gradients(sgd, closure):
+        for g in sgd.gradients():
+            with g:
+                closure()
+        return sgd.update()
+
+    def by_gradient(sgd, closure):
+        with sgd.gradient():
+            closure()
+        return sgd.update()
+
+    ways = [PartialSGD.step, by_gradients]
+    if "sam" not in name and "extra" not in name:
+        ways.append(by_gradient)
+    results = []
+    for way in ways:
+        model, sgd = start(MLP, METHODS[name])
+        for t in range(3):
+            assert way(sgd, MLP.closure(model, t)).t == t
+        results.append(bits(model))
+    assert all(same(results[0], other) for other in results[1:])
+
+
+def test_plain_is_the_raw_loop_to_the_bit() -> None:
+    for problem in PROBLEMS:
+        model, raw = problem.model(), problem.model()
+        optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (model, raw)]
+        sgd = PartialSGD(model, optimizers[0])
+        for t in range(4):
+            torch.manual_seed(t)
+            sgd.step(problem.closure(model, t))
+            torch.manual_seed(t)
+            optimizers[1].zero_grad()
+            problem.closure(raw, t)()
+            optimizers[1].step()
+        assert same(bits(model), bits(raw)), problem.name
+        assert all(torch.equal(a, b) for a, b in zip(model.buffers(), raw.buffers(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        methods.random_mask(1.0),
+        methods.dropout(1.0),
+        methods.dropout(1.0, unit="neurons"),
+        methods.top_k(1.0),
+        methods.extragradient(0.0),
+        methods.sam(0.0),
+        methods.sam(0.0, adaptive=True),
+    ],
+    ids=lambda m: m.name,
+)
+def test_the_identity_setting_of_a_method_is_plain_training(identity: Method) -> None:
+    for problem in PROBLEMS:
+        (a, sgd), (b, plain) = start(problem, identity), start(problem)
+        for t in range(3):
+            torch.manual_seed(t)
+            assert sgd.step(problem.closure(a, t)).backwards == 1
+            torch.manual_seed(t)
+            plain.step(problem.closure(b, t))
+        assert same(bits(a), bits(b))
+
+
+@pytest.mark.parametrize(("method", "expected"), [(methods.top_k(0.1), 1), (methods.extragradient(), 2), (Method(), 1)])
+def test_the_gradient_at_x_is_taken_once_and_only_if_asked_for(method: Method, expected: int) -> None:
+    model, sgd = start(MLP, method)
+    calls = []
+
+    def closure():
+        calls.append(1)
+        return MLP.closure(model, 0)()
+
+    assert sgd.step(closure).backwards == expected == len(calls)
+
+
+def test_a_single_gradient_is_enough_for_top_k_and_refused_for_sam() -> None:
+    model, sgd = start(MLP, methods.top_k(0.1))
+    with sgd.gradient() as g:
+        MLP.closure(model, 0)()
+    assert g.last and sgd.update().mask.count() == round(0.1 * sum(p.numel() for p in model.parameters()))
+
+    model, sgd = start(MLP, methods.sam())
+    before = bits(model)
+    with pytest.raises(RuntimeError, match=r"step\(closure\).*gradients\(\)"), sgd.gradient():
+        raise AssertionError("the body must not run")
+    assert same(before, bits(model)) and sgd.t == 0
+    assert sgd.step(MLP.closure(model, 0)).backwards == 2
+
+
+@pytest.mark.parametrize("name", ["plain", "dropout", "random_mask"])
+def test_gradient_entered_again_accumulates(name: str) -> None:
+    (a, sgd), (b, once) = start(MLP, METHODS[name]), start(MLP, METHODS[name])
+    for micro_batch in (0, 1, 2):
+        with sgd.gradient() as g:
+            g.loss = MLP.closure(a, micro_batch)()
+    step = sgd.update()
+    expected = once.step(lambda: sum(MLP.closure(b, k)() for k in (0, 1, 2)))
+    assert same(bits(a), bits(b)) and sgd.t == 1 and step.backwards == 3
+    torch.testing.assert_close(step.loss, expected.loss)
+
+
+def test_a_mask_chosen_by_the_gradient_cannot_accumulate_in_pieces() -> None:
+    model, sgd = start(MLP, methods.top_k(0.1))
+    with sgd.gradient():
+        MLP.closure(model, 0)()
+    with pytest.raises(RuntimeError, match="whole gradient"), sgd.gradient():
+        raise AssertionError("the body must not run")
+
+
+def test_a_closure_that_zeroes_gradients_itself_changes_nothing() -> None:
+    for method in METHODS.values():
+        (a, sgd), (b, other) = start(MLP, method), start(MLP, method)
+
+        def closure(b=b):
+            b.zero_grad()
+            return MLP.closure(b, 0)()
+
+        sgd.step(MLP.closure(a, 0))
+        other.step(closure)
+        assert same(bits(a), bits(b))
+
+
+def test_gradients_left_over_from_before_do_not_count() -> None:
+    (a, sgd), (b, other) = start(), start()
+    MLP.closure(a, 7)()
+    sgd.step(MLP.closure(a, 0))
+    other.step(MLP.closure(b, 0))
+    assert same(bits(a), bits(b)) and all(p.grad is None for p in a.parameters())
+
+
+def test_branches_are_accumulated_as_a_sum_or_a_mean() -> None:
+    for combine, divisor in (("sum", 1.0), ("mean", 4.0)):
+        branches = lambda c: [Branch(weight=3.0), Branch(weight=1.0)]  # noqa: E731
+        (a, sgd), (b, plain) = start(MLP, Method(branches=branches, combine=combine)), start()
+        step = sgd.step(MLP.closure(a, 0))
+        plain.step(lambda b=b, divisor=divisor: _scaled(MLP, b, 4.0 / divisor))
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+        assert step.backwards == 2 and len(step.losses) == 2
+        assert float(step.loss) == pytest.approx(float(step.losses[0][1]) * 4.0 / divisor)
+
+
+def _scaled(problem: Problem, model: nn.Module, factor: float) -> torch.Tensor:
+    loss = problem.evaluate(model, 0) * factor
+    loss.backward()
+    return loss
+
+
+def test_a_branch_finds_the_outputs_of_the_largest_level_detached() -> None:
+    model, sgd = start(MLP, Method(branches=lambda c: [Branch(level="full"), Branch(level="core")]))
+    seen = []
+
+    def closure(g):
+        g.outputs = {"logits": model(torch.ones(2, 6))}
+        seen.append((g.level, g.last, g.teacher))
+        loss = g.outputs["logits"].sum()
+        loss.backward()
+        return loss
+
+    assert sgd.step(closure).level == "full"
+    assert [(level, last) for level, last, _ in seen] == [("full", False), ("core", True)]
+    assert seen[0][2] is None
+    assert not seen[1][2]["logits"].requires_grad and seen[1][2]["logits"].shape == (2, 3)
+
+
+def test_scale_multiplies_the_step_and_is_gone_afterwards() -> None:
+    for make in (torch.optim.SGD, torch.optim.Adam):
+        model, half = MLP.model(), MLP.model()
+        optimizer, other = make(model.parameters(), lr=0.1), make(half.parameters(), lr=0.05)
+        PartialSGD(model, optimizer, Method(scale=lambda c: 0.5)).step(MLP.closure(model, 0))
+        PartialSGD(half, other).step(MLP.closure(half, 0))
+        assert same(bits(model), bits(half)) and optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_correct_and_project_stand_outside_the_algorithm() -> None:
+    def correct(context, gradient):
+        context.memory["calls"] = int(context.memory.get("calls", 0)) + 1
+        return type(gradient)({name: 2 * g for name, g in gradient.items()})
+
+    def project(context):
+        names = tuple(context.parameters)
+        return perturbations.function(names, lambda x: [x[n].clamp_(min=0) for n in names])
+
+    model, sgd = start(MLP, Method(correct=correct, project=project))
+    twin, plain = start(MLP, None)
+    plain._update.optimizers[0].param_groups[0]["lr"] = 2 * LR
+    sgd.step(MLP.closure(model, 0))
+    plain.step(MLP.closure(twin, 0))
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q.clamp(min=0))
+    assert sgd.memory == {"calls": 1}
+
+
+def test_memory_of_a_failed_step_is_forgotten() -> None:
+    def mask(context):
+        context.memory["draws"] = int(context.memory.get("draws", 0)) + 1
+        return masks.everything(context.parameters)
+
+    def perturb(context):
+        return perturbations.along_gradient(context.gradient, -0.01)
+
+    model, sgd = start(MLP, Method(mask=mask, perturb=perturb))
+    with pytest.raises(ZeroDivisionError):
+        sgd.step(lambda: 1 / 0)
+    assert sgd.memory == {}
+    sgd.step(MLP.closure(model, 0))
+    assert sgd.memory == {"draws": 1}, "asked twice in one step, remembered once"
+
+
+def test_schedulers_work_on_the_users_optimizer() -> None:
+    model = MLP.model()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    sgd = PartialSGD(model, optimizer, methods.sam())
+    for t in range(3):
+        sgd.step(MLP.closure(model, t))
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_several_optimizers_and_groups_share_the_parameters() -> None:
+    model, twin = MLP.model(), MLP.model()
+
+    def optimizers(m):
+        groups = [{"params": [m[0].weight], "lr": 0.1}, {"params": [m[0].bias], "lr": 0.2}]
+        return [torch.optim.SGD(groups), torch.optim.Adam([*m[2].parameters(), *m[4].parameters()], 0.01)]
+
+    ours, raw = optimizers(model), optimizers(twin)
+    sgd = PartialSGD(model, ours)
+    for t in range(3):
+        sgd.step(MLP.closure(model, t))
+        MLP.closure(twin, t)()
+        for optimizer in raw:
+            optimizer.step()
+            optimizer.zero_grad()
+        twin.zero_grad()
+    assert same(bits(model), bits(twin))
+
+
+def test_clip_norm_clips_the_masked_gradient_as_the_users_own_clipping_does() -> None:
+    method = methods.random_mask(0.3)
+    (a, clipped), (b, own) = start(MLP, method, clip_norm=0.01), start(MLP, method)
+    clipped.step(MLP.closure(a, 0))
+    for g in own.gradients():
+        with g:
+            MLP.closure(b, 0)()
+    norm = nn.utils.clip_grad_norm_(b.parameters(), 0.01)
+    mask = own._pending.mask
+    own.update()
+    assert same(bits(a), bits(b))
+    fresh = MLP.model()
+    MLP.closure(fresh, 0)()
+    inside = [(p.grad * mask[n]).flatten() for n, p in fresh.named_parameters()]
+    assert float(norm) == pytest.approx(float(torch.cat(inside).norm()), rel=1e-5)
+
+
+def test_frozen_parameters_stay_and_need_no_optimizer() -> None:
+    model = MLP.model()
+    model[0].weight.requires_grad_(False)
+    frozen = model[0].weight.clone()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    sgd = PartialSGD(model, optimizer, methods.dropout(0.5))
+    for t in range(3):
+        sgd.step(MLP.closure(model, t))
+    assert torch.equal(model[0].weight, frozen)
+
+
+def test_lbfgs_takes_the_plain_method_and_finds_the_minimum() -> None:
+    model = Quadratic()
+    sgd = PartialSGD(model, torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe"))
+
+    def closure():
+        loss = model(torch.zeros(7))
+        loss.backward()
+        return loss
+
+    step = sgd.step(closure)
+    assert step.backwards > 1 and sgd.step(closure).t == 1
+    assert float(model(torch.zeros(7)).detach()) < 1e-6
+    with pytest.raises(NotImplementedError, match="LBFGS"):
+        PartialSGD(model, torch.optim.LBFGS(model.parameters()), methods.sam())
+
+
+def test_state_survives_and_a_foreign_one_is_refused() -> None:
+    model, sgd = start(MLP, methods.dropout(0.5), seed=4)
+    sgd.step(MLP.closure(model, 0))
+    state = sgd.state_dict()
+    _, other = start(MLP, methods.dropout(0.5))
+    other.load_state_dict(state)
+    assert (other.t, other.seed) == (1, 4)
+    wrong = [
+        ("is of the method", start(MLP, methods.dropout(0.6))[1]),
+        ("another model", start(PROBLEMS[0], methods.dropout(0.5))[1]),
+    ]
+    for message, sgd in wrong:
+        with pytest.raises(ValueError, match=message):
+            sgd.load_state_dict(state)
+        assert sgd.t == 0 and sgd.seed == 0
+    with pytest.raises(ValueError, match="not a state of PartialSGD"):
+        other.load_state_dict({"t": 3})
+    assert other.t == 1
+
+
+@pytest.mark.parametrize("poison", ["loss", "gradient"])
+@pytest.mark.parametrize("method", [Method(), methods.dropout(0.5), methods.sam()], ids=lambda m: m.name)
+def test_nonfinite_raise_skip_ignore(poison: str, method: Method) -> None:
+    def closure(model):
+        loss = MLP.closure(model, 0)()
+        if poison == "loss":
+            return loss * math.inf
+        model[2].weight.grad[0, 0] = math.nan
+        return loss
+
+    model, sgd = start(MLP, method, clip_norm=None)
+    before = bits(model)
+    named = "the loss" if poison == "loss" else "'2.weight'"
+    with pytest.raises(FloatingPointError, match=rf"{named}.*t = 0"):
+        sgd.step(lambda: closure(model))
+    assert same(before, bits(model)) and sgd.t == 0 and all(p.grad is None for p in model.parameters())
+
+    model, sgd = start(MLP, method, nonfinite="skip", clip_norm=1.0)
+    for _ in range(19):
+        assert sgd.step(lambda: closure(model)).skipped
+    with pytest.raises(FloatingPointError, match="20 steps in a row"):
+        sgd.step(lambda: closure(model))
+    assert same(before, bits(model)) and sgd.t == 0
+
+    model, sgd = start(MLP, method, nonfinite="ignore")
+    assert not sgd.step(lambda: closure(model)).skipped and sgd.t == 1
+
+
+def test_a_good_step_ends_a_row_of_skips() -> None:
+    model, sgd = start(MLP, nonfinite="skip")
+    for _ in range(3):
+        for _ in range(10):
+            assert sgd.step(lambda: MLP.closure(model, 0)() * math.nan).skipped
+        assert not sgd.step(MLP.closure(model, 0)).skipped
+
+
+def test_a_large_finite_gradient_is_not_mistaken_for_an_infinite_one() -> None:
+    model, sgd = start(MLP, clip_norm=1.0)
+
+    def closure():
+        loss = MLP.closure(model, 0)()
+        for p in model.parameters():
+            p.grad.fill_(3e38)
+        return loss
+
+    assert not sgd.step(closure).skipped
+    model, sgd = start(MLP)
+    assert not sgd.step(closure).skipped
+
+
+def no_backward(model):
+    return MLP.evaluate(model, 0)
+
+
+def no_loss(model):
+    MLP.closure(model, 0)()
+
+
+def many_losses(model):
+    loss = model(torch.ones(2, 6))
+    loss.sum().backward()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("closure", "error", "message"),
+    [
+        (no_backward, RuntimeError, r"loss\.backward\(\)"),
+        (no_loss, TypeError, "return loss"),
+        (many_losses, TypeError, "one number"),
+    ],
+)
+@pytest.mark.parametrize("method", [Method(), methods.sam()], ids=lambda m: m.name)
+def test_a_bad_closure_is_named_and_changes_nothing(closure, error, message, method) -> None:
+    model, sgd = start(MLP, method)
+    before = bits(model)
+    with pytest.raises(error, match=message):
+        sgd.step(lambda: closure(model))
+    assert same(before, bits(model)) and sgd.t == 0 and all(p.grad is None for p in model.parameters())
+    assert sgd.step(MLP.closure(model, 0)).t == 0
+
+
+def test_a_loop_that_forgets_something_is_told() -> None:
+    model, sgd = start(MLP, methods.sam())
+    with pytest.raises(RuntimeError, match="no gradient to apply"):
+        sgd.update()
+    with pytest.raises(RuntimeError, match="inside `with g:`"):
+        for _ in sgd.gradients():
+            MLP.closure(model, 0)()
+    for g in sgd.gradients():
+        with g:
+            MLP.closure(model, 0)()
+        break
+    with pytest.raises(RuntimeError, match="no gradient to apply"):
+        sgd.update()
+    for g in sgd.gradients():
+        with g:
+            MLP.closure(model, 0)()
+    with pytest.raises(RuntimeError, match=r"call update\(\) first"):
+        sgd.gradients()
+    sgd.zero_grad()
+    with pytest.raises(TypeError, match="2 arguments"):
+        sgd.step(lambda a, b: None)
+    assert sgd.t == 0 and sgd.step(MLP.closure(model, 0)).t == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"outside": "drop"}, "hold, decay, reset"),
+        ({"nonfinite": "warn"}, "raise, skip, ignore"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive"),
+    ],
+)
+def test_bad_options_name_the_good_ones(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        start(MLP, **options)
