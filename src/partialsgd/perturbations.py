@@ -116,8 +116,9 @@ def perturbed(parameters: Parameters, perturbation: Perturbation) -> Iterator[No
         with at():
             yield
     finally:
-        with torch.no_grad():
-            torch._foreach_copy_(touched, saved)
+        if touched:
+            with torch.no_grad():
+                torch._foreach_copy_(touched, saved)
         # Autocast caches low-precision copies of weights; they are now copies of other numbers.
         torch.clear_autocast_cache()
 

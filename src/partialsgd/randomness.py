@@ -27,7 +27,8 @@ def words(seed: int, count: int, device: torch.device) -> Tensor:
     chunk = _CHUNK if device.type == "cpu" else max(count, 1)
     scratch = torch.empty(min(chunk, count), dtype=torch.int64, device=device)
     steps = torch.arange(min(chunk, count), dtype=torch.int64, device=device).mul_(_signed(0x9E3779B97F4A7C15))
-    for start, z in zip(range(0, count, chunk), torch.split(out, chunk), strict=True):
+    for start in range(0, count, chunk):
+        z = out[start : start + chunk]
         torch.add(steps[: len(z)], _signed(seed + start * 0x9E3779B97F4A7C15), out=z)
         _mix(z, scratch[: len(z)])
     return out

@@ -1,0 +1,102 @@
+"""What each of two processes does in the tests of `wrappers`: real gloo, different data on each rank."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from partialsgd import Method, PartialSGD
+from partialsgd.testing.problems import PROBLEMS
+from tests.contracts import METHODS
+from tests.switchable import alternating, build
+
+MLP = next(p for p in PROBLEMS if p.name == "mlp")
+STEPS = 4
+
+
+def start(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+
+
+def methods(rank: int, folder: str) -> None:
+    """Every method, with and without bucket views; the parameters and masks go into a file."""
+    start(rank, folder)
+    found = {}
+    for name, method in METHODS.items():
+        for views in (False, True):
+            model = MLP.model()
+            ddp = DistributedDataParallel(model, gradient_as_bucket_view=views)
+            sgd = PartialSGD(ddp, torch.optim.AdamW(model.parameters(), 0.01), method)
+            masks = [sgd.step(MLP.closure(ddp, 2 * t + rank)).mask for t in range(STEPS)]
+            found[f"{name} {views}"] = [p.detach() for p in model.parameters()]
+            found[f"{name} {views} mask"] = [torch.as_tensor(m[n]) for m in masks for n in m]
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def structural(rank: int, folder: str) -> None:
+    """A method that leaves parameters out: refused without the search for unused ones, exact with it."""
+    start(rank, folder)
+    model = build()
+    message = ""
+    for structural in (True, False):  # declared by the method, or found out when it happens
+        method = alternating(model)
+        method = method if structural else Method(branches=method.branches, name="undeclared")
+        try:
+            sgd = PartialSGD(DistributedDataParallel(model), torch.optim.SGD(model.parameters(), 0.1), method)
+            for t in range(2):
+                sgd.step(closure(sgd, model, t, rank))
+        except ValueError as error:
+            message += str(error)
+    model = build()
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    sgd = PartialSGD(ddp, torch.optim.AdamW(model.parameters(), 0.1), alternating(model))
+    untouched = []
+    for t in range(STEPS):
+        before = model.extension.weight.detach().clone()
+        sgd.step(closure(ddp, model, t, rank))
+        untouched.append(torch.equal(before, model.extension.weight))
+    found = {"parameters": [p.detach() for p in model.parameters()], "untouched": untouched, "message": message}
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def closure(ddp: nn.Module | PartialSGD, model: nn.Module, t: int, rank: int):
+    run = ddp if isinstance(ddp, nn.Module) else model
+
+    def evaluate():
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(2 * t + rank))
+        loss = run(x).square().mean()
+        loss.backward()
+        return loss
+
+    return evaluate
+
+
+def skipping(rank: int, folder: str) -> None:
+    """A NaN on one rank only: both must skip, or they part ways."""
+    start(rank, folder)
+    model = MLP.model()
+    ddp = DistributedDataParallel(model)
+    sgd = PartialSGD(ddp, torch.optim.SGD(model.parameters(), 0.1), nonfinite="skip")
+    skipped = []
+    for t in range(STEPS):
+        poison = math.nan if rank == 0 and t == 1 else 1.0
+        infinite = math.inf if rank == 1 and t == 2 else 1.0
+
+        def evaluate(t=t, poison=poison, infinite=infinite):
+            loss = MLP.evaluate(ddp, 2 * t + rank) * poison
+            loss.backward()
+            return loss.detach() * infinite  # a loss that only one rank sees as infinite; its gradient is fine
+
+        skipped.append(sgd.step(evaluate).skipped)
+    torch.save(
+        {"skipped": skipped, "parameters": [p.detach() for p in model.parameters()]}, Path(folder) / f"{rank}.pt"
+    )
+    dist.destroy_process_group()

@@ -1,0 +1,111 @@
+"""GradScaler on the CPU, enabled, and made to overflow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import Method, PartialSGD, methods
+from partialsgd.testing.problems import PROBLEMS
+from tests.contracts import METHODS
+
+MLP = next(p for p in PROBLEMS if p.name == "mlp")
+
+
+def start(method: Method, init_scale: float = 1024.0, **options):
+    model = MLP.model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=3)
+    optimizers = [
+        torch.optim.AdamW(model[0].parameters(), 0.01),
+        torch.optim.SGD([*model[2].parameters(), *model[4].parameters()], 0.1, momentum=0.9),
+    ]
+    return model, scaler, PartialSGD(model, optimizers, method, scaler=scaler, **options)
+
+
+def closure(model: nn.Module, scaler: torch.amp.GradScaler, t: int, overflow: bool = False):
+    def run() -> torch.Tensor:
+        loss = MLP.evaluate(model, t)
+        scaler.scale(loss).backward()
+        if overflow:
+            model[4].bias.grad[0] = math.inf
+        return loss
+
+    return run
+
+
+def bits(model: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_scaled_training_is_unscaled_training(name: str) -> None:
+    """The scale is a power of two, so unscaling is exact and the runs agree to the bit."""
+    model, scaler, sgd = start(METHODS[name], clip_norm=0.5)
+    twin, _, other = start(METHODS[name], clip_norm=0.5)
+    other._scaler._scaler = None
+    for t in range(5):
+        assert not sgd.step(closure(model, scaler, t)).skipped
+        other.step(MLP.closure(twin, t))
+    assert all(torch.equal(a, b) for a, b in zip(bits(model), bits(twin), strict=True))
+    assert scaler.get_scale() == 2048.0, "the scaler was updated once a step, not once a pass"
+
+
+@pytest.mark.parametrize("name", ["plain", "dropout", "top_k", "sam", "extragradient"])
+def test_one_overflow_skips_all_optimizers_and_backs_off(name: str) -> None:
+    model, scaler, sgd = start(METHODS[name])
+    sgd.step(closure(model, scaler, 0))
+    before = bits(model)
+    step = sgd.step(closure(model, scaler, 1, overflow=True))
+    assert step.skipped and step.backwards == 1, "after an overflow at x_t the second pass is not run"
+    assert all(torch.equal(a, b) for a, b in zip(bits(model), before, strict=True))
+    assert sgd.t == 1 and scaler.get_scale() == 512.0
+    assert all(p.grad is None for p in model.parameters())
+    assert not sgd.step(closure(model, scaler, 2)).skipped and sgd.t == 2
+
+
+def test_an_overflow_at_the_perturbed_point_skips_too() -> None:
+    model, scaler, sgd = start(methods.sam())
+    calls = iter([False, True])
+    before = bits(model)
+    step = sgd.step(lambda: closure(model, scaler, 0, overflow=next(calls))())
+    assert step.skipped and step.backwards == 2 and scaler.get_scale() == 512.0
+    assert all(torch.equal(a, b) for a, b in zip(bits(model), before, strict=True))
+
+
+def test_twenty_overflows_in_a_row_raise_and_raise_is_obeyed() -> None:
+    model, scaler, sgd = start(methods.plain())
+    with pytest.raises(FloatingPointError, match="20 steps in a row"):
+        for _ in range(20):
+            sgd.step(closure(model, scaler, 0, overflow=True))
+    model, scaler, sgd = start(methods.plain(), nonfinite="raise")
+    with pytest.raises(FloatingPointError, match=r"'4\.bias'"):
+        sgd.step(closure(model, scaler, 0, overflow=True))
+    assert not sgd.step(closure(model, scaler, 0)).skipped, "the scaler is ready for the next step"
+
+
+def test_micro_batches_accumulate_under_a_scaler() -> None:
+    model, scaler, sgd = start(methods.dropout(0.7))
+    twin, other_scaler, other = start(methods.dropout(0.7))
+    for k in (0, 1, 2):
+        with sgd.gradient():
+            closure(model, scaler, k)()
+    sgd.update()
+    other.step(lambda: sum(closure(twin, other_scaler, k)() for k in (0, 1, 2)))
+    for a, b in zip(bits(model), bits(twin), strict=True):
+        torch.testing.assert_close(a, b)
+    before = bits(model)
+    for k in (0, 1, 2):
+        with sgd.gradient():
+            closure(model, scaler, k, overflow=k == 1)()
+    assert sgd.update().skipped and all(torch.equal(a, b) for a, b in zip(bits(model), before, strict=True))
+
+
+def test_a_disabled_scaler_is_no_scaler() -> None:
+    model = MLP.model()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), scaler=scaler)
+    with pytest.raises(FloatingPointError):
+        sgd.step(lambda: MLP.closure(model, 0)() * math.nan)

@@ -1,0 +1,56 @@
+"""Exact selection, fast and slow, on numbers that arithmetic would spoil."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from partialsgd import selects
+
+AWKWARD = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-45, 3e38, 1.0]
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.complex64]
+
+
+def awkward(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    index = torch.randint(len(AWKWARD), shape, generator=torch.Generator().manual_seed(seed))
+    return torch.tensor(AWKWARD)[index].to(dtype)
+
+
+def raw(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 5), (4096,), (300, 701), (1 << 16,), ((1 << 16) + 1,)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_is_outside_comes_back_to_the_bit(dtype, shape, transposed) -> None:
+    old, new = awkward(shape, dtype, 1), awkward(shape, dtype, 2)
+    if transposed:
+        old, new = old.t() if old.ndim == 2 else old, new.t() if new.ndim == 2 else new
+    mask = torch.rand(old.shape, generator=torch.Generator().manual_seed(3)) < 0.5
+    expected = torch.where(mask, new, old)
+    tensor, saved = old.clone(), torch.empty_like(old)
+    selects.save_outside(mask, [tensor], [saved])
+    tensor.copy_(new)
+    selects.restore_outside(mask, [tensor], [saved])
+    assert torch.equal(raw(tensor), raw(expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7,), (5000,), (300, 701)])
+def test_keep_inside_writes_zeros_outside_and_touches_nothing_inside(dtype, shape) -> None:
+    tensor = awkward(shape, dtype, 1)
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.5
+    expected = torch.where(mask, tensor, torch.zeros_like(tensor))
+    selects.keep_inside(mask, tensor)
+    assert torch.equal(raw(tensor), raw(expected))
+
+
+def test_the_layout_may_change_between_saving_and_restoring() -> None:
+    mask = torch.rand(80, 80) < 0.5
+    old, new = torch.randn(80, 80), torch.randn(80, 80)
+    for before, after in ((old.t().contiguous().t(), new), (old, new.t().contiguous().t())):
+        saved, result = torch.empty_like(old), after.clone(memory_format=torch.preserve_format)
+        selects.save_outside(mask, [before], [saved])
+        selects.restore_outside(mask, [result], [saved])
+        assert torch.equal(result, torch.where(mask, new, old))

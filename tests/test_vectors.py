@@ -1,0 +1,73 @@
+"""Gradients by name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import masks, vectors
+from partialsgd.names import Parameters
+from partialsgd.vectors import Vector
+
+
+def net() -> tuple[nn.Module, Parameters]:
+    model = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 3))
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape)
+    return model, Parameters(model)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["0.weight", "0.bias", "1.weight", "1.bias"])
+def test_one_bad_number_anywhere_is_found_and_named(bad: float, name: str) -> None:
+    _, x = net()
+    assert vectors.are_finite(list(vectors.current(x).values()))
+    x[name].grad.view(-1)[-1] = bad
+    assert not vectors.are_finite(list(vectors.current(x).values()))
+    assert vectors.first_nonfinite(vectors.current(x)) == name
+
+
+def test_opposite_infinities_and_large_finite_sums_are_told_apart() -> None:
+    assert not vectors.are_finite([torch.tensor([math.inf, -math.inf])])
+    assert vectors.are_finite([torch.full((100_000,), 3e38)])
+    assert vectors.are_finite([torch.zeros(3, dtype=torch.bfloat16), torch.ones(2), torch.ones(0)])
+    assert vectors.are_finite([])
+
+
+def test_taking_moves_and_cloning_survives_a_reused_buffer() -> None:
+    _, x = net()
+    buffer = x["0.bias"].grad
+    taken = vectors.take(x, clone=True)
+    assert all(p.grad is None for p in x.values())
+    buffer.zero_()
+    assert float(taken["0.bias"].abs().sum()) > 0
+    vectors.put(x, taken)
+    assert x["0.bias"].grad is taken["0.bias"]
+
+
+def test_the_norm_is_over_all_parameters_and_computed_once() -> None:
+    vector = Vector({"a": torch.full((2,), 3.0), "b": torch.full((2,), 4.0)})
+    assert vector.norm() == pytest.approx(math.sqrt(50))
+    vector["a"].zero_()
+    assert vector.norm() == pytest.approx(math.sqrt(50))
+    assert Vector({}).norm() == 0.0
+
+
+def test_masking_leaves_none_outside_and_exact_numbers_inside() -> None:
+    model, x = net()
+    some = torch.rand(200, 300) < 0.5
+    before = {name: g.clone() for name, g in vectors.current(x).items()}
+    x["0.weight"].grad[~some] = math.nan  # what is outside must not spoil what is inside
+    vectors.mask_(x, masks.from_tensors(model, {"0.weight": some, "1.bias": True}))
+    assert torch.equal(x["0.weight"].grad, torch.where(some, before["0.weight"], 0.0))
+    assert torch.equal(x["1.bias"].grad, before["1.bias"])
+    assert x["0.bias"].grad is None and x["1.weight"].grad is None
+
+
+def test_adding_is_a_weighted_sum_over_the_union() -> None:
+    total = {"a": torch.tensor([1.0])}
+    vectors.add(total, {"a": torch.tensor([2.0]), "b": torch.tensor([3.0])}, 0.5)
+    assert {name: float(g) for name, g in total.items()} == {"a": 2.0, "b": 1.5}

@@ -1,0 +1,143 @@
+"""DistributedDataParallel with two real processes, torch.compile and accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+from partialsgd import PartialSGD, methods
+from partialsgd.testing.problems import PROBLEMS
+from partialsgd.wrappers import data_parallel, gradients_are_views, require_unused_search
+from tests import distributed
+from tests.contracts import METHODS
+from tests.distributed import MLP, STEPS
+from tests.switchable import alternating, build
+
+
+def two_processes(work: Callable[[int, str], None], folder: Path) -> list[dict[str, Any]]:
+    mp.spawn(work, args=(str(folder),), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+def test_every_method_trains_alike_on_two_ranks(tmp_path: Path) -> None:
+    zero, one = two_processes(distributed.methods, tmp_path)
+    for name, method in METHODS.items():
+        model = MLP.model()
+        sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.01), method)
+        for t in range(STEPS):
+            sgd.step(lambda t=t, model=model: _both_halves(model, t))
+        for views in (False, True):
+            for key in (f"{name} {views}", f"{name} {views} mask"):
+                assert all(torch.equal(a, b) for a, b in zip(zero[key], one[key], strict=True)), f"ranks differ: {key}"
+            for ours, alone in zip(zero[f"{name} {views}"], model.parameters(), strict=True):
+                torch.testing.assert_close(ours, alone, rtol=1e-3, atol=1e-4)
+        same = zip(zero[f"{name} False"], zero[f"{name} True"], strict=True)
+        assert all(torch.equal(a, b) for a, b in same), f"{name}: a bucket view was overwritten"
+
+
+def _both_halves(model: nn.Module, t: int) -> torch.Tensor:
+    loss = (MLP.evaluate(model, 2 * t) + MLP.evaluate(model, 2 * t + 1)) / 2
+    loss.backward()
+    return loss
+
+
+def test_a_structural_method_needs_the_search_for_unused_parameters(tmp_path: Path) -> None:
+    zero, one = two_processes(distributed.structural, tmp_path)
+    assert zero["message"].count("find_unused_parameters=True") == 2, "declared at construction, or found at the pass"
+    assert zero["untouched"] == [False, True, False, True]
+    assert all(torch.equal(a, b) for a, b in zip(zero["parameters"], one["parameters"], strict=True))
+    model = build()
+    sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.1), alternating(model))
+
+    def both(t: int) -> torch.Tensor:
+        halves = [torch.randn(5, 6, generator=torch.Generator().manual_seed(2 * t + rank)) for rank in (0, 1)]
+        loss = sum(model(x).square().mean() for x in halves) / 2
+        loss.backward()
+        return loss
+
+    for t in range(STEPS):
+        sgd.step(lambda t=t: both(t))
+    for ours, alone in zip(zero["parameters"], model.parameters(), strict=True):
+        torch.testing.assert_close(ours, alone)
+
+
+def test_ranks_skip_together(tmp_path: Path) -> None:
+    zero, one = two_processes(distributed.skipping, tmp_path)
+    assert zero["skipped"] == one["skipped"] == [False, True, False, False]
+    assert all(torch.equal(a, b) for a, b in zip(zero["parameters"], one["parameters"], strict=True))
+
+
+def test_a_model_without_ddp_asks_for_nothing() -> None:
+    model = build()
+    assert data_parallel(model) is None and not gradients_are_views(model)
+    require_unused_search(model)
+
+
+@pytest.mark.parametrize("name", ["plain", "dropout", "sam", "top_k"])
+def test_compiled_models_train_as_eager_ones(name: str) -> None:
+    """`aot_eager` traces and differentiates as inductor does, without a C++ compiler's minute."""
+    eager, compiled = MLP.model(), MLP.model()
+    torch.compiler.reset()
+    wrapped = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    runs = []
+    for model, called in ((eager, eager), (compiled, wrapped)):
+        sgd = PartialSGD(called, torch.optim.AdamW(called.parameters(), 0.01), METHODS[name])
+        assert list(sgd.parameters) == [n for n, _ in model.named_parameters()], "no _orig_mod in the names"
+        for t in range(STEPS):
+            sgd.step(MLP.closure(called, t))
+        runs.append(list(model.parameters()))
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own import
+def test_inductor_compiles_a_perturbed_model_once() -> None:
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    model = MLP.model()
+    wrapped = torch.compile(model, fullgraph=True)
+    sgd = PartialSGD(wrapped, torch.optim.AdamW(model.parameters(), 0.01), methods.sam())
+    twin = MLP.model()
+    eager = PartialSGD(twin, torch.optim.AdamW(twin.parameters(), 0.01), methods.sam())
+    for t in range(STEPS):
+        sgd.step(MLP.closure(wrapped, t))
+        eager.step(MLP.closure(twin, t))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["plain", "dropout", "sam"])
+def test_accelerate_prepared_models_and_optimizers_train_alike(name: str) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    problem = next(p for p in PROBLEMS if p.name == "mlp")
+    model = problem.model()
+    prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.01))
+    sgd = PartialSGD(prepared, optimizer, METHODS[name])
+    twin = problem.model()
+    other = PartialSGD(twin, torch.optim.AdamW(twin.parameters(), 0.01), METHODS[name])
+
+    def closure(t: int) -> torch.Tensor:
+        loss = problem.evaluate(prepared, t)
+        accelerator.backward(loss)
+        return loss
+
+    def plainly(t: int) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = problem.evaluate(lambda *a: twin(*a).float(), t)
+        loss.backward()
+        return loss
+
+    for t in range(STEPS):
+        sgd.step(lambda t=t: closure(t))
+        other.step(lambda t=t: plainly(t))
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
