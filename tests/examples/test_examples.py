@@ -31,12 +31,9 @@ lightning_warns = pytest.mark.filterwarnings(
 
 @pytest.fixture(autouse=True)
 def _same_torch_afterwards() -> Iterator[None]:
-    """Examples seed the global generator, as scripts do; networks this small are slower on two threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Examples seed the global generator, as scripts do."""
     with torch.random.fork_rng():
         yield
-    torch.set_num_threads(threads)
 
 
 def example(name: str) -> ModuleType:

@@ -1,0 +1,45 @@
+"""A random share moves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import PartialSGD, methods
+
+
+def start(method):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(50, 60), nn.Linear(60, 1))
+    return model, PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+
+
+def closure(model):
+    def run():
+        loss = model(torch.ones(2, 50)).sum()
+        loss.backward()
+        return loss
+
+    return run
+
+
+def test_the_share_and_a_new_draw_at_every_step() -> None:
+    model, sgd = start(methods.random_mask(0.3))
+    first, second = (sgd.step(closure(model)).mask for _ in range(2))
+    for mask in (first, second):
+        assert mask["0.weight"].float().mean() == pytest.approx(0.3, abs=0.03)
+    both = (first & second)["0.weight"].float().mean()
+    assert both == pytest.approx(0.09, abs=0.02), "independent from step to step"
+
+
+def test_where_limits_the_mask_and_the_rest_always_moves() -> None:
+    model, sgd = start(methods.random_mask(0.3, where=("0.weight",)))
+    mask = sgd.step(closure(model)).mask
+    assert mask["0.bias"] is True and mask["1.weight"] is True
+
+
+@pytest.mark.parametrize("keep", [0.0, -0.1, 1.1, float("nan")])
+def test_a_bad_share_is_refused(keep: float) -> None:
+    with pytest.raises(ValueError, match=r"keep must be in \(0, 1\].*methods\.plain\(\)"):
+        methods.random_mask(keep)

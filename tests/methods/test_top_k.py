@@ -1,0 +1,63 @@
+"""Exactly k, the largest, with the bound of erratum E1."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import PartialSGD, methods
+
+
+def run(gradients: dict[str, torch.Tensor], method):
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros_like(g)) for name, g in gradients.items()})
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1.0), method)
+
+    def closure():
+        loss = sum((p * gradients[name]).sum() for name, p in model.items())
+        loss.backward()
+        return loss
+
+    return model, sgd.step(closure).mask
+
+
+def test_the_largest_by_magnitude_over_the_whole_network() -> None:
+    gradients = {"a": torch.tensor([1.0, -5.0, 2.0]), "b": torch.tensor([[4.0, 0.5], [-3.0, 0.1]])}
+    model, mask = run(gradients, methods.top_k(3 / 7))
+    assert mask.count() == 3
+    torch.testing.assert_close(model["a"].detach(), torch.tensor([0.0, 5.0, 0.0]))
+    torch.testing.assert_close(model["b"].detach(), torch.tensor([[-4.0, 0.0], [3.0, 0.0]]))
+
+
+def test_a_share_of_each_layer() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 1))
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1.0), methods.top_k(0.2, scope="layer"))
+
+    def closure():
+        loss = (1000 * model[0](torch.randn(3, 10)).square()).mean() + model(torch.randn(3, 10)).mean()
+        loss.backward()
+        return loss
+
+    mask = sgd.step(closure).mask
+    for layer, size in (("0", 110), ("1", 11)):
+        assert sum(int(torch.as_tensor(mask[f"{layer}.{n}"]).sum()) for n in ("weight", "bias")) == round(0.2 * size)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_c_norm_is_at_most_the_root_of_d_over_k_and_attains_it_at_ties(equal: bool) -> None:
+    g = torch.ones(100) if equal else torch.randn(100, generator=torch.Generator().manual_seed(0))
+    _, mask = run({"a": g}, methods.top_k(0.05))
+    ratio = float(g.norm() / g[mask["a"]].norm())
+    assert mask.count() == 5, "ties are broken: exactly k move"
+    assert ratio <= math.sqrt(100 / 5) + 1e-5
+    assert (ratio == pytest.approx(math.sqrt(20), rel=1e-5)) == equal
+
+
+def test_at_least_one_moves_and_settings_are_checked() -> None:
+    _, mask = run({"a": torch.randn(10)}, methods.top_k(0.001))
+    assert mask.count() == 1
+    with pytest.raises(ValueError, match="global, layer; got 'row'"):
+        methods.top_k(0.1, scope="row")

@@ -1,0 +1,101 @@
+"""The public face: its names, what it imports, and in which direction imports go."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import partialsgd
+from partialsgd import methods
+
+SOURCE = Path(partialsgd.__file__).parent
+
+# A module may import from the tiers before its own, or from its own.
+TIERS = [
+    ["names", "randomness", "selects"],
+    ["masks", "vectors"],
+    ["perturbations", "replay", "probes", "wrappers"],
+    ["rules", "passes", "scaling", "updates"],
+    ["steps", "closures"],
+    ["finite"],
+    ["gradients"],
+    ["template"],
+    ["methods"],
+    ["testing"],
+]
+
+
+def test_all_is_exact_and_every_name_is_documented() -> None:
+    assert sorted(partialsgd.__all__, key=str.lower) == sorted(set(partialsgd.__all__), key=str.lower)
+    assert len(partialsgd.__all__) <= 30
+    for name in partialsgd.__all__:
+        value = getattr(partialsgd, name)
+        assert name == "__version__" or inspect.getdoc(value), f"{name} is not documented"
+    public = {n for n in vars(partialsgd) if not n.startswith("_")} - set(partialsgd.__all__)
+    assert public <= {*(tier for tiers in TIERS for tier in tiers), "annotations", "import_module", "TYPE_CHECKING"}
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = partialsgd.nothing
+
+
+def test_the_registry_says_what_the_functions_say() -> None:
+    for name, summary in methods.SUMMARIES.items():
+        function = getattr(methods, name)
+        assert inspect.getdoc(function).splitlines()[0] == summary
+        assert function().name.partition("(")[0] == name
+    files = {f.stem for f in (SOURCE / "methods").glob("*.py")} - {"__init__", "settings"}
+    assert files == set(methods.SUMMARIES)
+    with pytest.raises(AttributeError, match="there is no method 'adam'"):
+        _ = methods.adam
+
+
+def test_a_method_is_not_hidden_by_its_file() -> None:
+    code = (
+        "import partialsgd.methods.sam, partialsgd as ps;"
+        "from partialsgd.methods.top_k import top_k;"
+        "assert callable(ps.methods.sam) and callable(ps.methods.top_k) and callable(ps.methods.sam)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_the_package_and_the_registry_does_not_import_torch() -> None:
+    code = "import sys, partialsgd, partialsgd.methods; partialsgd.methods.SUMMARIES; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_imports_go_one_way() -> None:
+    tier_of = {module: k for k, tier in enumerate(TIERS) for module in tier}
+    files = [f for f in SOURCE.rglob("*.py") if f.parent != SOURCE or f.stem != "__init__"]
+    assert {f.relative_to(SOURCE).parts[0].removesuffix(".py") for f in files} == set(tier_of)
+    for file in files:
+        own = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for imported in imports_of(file):
+            assert tier_of[imported] <= tier_of[own], f"{file.name} must not import {imported}"
+
+
+def imports_of(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("partialsgd"):
+            parts = node.module.split(".")[1:]
+            found |= {parts[0]} if parts else {alias.name for alias in node.names}
+    return found
+
+
+def test_the_core_needs_torch_and_the_standard_library_only() -> None:
+    allowed = set(sys.stdlib_module_names) | {"torch", "partialsgd"}
+    for file in SOURCE.rglob("*.py"):
+        allowed_here = allowed | {"pytest"} if file.parent.name == "testing" else allowed
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {n.split(".")[0] for n in names if n} <= allowed_here, file
+
+
+def test_version_is_the_installed_one() -> None:
+    assert importlib.metadata.version("partialsgd") == partialsgd.__version__

@@ -1,0 +1,74 @@
+"""Rules are asked, and asked again when they need the gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from partialsgd import Branch, Context, Method, masks, methods, perturbations
+from partialsgd.names import Parameters
+from partialsgd.rules import NeedsGradient, choose, everything, nowhere
+from partialsgd.testing.problems import PROBLEMS
+from partialsgd.vectors import Vector
+
+MODEL = PROBLEMS[1].model()
+
+
+def context(gradient: Vector | None = None, **changes) -> Context:
+    fields = {"t": 3, "seed": 5, "parameters": Parameters(MODEL), "memory": {}} | changes
+    return Context(**fields, _gradient=gradient)
+
+
+def a_gradient() -> Vector:
+    return Vector({name: torch.ones_like(p) for name, p in Parameters(MODEL).items()})
+
+
+def test_what_waits_for_the_gradient_is_none_and_then_is_not() -> None:
+    by_mask = Method(mask=lambda c: masks.only(c.parameters, list(c.gradient)[:1]))
+    by_perturbation = methods.sam(0.1)
+    dropped = Branch(by_mask.mask, lambda c: perturbations.drop_outside(c.mask))
+    for method, branch, moves in (
+        (by_mask, Branch(by_mask.mask), False),
+        (by_perturbation, Branch(perturb=by_perturbation.perturb), True),
+        (by_mask, dropped, True),
+    ):
+        before = choose(method, branch, context())
+        assert before.needs_gradient and before.moves == moves
+        after = choose(method, branch, context(a_gradient()))
+        assert not after.needs_gradient and after.moves == moves
+        assert after.without_gradient().perturbation is None
+        with pytest.raises(NeedsGradient):
+            _ = after.without_gradient().context.gradient
+
+
+def test_an_unfinished_attempt_leaves_memory_alone() -> None:
+    memory = {"n": 1}
+
+    def mask(c: Context) -> masks.Mask:
+        c.memory["n"] = 2
+        return masks.everything(c.parameters)
+
+    choice = choose(Method(), Branch(mask), context(memory=memory))
+    assert memory == {"n": 1} and choice.context.memory == {"n": 2}
+
+
+def test_draws_belong_to_seed_t_branch_and_name() -> None:
+    base = context()
+    first = base.bernoulli("0.weight", 0.5)
+    assert torch.equal(first, context().bernoulli("0.weight", 0.5))
+    for other in (context(t=4), context(seed=6), context(branch=1)):
+        assert not torch.equal(first, other.bernoulli("0.weight", 0.5))
+    assert base.key("0.weight") != base.key("2.weight")
+
+
+def test_plain_is_told_from_everything_else() -> None:
+    assert Method().is_plain and methods.plain().is_plain
+    assert not methods.sam(0.1).is_plain and not Method(scale=lambda c: 1.0).is_plain
+    assert Method().mask is everything and Method().perturb is nowhere
+
+
+def test_a_method_is_either_one_pair_or_several_branches() -> None:
+    with pytest.raises(ValueError, match="either mask and perturb or branches"):
+        Method(mask=lambda c: masks.nothing(c.parameters), branches=lambda c: [Branch()])
+    with pytest.raises(ValueError, match="'sum' or 'mean', got 'max'"):
+        Method(combine="max")

@@ -1,0 +1,212 @@
+"""Each law, broken once: its test must then fail. And a method from outside goes through the suite."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from partialsgd import Method, PartialSGD, masks, methods, passes, perturbations, vectors
+from partialsgd.replay import Buffers, RandomState
+from partialsgd.testing import contracts
+from partialsgd.testing.problems import PROBLEMS
+from partialsgd.updates import MaskedUpdate
+
+BY_NAME = {problem.name: problem for problem in PROBLEMS}
+MLP = BY_NAME["mlp"]
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, 0.01, weight_decay=0.1)
+
+
+def broken(law, method: Method, problem=MLP, *autocast: bool) -> None:
+    """The law holds as it should, or the test of the test says nothing; afterwards it must fail."""
+    with pytest.raises((AssertionError, RuntimeError)):
+        law(method, problem, adamw, *autocast)
+
+
+def test_law_1_fails_when_state_outside_is_not_held(monkeypatch) -> None:
+    law = contracts.test_law_1_nothing_outside_the_mask_moves
+    law(methods.random_mask(0.4), MLP, adamw, False)
+
+    @contextlib.contextmanager
+    def only_parameters(self, mask) -> Iterator[None]:
+        before = {name: p.detach().clone() for name, p in self._parameters.items()}
+        yield
+        for name, entry in mask.partial().items():
+            self._parameters[name].copy_(torch.where(entry, self._parameters[name], before[name]))
+
+    monkeypatch.setattr(MaskedUpdate, "_held", only_parameters)
+    broken(law, methods.random_mask(0.4), MLP, False)
+
+
+def test_law_1_fails_when_a_zero_gradient_stands_for_a_mask(monkeypatch) -> None:
+    law = contracts.test_law_1_nothing_outside_the_mask_moves
+    method = Method(mask=lambda c: masks.only(c.parameters, ["0"]) if c.t else masks.everything(c.parameters))
+    law(method, MLP, adamw, False)
+
+    def zeros(parameters, mask) -> None:
+        for name, p in parameters.items():
+            if p.grad is not None:
+                p.grad.mul_(torch.as_tensor(mask[name]))
+
+    monkeypatch.setattr(vectors, "mask_", zeros)
+    broken(law, method, MLP, False)
+
+
+@contextlib.contextmanager
+def never_restored(parameters, perturbation) -> Iterator[None]:
+    perturbations.apply(parameters, perturbation.move)
+    yield
+
+
+@contextlib.contextmanager
+def restored_on_success(parameters, perturbation) -> Iterator[None]:
+    saved = {name: parameters[name].detach().clone() for name in perturbation.touches}
+    perturbations.apply(parameters, perturbation.move)
+    yield
+    with torch.no_grad():
+        for name, value in saved.items():
+            parameters[name].copy_(value)
+
+
+@contextlib.contextmanager
+def restored_by_subtraction(parameters, perturbation) -> Iterator[None]:
+    before = {name: parameters[name].detach().clone() for name in perturbation.touches}
+    perturbations.apply(parameters, perturbation.move)
+    with torch.no_grad():
+        deltas = {name: parameters[name] - before[name] for name in before}
+    yield
+    with torch.no_grad():
+        for name, delta in deltas.items():
+            parameters[name].sub_(delta)
+
+
+def test_law_2_fails_without_an_exact_restore(monkeypatch) -> None:
+    after_pass = contracts.test_law_2_x_is_x_again_after_every_pass
+    raising = contracts.test_law_2_x_is_x_again_when_the_closure_raises
+    for law in (after_pass, raising):
+        law(methods.sam(0.1), MLP, adamw, False)
+    for replacement, law in (
+        (never_restored, after_pass),
+        (restored_by_subtraction, after_pass),
+        (restored_on_success, raising),
+    ):
+        monkeypatch.setattr(passes, "perturbed", replacement)
+        broken(law, methods.sam(0.1), MLP, False)
+
+
+def test_law_3_fails_when_a_skipped_step_counts(monkeypatch) -> None:
+    law = contracts.test_law_3_t_counts_optimizer_steps
+    law(Method(), MLP, adamw, False)
+    original = PartialSGD.update
+
+    def counting(self):
+        step = original(self)
+        self.t += step.skipped
+        return step
+
+    monkeypatch.setattr(PartialSGD, "update", counting)
+    broken(law, Method(), MLP, False)
+
+
+@pytest.mark.parametrize(("part", "problem"), [(RandomState, "transformer"), (Buffers, "batchnorm")])
+def test_law_4_fails_when_a_measurement_leaves_a_trace(monkeypatch, part, problem) -> None:
+    law = contracts.test_law_4_measuring_changes_nothing
+    law(methods.dropout(0.7), BY_NAME[problem], adamw, False)
+    monkeypatch.setattr(part, "restore", lambda self: None)
+    broken(law, methods.dropout(0.7), BY_NAME[problem], False)
+
+
+def test_law_5_fails_when_t_or_memory_is_lost(monkeypatch) -> None:
+    law = contracts.test_law_5_a_resumed_run_is_the_same_run
+
+    def growing(context):
+        context.memory["n"] = int(context.memory.get("n", 0)) + 1
+        return masks.only(context.parameters, list(context.parameters)[: context.memory["n"]])
+
+    remembering = Method(mask=growing)
+    original = PartialSGD.load_state_dict
+    for lost, method in (({"t": 0}, methods.dropout(0.7)), ({"memory": {}}, remembering)):
+        law(method, MLP, adamw, False)
+        monkeypatch.setattr(PartialSGD, "load_state_dict", lambda self, s, lost=lost: original(self, {**s, **lost}))
+        broken(law, method, MLP, False)
+        monkeypatch.undo()
+
+
+def toggling(context):
+    next(iter(context.parameters.values())).requires_grad_(False)
+    return masks.everything(context.parameters)
+
+
+def hanging(context):
+    next(iter(context.parameters.values())).note = "mine"
+    return masks.everything(context.parameters)
+
+
+def drawing(context):
+    torch.rand(1)
+    return masks.everything(context.parameters)
+
+
+def careless(context):
+    drawn = {name: torch.rand(p.shape) < 0.5 for name, p in context.parameters.items()}
+    return masks.from_tensors(context.parameters, drawn)
+
+
+def counting_calls():
+    calls = []
+
+    def mask(context):
+        calls.append(1)
+        return masks.only(context.parameters, [list(context.parameters)[len(calls) % 3]])
+
+    return mask
+
+
+def test_laws_8_9_and_12_fail_for_methods_that_break_them() -> None:
+    broken(contracts.test_law_8_requires_grad_is_not_touched, Method(mask=toggling))
+    broken(contracts.test_law_9_nothing_is_left_behind, Method(mask=hanging))
+    broken(contracts.test_law_9_nothing_is_left_behind, Method(mask=drawing))
+    broken(contracts.test_law_12_draws_depend_on_seed_and_t_alone, Method(mask=careless), MLP, False)
+    broken(contracts.test_law_12_draws_depend_on_seed_and_t_alone, Method(mask=counting_calls()), MLP, False)
+
+
+OUTSIDE = '''
+import pytest
+from partialsgd import Method, masks
+from partialsgd.testing.contracts import *
+from partialsgd.testing.problems import PROBLEMS
+
+
+def odd_layers() -> Method:
+    """Every other parameter, in turns."""
+    def mask(context):
+        return masks.only(context.parameters, list(context.parameters)[context.t % 2 :: 2])
+    return Method(mask=mask, name="odd_layers")
+
+
+@pytest.fixture
+def method():
+    return odd_layers()
+
+
+@pytest.fixture(params=PROBLEMS[:2], ids=lambda p: p.name)
+def problem(request):
+    return request.param
+'''
+
+
+def test_a_method_written_outside_goes_through_the_suite(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(OUTSIDE)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_mine.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    # 7 laws on 2 problems × 2 optimizers × 2 precisions, and 2 laws without precisions
+    assert f"{7 * 8 + 2 * 4} passed" in done.stdout
