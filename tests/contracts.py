@@ -1,12 +1,19 @@
-"""Every method of the registry, through every law."""
+"""Every method of the registry, through every law.
+
+Under SGD with momentum and under AdamW on every run, under every other optimizer by `make test-all`.
+"""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from partialsgd import methods
 from partialsgd.rules import Method
+from partialsgd.testing import contracts as laws
 from partialsgd.testing.contracts import *  # noqa: F403  # the laws: pytest collects them here
+from partialsgd.testing.problems import Problem
+from tests.optimizers import COORDINATE_WISE, Make
 
 METHODS = {
     "plain": methods.plain(),
@@ -19,6 +26,7 @@ METHODS = {
     "sam": methods.sam(0.1),
     "sam_adaptive": methods.sam(0.5, adaptive=True),
 }
+EVERY_RUN = ("SGD momentum wd", "AdamW")
 
 
 @pytest.fixture(params=METHODS)
@@ -26,5 +34,35 @@ def method(request: pytest.FixtureRequest) -> Method:
     return METHODS[request.param]
 
 
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=() if name in EVERY_RUN else pytest.mark.slow, id=name.replace(" ", "_"))
+        for name in COORDINATE_WISE
+    ]
+)
+def optimizer(request: pytest.FixtureRequest) -> Make:
+    return COORDINATE_WISE[request.param]
+
+
 def test_every_method_of_the_registry_is_here() -> None:
     assert {m.name.partition("(")[0] for m in METHODS.values()} == set(methods.SUMMARIES)
+
+
+def test_a_coupled_optimizer_holds_the_law_or_refuses_and_leaves_the_model_alone(
+    method: Method, problem: Problem, request: pytest.FixtureRequest, record_property
+) -> None:
+    def make(parameters):
+        return torch.optim.Adafactor(parameters, 0.01)
+
+    run, name = laws.Run(problem, make, method, False), request.node.callspec.params["method"]
+    for t in range(laws.STEPS):
+        before = run.tensors()
+        try:
+            assert not run.step(t).mask.partial(), "an element mask was let through"
+        except NotImplementedError:
+            laws.assert_same_bits(before, run.tensors() | {"rng": before["rng"]})
+            assert run.sgd.t == t and all(p.grad is None for p in run.model.parameters())
+            record_property("matrix", ("method", name, "Adafactor", "refused"))
+            return
+    laws.test_law_1_nothing_outside_the_mask_moves(method, problem, make, False)
+    record_property("matrix", ("method", name, "Adafactor", "holds"))

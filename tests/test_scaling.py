@@ -109,3 +109,20 @@ def test_a_disabled_scaler_is_no_scaler() -> None:
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), scaler=scaler)
     with pytest.raises(FloatingPointError):
         sgd.step(lambda: MLP.closure(model, 0)() * math.nan)
+
+
+def test_a_scaler_hidden_in_the_optimizer_must_be_handed_over() -> None:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    Accelerator(cpu=True, mixed_precision="bf16")  # one for each process, as in the tests of wrappers
+    model = MLP.model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    wrapped = AcceleratedOptimizer(torch.optim.SGD(model.parameters(), 0.1), scaler=scaler)
+    with pytest.raises(ValueError, match=r"scaler=accelerator\.scaler"):
+        PartialSGD(model, wrapped)
+    sgd = PartialSGD(model, wrapped, scaler=scaler)
+    sgd.step(closure(model, scaler, 0))
+    raw = MLP.model()
+    PartialSGD(raw, torch.optim.SGD(raw.parameters(), 0.1)).step(MLP.closure(raw, 0))
+    assert all(torch.equal(a, b) for a, b in zip(bits(model), bits(raw), strict=True))

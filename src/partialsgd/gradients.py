@@ -37,12 +37,13 @@ class Oracle:
     def branch(self, step: Pending, number: int, branch: Branch) -> Generator[Pass, None, None]:
         """Lines 2 to 5 of Algorithm 1 for one branch: the pass at x̃_t, and before it one at x_t if asked for."""
         model, last = self.parameters.model, number + 1 == len(step.branches)
-        choice = self._choose(step, number, branch, None)  # lines 2 and 3: p_t and δx_t …
+        choice = self._choose(step, number, branch)  # lines 2 and 3: p_t and δx_t …
         measured = self.meter is not None and self.meter.due(choice.context)
         by_gradient, moves = choice.needs_gradient, choice.moves
         at_x: Vector | None = None
-        if moves and (by_gradient or measured):
-            noise, buffers = RandomState(model), Buffers(model)
+        before = Buffers(model) if by_gradient or measured else None
+        if moves and before is not None:
+            noise = RandomState(model)
             yield from self._pass(step, branch, perturbations.nowhere(), last=False, counts=by_gradient)
             at_x = vectors.take(self.parameters, clone=gradients_are_views(self.given))
             self.scaler.unscale(at_x)
@@ -51,20 +52,22 @@ class Oracle:
                 return
             noise.restore()  # both gradients are of one function: same batch, same noise
             if by_gradient:
-                buffers = Buffers(model)  # statistics have moved with the pass at x_t: not again at x̃_t
-                choice = self._choose(step, number, branch, at_x)  # … which may depend on the gradient at x_t
+                choice = self._choose(step, number, branch, at_x, before)  # … which may depend on the gradient at x_t
+                before = Buffers(model)  # this pass has moved the statistics: the one at x̃_t must not
             else:
-                buffers.restore()
+                before.restore()
         if not measured:
             at_x = None
-        trained = self._pass(step, branch, choice.perturbation or perturbations.nowhere(), last=last, counts=True)
-        choice = choice.without_gradient()  # the backward of the pass at x̃_t needs its memory
+        perturbation = choice.perturbation or perturbations.nowhere()
+        trained = self._pass(step, branch, perturbation, last=last, counts=True)
+        choice, perturbation = choice.without_gradient(), perturbations.nowhere()  # backward needs their memory
         yield from trained  # lines 4 and 5: g_t at x̃_t = x_t + δx_t
         here = self._unscaled(step, last)
-        if by_gradient and moves:
-            buffers.restore()
-        elif by_gradient:
-            choice = self._choose(step, number, branch, here)
+        if by_gradient and before is not None:
+            if moves:
+                before.restore()
+            else:
+                choice = self._choose(step, number, branch, here, before)
         if measured and self.meter is not None:
             state = RandomState(model)
             step.criteria = self.meter.measure(choice.context, at_x or here, here)
@@ -82,22 +85,21 @@ class Oracle:
             vectors.mask_(self.parameters, step.mask)
         step.complete = True
 
-    def _choose(self, step: Pending, number: int, branch: Branch, at_x: Vector | None) -> Choice:
-        context = Context(
-            step.context.t,
-            step.context.seed,
-            self.parameters,
-            step.context.memory,
-            number,
-            branch.level,
-            None,
-            at_x,
-        )
+    def _choose(
+        self, step: Pending, number: int, branch: Branch, at_x: Vector | None = None, undo: Buffers | None = None
+    ) -> Choice:
+        t, seed, memory = step.context.t, step.context.seed, step.context.memory
+        context = Context(t, seed, self.parameters, memory, number, branch.level, _gradient=at_x)
         choice = choose(step.method, branch, context)
-        if choice.mask is not None:
-            self.update.refuse(choice.mask)
-        if choice.perturbation is not None and choice.perturbation.is_structural:
-            require_unused_search(self.given)
+        try:
+            if choice.mask is not None:
+                self.update.refuse(choice.mask)
+            if choice.perturbation is not None and choice.perturbation.is_structural:
+                require_unused_search(self.given)
+        except (NotImplementedError, ValueError):
+            if undo is not None:
+                undo.restore()  # a refusal leaves no trace, though a pass came before it
+            raise
         step.by_gradient |= choice.needs_gradient
         return choice
 

@@ -10,6 +10,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
+def require_handed_over(optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | None) -> None:
+    """accelerate hides a scaler in its optimizers; gradients would be masked and clipped while still scaled."""
+    if scaler is None and any(getattr(optimizer, "scaler", None) is not None for optimizer in optimizers):
+        raise ValueError("the optimizer was prepared with a gradient scaler: pass scaler=accelerator.scaler too")
+
+
 @final
 class Scaler:
     """A GradScaler for all optimizers of a step together: one overflow skips them all."""

@@ -24,7 +24,7 @@ from partialsgd.gradients import Oracle
 from partialsgd.names import Parameters
 from partialsgd.passes import Pass
 from partialsgd.rules import Context, Meter, Method, Remembered, uncorrected
-from partialsgd.scaling import Scaler
+from partialsgd.scaling import Scaler, require_handed_over
 from partialsgd.steps import Pending, Step
 from partialsgd.updates import MaskedUpdate, Outside
 from partialsgd.vectors import Vector
@@ -60,6 +60,7 @@ class PartialSGD:
         self.memory: dict[str, Remembered] = {}
         self.parameters = Parameters(model)
         self._update = MaskedUpdate(self.parameters, optimizers, outside)
+        require_handed_over(optimizers, scaler)
         self._scaler = Scaler(scaler, self._update.optimizers)
         policy = nonfinite or ("skip" if self._scaler.enabled else "raise")
         self._watch = Watch(policy, clip_norm, losses_are_local=data_parallel(model) is not None)
