@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -46,6 +47,17 @@ def _draw(out: pytest.TerminalReporter, title: str, rows: dict[str, dict[str, se
         drawn = ["".join(_SYMBOL[v] for v in sorted(cells.get(c, ()))).center(len(c)) for c in columns]
         out.write_line(" ".join([row.ljust(width), *drawn]))
     out.write_line("● holds   ○ refused, and seen to raise before anything moved   – not claimed   ✗ BROKEN")
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Any]:
+    """accelerate keeps one state for a process: tests of other precisions must not find it."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield Accelerator(cpu=True, mixed_precision="bf16")
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ def test_masks_combine_as_sets_of_coordinates(a: dict, b: dict) -> None:
         assert torch.equal(dense(p.simplified())[name], x)
     assert p.count() == sum(int(m.sum()) for m in dense(p).values())
     assert p.count() + (~p).count() == masks.everything(model).count() == 11
-    for entry in p.simplified().partial().values():
+    for entry in p.simplified().partial.values():
         assert 0 < int(entry.sum()) < entry.numel()
 
 

@@ -111,11 +111,9 @@ def test_a_disabled_scaler_is_no_scaler() -> None:
         sgd.step(lambda: MLP.closure(model, 0)() * math.nan)
 
 
-def test_a_scaler_hidden_in_the_optimizer_must_be_handed_over() -> None:
-    from accelerate import Accelerator
+def test_a_scaler_hidden_in_the_optimizer_must_be_handed_over(accelerator) -> None:
     from accelerate.optimizer import AcceleratedOptimizer
 
-    Accelerator(cpu=True, mixed_precision="bf16")  # one for each process, as in the tests of wrappers
     model = MLP.model()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     wrapped = AcceleratedOptimizer(torch.optim.SGD(model.parameters(), 0.1), scaler=scaler)

@@ -114,10 +114,7 @@ def test_inductor_compiles_a_perturbed_model_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "dropout", "sam"])
-def test_accelerate_prepared_models_and_optimizers_train_alike(name: str) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+def test_accelerate_prepared_models_and_optimizers_train_alike(name: str, accelerator) -> None:
     problem = next(p for p in PROBLEMS if p.name == "mlp")
     model = problem.model()
     prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.01))

@@ -62,25 +62,24 @@ class Oracle:
         trained = self._pass(step, branch, perturbation, last=last, counts=True)
         choice, perturbation = choice.without_gradient(), perturbations.nowhere()  # backward needs their memory
         yield from trained  # lines 4 and 5: g_t at x̃_t = x_t + δx_t
-        here = self._unscaled(step, last)
+        self._unscale(step, last)
         if by_gradient and before is not None:
             if moves:
                 before.restore()
             else:
-                choice = self._choose(step, number, branch, here, before)
+                choice = self._choose(step, number, branch, self._here(), before)
         if measured and self.meter is not None:
-            state = RandomState(model)
+            noise, here = RandomState(model), self._here()
             step.criteria = self.meter.measure(choice.context, at_x or here, here)
-            state.restore()
-        self._include(step, branch, choice, last)
+            noise.restore()
+        self._include(step, branch, choice)
 
     def finish(self, step: Pending) -> None:
         """g ← p ⊙ g, corrected before that if the method remembers something."""
         if step.total:
             vectors.put(self.parameters, step.total)
         if step.method.correct is not uncorrected:
-            here = Vector(vectors.current(self.parameters))
-            vectors.put(self.parameters, step.method.correct(step.context, here))
+            vectors.put(self.parameters, step.method.correct(step.context, self._here()))
         if not step.mask.is_everything:
             vectors.mask_(self.parameters, step.mask)
         step.complete = True
@@ -115,15 +114,16 @@ class Oracle:
         if counts:
             step.note(branch, g)
 
-    def _unscaled(self, step: Pending, last: bool) -> Vector:
-        here = Vector(vectors.current(self.parameters))
-        if last:
-            step.overflow = self.scaler.unscale_in_place(here)
-        else:
-            self.scaler.unscale(here)
-        return here
+    def _here(self) -> Vector:
+        return Vector(vectors.current(self.parameters))
 
-    def _include(self, step: Pending, branch: Branch, choice: Choice, last: bool) -> None:
+    def _unscale(self, step: Pending, last: bool) -> None:
+        if self.scaler.enabled and last:
+            step.overflow = self.scaler.unscale_in_place(self._here())
+        elif self.scaler.enabled:
+            self.scaler.unscale(self._here())
+
+    def _include(self, step: Pending, branch: Branch, choice: Choice) -> None:
         assert choice.mask is not None and choice.scale is not None  # nothing waits for a gradient any more
         step.include(choice.mask, choice.scale, choice.context)
         if len(step.branches) > 1 or branch.weight != 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TypeAlias, final
 
 import torch
@@ -17,7 +18,7 @@ Entry: TypeAlias = bool | Tensor
 class Mask(Mapping[str, Entry]):
     """For each parameter all (True), none (False) or a boolean tensor; combine with `&`, `|`, `~`."""
 
-    def __init__(self, parameters: Parameters, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, parameters: Parameters, entries: dict[str, Entry]) -> None:
         self.parameters = parameters
         self._entries = entries
 
@@ -42,7 +43,7 @@ class Mask(Mapping[str, Entry]):
     def __repr__(self) -> str:
         return f"Mask({self.count():,} of {everything(self.parameters).count():,} coordinates move)"
 
-    def items(self) -> Iterable[tuple[str, Entry]]:  # type: ignore[override]  # a dict's own items: the hot loop
+    def items(self) -> ItemsView[str, Entry]:
         return self._entries.items()
 
     def count(self) -> int:
@@ -52,17 +53,18 @@ class Mask(Mapping[str, Entry]):
             for name, entry in self._entries.items()
         )
 
-    @property
+    @cached_property
     def is_everything(self) -> bool:
         return all(entry is True for entry in self._entries.values())
 
-    def partial(self) -> dict[str, Tensor]:
+    @cached_property
+    def partial(self) -> Mapping[str, Tensor]:
         """The parameters of which only a part moves."""
         return {name: entry for name, entry in self._entries.items() if isinstance(entry, Tensor)}
 
     def simplified(self) -> Mask:
         """The same mask, with a tensor that is all True or all False written as True or False."""
-        partial = self.partial()
+        partial = self.partial
         if not partial:
             return self
         # One transfer for all tensors, not one for each: on a GPU every transfer waits.
@@ -79,7 +81,7 @@ class Mask(Mapping[str, Entry]):
 def everything(model: nn.Module | Parameters) -> Mask:
     """1: every coordinate moves."""
     parameters = parameters_of(model)
-    return Mask(parameters, dict.fromkeys(parameters, True))
+    return parameters.once("everything", lambda: Mask(parameters, dict.fromkeys(parameters, True)))
 
 
 def nothing(model: nn.Module | Parameters) -> Mask:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from fnmatch import fnmatchcase
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+
+T = TypeVar("T")
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
@@ -31,7 +34,7 @@ class Parameters(Mapping[str, nn.Parameter]):
         self._first: dict[str, nn.Parameter] = {}
         self._canonical: dict[str, str] = {}
         self._owner: dict[str, nn.Module] = {}
-        self._matches: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._once: dict[Hashable, Any] = {}
         first_name: dict[nn.Parameter, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
             for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -49,6 +52,12 @@ class Parameters(Mapping[str, nn.Parameter]):
 
     def __len__(self) -> int:
         return len(self._first)
+
+    def items(self) -> ItemsView[str, nn.Parameter]:
+        return self._first.items()  # a dict's own views: every step goes over all parameters several times
+
+    def values(self) -> ValuesView[nn.Parameter]:
+        return self._first.values()
 
     def canonical(self, name: str) -> str:
         """The first name of the parameter that `name` names."""
@@ -73,10 +82,18 @@ class Parameters(Mapping[str, nn.Parameter]):
         suffix of it, and a module's pattern covers the parameters inside it.
         """
         key = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-        if key not in self._matches:
-            found = [self._match(pattern) for pattern in key]
-            self._matches[key] = tuple(name for name in self._first if any(name in f for f in found))
-        return self._matches[key]
+        return self.once(("match", key), lambda: self._match_all(key))
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What is the same at every step is made at the first."""
+        if key not in self._once:
+            self._once[key] = make()
+        made: T = self._once[key]
+        return made
+
+    def _match_all(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        found = [self._match(pattern) for pattern in patterns]
+        return tuple(name for name in self._first if any(name in covered for covered in found))
 
     def _match(self, pattern: str) -> set[str]:
         covered = {

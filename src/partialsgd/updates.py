@@ -56,7 +56,7 @@ class MaskedUpdate:
 
     def refuse(self, mask: Mask) -> None:
         """Raise before anything has moved if this mask cannot be held to the bit."""
-        for name in mask.partial():
+        for name in mask.partial:
             if name not in self._places:
                 continue
             place = self._places[name]
@@ -96,7 +96,7 @@ class MaskedUpdate:
     @contextmanager
     def _held(self, mask: Mask) -> Iterator[None]:
         saved: list[tuple[str, Tensor, dict[str, Tensor]]] = []
-        for name, entry in mask.partial().items():
+        for name, entry in mask.partial.items():
             if self._parameters[name].grad is not None:
                 tensors = self._coordinates(name)
                 scratch = {key: self._scratch_like(name, key, tensor) for key, tensor in tensors.items()}

@@ -43,8 +43,8 @@ class Vector(Mapping[str, Tensor]):
 def current(parameters: Parameters) -> dict[str, Tensor]:
     """The gradients that lie in `.grad` now."""
     found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    for name, gradient in found.items():
-        if gradient.is_sparse or gradient.layout is not torch.strided:
+    if any(gradient.layout is not torch.strided for gradient in found.values()):
+        for name, gradient in found.items():
             require_strided(name, gradient)
     return found
 
@@ -76,6 +76,7 @@ def mask_(parameters: Parameters, mask: Mask) -> None:
         if entry is False:
             parameter.grad = None
         elif parameter.grad is not None:
+            require_strided(name, parameter.grad)
             selects.keep_inside(entry, parameter.grad)
 
 
@@ -98,8 +99,10 @@ def are_finite(gradients: Sequence[Tensor]) -> bool:
     """
     small = [g for g in gradients if g.numel() < _SMALL]
     sums = [g.sum() for g in reversed(gradients) if g.numel() >= _SMALL]
-    for group in _by_kind(small):
-        sums.append(torch._C._nn.flatten_dense_tensors(group).sum())
+    try:
+        sums += [torch._C._nn.flatten_dense_tensors(small).sum()] if small else []
+    except RuntimeError:  # on several devices
+        sums += [g.sum() for g in small]
     if all(math.isfinite(s) for s in _to_floats(sums)):
         return True
     return all(bool(torch.isfinite(g).all()) for g in gradients)
@@ -107,13 +110,6 @@ def are_finite(gradients: Sequence[Tensor]) -> bool:
 
 def first_nonfinite(gradients: Mapping[str, Tensor]) -> str | None:
     return next((name for name, g in gradients.items() if not bool(torch.isfinite(g).all())), None)
-
-
-def _by_kind(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return kinds.values()
 
 
 def _to_floats(sums: Sequence[Tensor]) -> list[float]:

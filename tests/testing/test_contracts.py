@@ -39,7 +39,7 @@ def test_law_1_fails_when_state_outside_is_not_held(monkeypatch) -> None:
     def only_parameters(self, mask) -> Iterator[None]:
         before = {name: p.detach().clone() for name, p in self._parameters.items()}
         yield
-        for name, entry in mask.partial().items():
+        for name, entry in mask.partial.items():
             self._parameters[name].copy_(torch.where(entry, self._parameters[name], before[name]))
 
     monkeypatch.setattr(MaskedUpdate, "_held", only_parameters)
