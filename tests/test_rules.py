@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partialsgd import Branch, Context, Method, masks, methods, perturbations
+from partialsgd import Branch, Context, Method, PartialSGD, masks, methods, perturbations
 from partialsgd.names import Parameters
 from partialsgd.rules import NeedsGradient, choose, everything, nowhere
 from partialsgd.testing.problems import PROBLEMS
@@ -72,3 +72,25 @@ def test_a_method_is_either_one_pair_or_several_branches() -> None:
         Method(mask=lambda c: masks.nothing(c.parameters), branches=lambda c: [Branch()])
     with pytest.raises(ValueError, match="'sum' or 'mean', got 'max'"):
         Method(combine="max")
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        (Method(mask=lambda c: {"0.weight": True}), TypeError, "the rule 'mask' returned .* must return a Mask"),
+        (Method(perturb=lambda c: 0.1), TypeError, "the rule 'perturb' returned 0.1; it must return a Perturbation"),
+        (Method(scale=lambda c: "half"), TypeError, "must return a number"),
+        (Method(mask=lambda c: c.mask), RuntimeError, "asks for what is chosen after it"),
+        (Method(branches=lambda c: []), ValueError, "gave no branch"),
+        (Method(branches=lambda c: [Branch(weight=0.0)], combine="mean"), ValueError, "gave no branch with a weight"),
+    ],
+)
+def test_a_rule_that_is_wrong_is_told_so_and_changes_nothing(method: Method, error, message: str) -> None:
+    problem = PROBLEMS[1]
+    model = problem.model()
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(error, match=message):
+        sgd.step(problem.closure(model, 0))
+    assert sgd.t == 0 and all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())

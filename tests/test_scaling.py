@@ -103,6 +103,14 @@ def test_micro_batches_accumulate_under_a_scaler() -> None:
     assert sgd.update().skipped and all(torch.equal(a, b) for a, b in zip(bits(model), before, strict=True))
 
 
+def test_a_dropped_overflow_does_not_decide_the_next_step() -> None:
+    model, scaler, sgd = start(methods.plain())
+    with sgd.gradient():
+        closure(model, scaler, 0, overflow=True)()
+    sgd.zero_grad()
+    assert not sgd.step(closure(model, scaler, 0)).skipped and scaler.get_scale() == 1024.0
+
+
 def test_a_disabled_scaler_is_no_scaler() -> None:
     model = MLP.model()
     scaler = torch.amp.GradScaler("cpu", enabled=False)

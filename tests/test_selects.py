@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partialsgd import selects
+from partialsgd.selects import Selection
 
 AWKWARD = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-45, 3e38, 1.0]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.complex64]
@@ -30,9 +30,10 @@ def test_what_is_outside_comes_back_to_the_bit(dtype, shape, transposed) -> None
     mask = torch.rand(old.shape, generator=torch.Generator().manual_seed(3)) < 0.5
     expected = torch.where(mask, new, old)
     tensor, saved = old.clone(), torch.empty_like(old)
-    selects.save_outside(mask, [tensor], [saved])
+    selection = Selection(mask)
+    selection.save_outside([tensor], [saved])
     tensor.copy_(new)
-    selects.restore_outside(mask, [tensor], [saved])
+    selection.restore_outside([tensor], [saved])
     assert torch.equal(raw(tensor), raw(expected))
 
 
@@ -42,7 +43,7 @@ def test_keep_inside_writes_zeros_outside_and_touches_nothing_inside(dtype, shap
     tensor = awkward(shape, dtype, 1)
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.5
     expected = torch.where(mask, tensor, torch.zeros_like(tensor))
-    selects.keep_inside(mask, tensor)
+    Selection(mask).keep_inside(tensor)
     assert torch.equal(raw(tensor), raw(expected))
 
 
@@ -51,6 +52,7 @@ def test_the_layout_may_change_between_saving_and_restoring() -> None:
     old, new = torch.randn(80, 80), torch.randn(80, 80)
     for before, after in ((old.t().contiguous().t(), new), (old, new.t().contiguous().t())):
         saved, result = torch.empty_like(old), after.clone(memory_format=torch.preserve_format)
-        selects.save_outside(mask, [before], [saved])
-        selects.restore_outside(mask, [result], [saved])
+        selection = Selection(mask)
+        selection.save_outside([before], [saved])
+        selection.restore_outside([result], [saved])
         assert torch.equal(result, torch.where(mask, new, old))

@@ -232,6 +232,22 @@ def test_a_branch_finds_the_outputs_of_the_largest_level_detached() -> None:
     assert not seen[1][2]["logits"].requires_grad and seen[1][2]["logits"].shape == (2, 3)
 
 
+def test_the_passes_of_one_branch_are_one_function() -> None:
+    """SAM's second pass must not be told apart from its first: neither has a teacher."""
+    model, sgd = start(MLP, methods.sam())
+    teachers = []
+
+    def closure(g):
+        teachers.append(g.teacher)
+        g.outputs = model(torch.ones(2, 6))
+        loss = g.outputs.sum()
+        loss.backward()
+        return loss
+
+    sgd.step(closure)
+    assert teachers == [None, None]
+
+
 def test_scale_multiplies_the_step_and_is_gone_afterwards() -> None:
     for make in (torch.optim.SGD, torch.optim.Adam):
         model, half = MLP.model(), MLP.model()
@@ -358,7 +374,8 @@ def test_state_survives_and_a_foreign_one_is_refused() -> None:
     other.load_state_dict(state)
     assert (other.t, other.seed) == (1, 4)
     wrong = [
-        ("is of the method", start(MLP, methods.dropout(0.6))[1]),
+        ("saved with method=", start(MLP, methods.dropout(0.6))[1]),
+        ("saved with outside='hold'", start(MLP, methods.dropout(0.5), outside="decay")[1]),
         ("another model", start(PROBLEMS[0], methods.dropout(0.5))[1]),
     ]
     for message, sgd in wrong:

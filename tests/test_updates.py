@@ -311,8 +311,7 @@ class MovesWithoutGradient(optim.SGD):
         return super().step(closure)
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_a_foreign_optimizer_that_moves_what_has_no_gradient_is_found_out(named: bool) -> None:
+def test_a_foreign_optimizer_that_moves_what_has_no_gradient_is_found_out() -> None:
     sequence = [{"x.0": True, "x.1": True}, {"x.0": True}]
     model, optimizer, sgd = start(lambda p: MovesWithoutGradient(p, 0.1, momentum=0.9), sequence, (2, 2), (3, 3))
     sgd.step(model.closure(0))
@@ -326,6 +325,19 @@ def test_a_foreign_optimizer_that_moves_what_has_no_gradient_is_found_out(named:
             torch.equal(torch.as_tensor(now[k]), torch.as_tensor(old[k])) for k in now
         )
     assert sgd.t == 1
+
+
+def test_undoing_a_foreign_step_undoes_the_steps_of_its_neighbours() -> None:
+    model = Free((2, 2), (3, 3), (4, 4))
+    adam = optim.AdamW([model.x[0]], 0.1)
+    sequence = [{f"x.{k}": True for k in range(3)}, {"x.0": True, "x.1": True}]
+    sgd = PartialSGD(model, [adam, MovesWithoutGradient([model.x[1], model.x[2]], 0.1)], following(sequence))
+    sgd.step(model.closure(0))
+    before = state_of(adam, model.x[0])
+    with pytest.raises(RuntimeError, match="the step was undone"):
+        sgd.step(model.closure(1))
+    now = state_of(adam, model.x[0])
+    assert all(torch.equal(now[k], before[k]) for k in before)
 
 
 def test_foreign_optimizers_are_probed_for_elements() -> None:

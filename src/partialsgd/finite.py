@@ -77,6 +77,6 @@ class Watch:
 def _message(culprit: str, step: Pending) -> str:
     level = f", level {step.level!r}" if step.level is not None else ""
     return (
-        f"{culprit} is NaN or infinite at step t = {step.context.t}{level}; nothing was changed. Look at the batch and "
-        "the learning rate, or pass nonfinite='skip' to leave such steps out"
+        f"{culprit} is NaN or infinite at step t = {step.context.t}{level}; no parameter and no optimizer "
+        "state was changed. Look at the batch and the learning rate, or pass nonfinite='skip' to leave such steps out"
     )

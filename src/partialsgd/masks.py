@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd.names import Parameters, parameters_of
+from partialsgd.selects import Selection
 
 Entry: TypeAlias = bool | Tensor
 
@@ -21,6 +22,7 @@ class Mask(Mapping[str, Entry]):
     def __init__(self, parameters: Parameters, entries: dict[str, Entry]) -> None:
         self.parameters = parameters
         self._entries = entries
+        self._selections: dict[str, Selection] = {}
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[self.parameters.canonical(name)]
@@ -61,6 +63,16 @@ class Mask(Mapping[str, Entry]):
     def partial(self) -> Mapping[str, Tensor]:
         """The parameters of which only a part moves."""
         return {name: entry for name, entry in self._entries.items() if isinstance(entry, Tensor)}
+
+    def selection(self, name: str) -> Selection:
+        """How the mask of a parameter that moves in part is applied to tensors."""
+        if name not in self._selections:
+            self._selections[name] = Selection(self.partial[name])
+        return self._selections[name]
+
+    def release(self) -> None:
+        """Let go of the selections: their integers are as large as the parameters."""
+        self._selections.clear()
 
     def simplified(self) -> Mask:
         """The same mask, with a tensor that is all True or all False written as True or False."""

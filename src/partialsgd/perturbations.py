@@ -10,7 +10,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from partialsgd import selects
 from partialsgd.masks import Mask
 from partialsgd.names import Parameters
 from partialsgd.vectors import Vector
@@ -65,7 +64,7 @@ def drop_outside(mask: Mask) -> Perturbation:
     def move(parameters: Parameters) -> None:
         for name, entry in dropped.items():
             if isinstance(entry, Tensor):
-                selects.keep_inside(entry, parameters[name])
+                mask.selection(name).keep_inside(parameters[name].detach())
             else:
                 parameters[name].zero_()
 

@@ -135,7 +135,12 @@ class Method:
         return replace(self, name="method") == Method()
 
     def branches_at(self, context: Context) -> Sequence[Branch]:
-        return self.branches(context) if self.branches else (Branch(self.mask, self.perturb),)
+        if self.branches is None:
+            return (Branch(self.mask, self.perturb),)
+        branches = self.branches(context)
+        if not branches or sum(branch.weight for branch in branches) == 0:
+            raise ValueError(f"{self.name} gave no branch with a weight at t = {context.t}; a step needs one")
+        return branches
 
 
 class Meter(Protocol):
@@ -175,15 +180,24 @@ class Choice:
 def choose(method: Method, branch: Branch, context: Context) -> Choice:
     # What an unfinished attempt has remembered is forgotten, so that asking again is safe.
     context = replace(context, memory=dict(context.memory))
-    mask = _attempt(branch.mask, context)
+    mask = _attempt(branch.mask, context, "mask", Mask)
     context = replace(context, _mask=None if mask is None else mask.simplified())
-    perturbation = _attempt(branch.perturb, context)
-    scale = _attempt(method.scale, context)
-    return Choice(context, context._mask, perturbation, scale)
+    perturbation = _attempt(branch.perturb, context, "perturb", Perturbation)
+    scale = _attempt(method.scale, context, "scale", (int, float))
+    choice = Choice(context, context._mask, perturbation, scale)
+    if choice.needs_gradient and context._gradient is not None:
+        raise RuntimeError(f"a rule of {method.name} asks for what is chosen after it: only later rules know the mask")
+    return choice
 
 
-def _attempt(rule: Callable[[Context], Chosen], context: Context) -> Chosen | None:
+def _attempt(
+    rule: Callable[[Context], Chosen], context: Context, name: str, kind: type | tuple[type, ...]
+) -> Chosen | None:
     try:
-        return rule(context)
+        chosen = rule(context)
     except NeedsGradient:
         return None
+    if not isinstance(chosen, kind):
+        expected = kind.__name__ if isinstance(kind, type) else "number"
+        raise TypeError(f"the rule {name!r} returned {chosen!r}; it must return a {expected}")
+    return chosen

@@ -55,6 +55,13 @@ class Scaler:
             self._scaler.update()
         self._recorded = False
 
+    def forget(self) -> None:
+        """The step was dropped: what was found in it must not decide the next one."""
+        if self._scaler is not None and self._recorded:
+            for optimizer in self._optimizers:
+                self._scaler._per_optimizer_states.pop(id(optimizer), None)
+        self._recorded = False
+
     def _overflowed(self) -> bool:
         return any(bool(found.item()) for found in self._found())
 

@@ -51,6 +51,7 @@ class Pending:
     total: dict[str, Tensor] = field(default_factory=dict)
     losses: list[tuple[str | None, Tensor]] = field(default_factory=list)
     backwards: int = 0
+    outputs: Any = None
     teacher: Any = None
     criteria: object | None = None
     included: int = 0
@@ -72,12 +73,11 @@ class Pending:
         """The first pass of a branch that belongs to its method gives the loss, the first branch the teacher."""
         if g.loss is not None and len(self.losses) == self.included:
             self.losses.append((branch.level, torch.as_tensor(g.loss).detach()))
-        if self.included == 0:
-            self.teacher = g.for_pupils()
+        self.outputs = g.for_pupils()
 
     def include(self, mask: Mask, scale: float, context: Context) -> None:
         if self.included == 0:
-            self.mask, self.scale = mask, scale
+            self.mask, self.scale, self.teacher = mask, scale, self.outputs
         else:
             self.mask = self.mask | mask
         self.context = context

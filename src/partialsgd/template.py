@@ -127,6 +127,7 @@ class PartialSGD:
     def zero_grad(self) -> None:
         """Drop the gradients of a step that was not updated."""
         self._pending = None
+        self._scaler.forget()
         vectors.clear(self.parameters.values())
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,7 +139,8 @@ class PartialSGD:
             "seed": self.seed,
             "skips": self._watch.skips,
             "memory": dict(self.memory),
-            "outside": self._update.state_dict(),
+            "outside": self._update.outside,
+            "left_out": self._update.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -146,13 +148,14 @@ class PartialSGD:
         own = self.state_dict()
         if missing := own.keys() - state.keys():
             raise ValueError(f"this is not a state of PartialSGD: it lacks {', '.join(sorted(missing))}")
-        if state["method"] != own["method"]:
-            raise ValueError(f"the state is of the method {state['method']}, not of {own['method']}")
+        for key in ("method", "outside"):
+            if state[key] != own[key]:
+                raise ValueError(f"the state was saved with {key}={state[key]!r}, and this has {key}={own[key]!r}")
         for name in own["parameters"].keys() | state["parameters"].keys():
             theirs, ours = state["parameters"].get(name), own["parameters"].get(name)
             if theirs != ours:
                 raise ValueError(f"the state is of another model: {name!r} has shape {theirs} there, {ours} here")
-        self._update.load_state_dict(state["outside"])
+        self._update.load_state_dict(state["left_out"])
         self.t, self.seed, self._watch.skips = state["t"], state["seed"], state["skips"]
         self.memory = dict(state["memory"])
 

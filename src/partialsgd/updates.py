@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from partialsgd import masks, probes, selects
+from partialsgd import masks, probes
 from partialsgd.masks import Entry, Mask
 from partialsgd.names import Parameters
 
@@ -41,7 +41,7 @@ class MaskedUpdate:
             raise ValueError(f"outside must be one of {', '.join(get_args(Outside))}; got {outside!r}")
         self.optimizers = [probes.unwrapped(optimizer) for optimizer in optimizers]
         self._parameters = parameters
-        self._outside = outside
+        self.outside: Outside = outside
         self._steps = [_step_of(given) for given in optimizers]
         self._places = _places(parameters, self.optimizers)
         self._previous = masks.everything(parameters)
@@ -66,7 +66,7 @@ class MaskedUpdate:
                     f"{kind} cannot take an element mask, and {name!r} has one: {reason}; "
                     "mask whole tensors or use a coordinate-wise optimizer"
                 )
-            if self._outside == "reset" and (reason := self._verdict(place, "reset")):
+            if self.outside == "reset" and (reason := self._verdict(place, "reset")):
                 raise NotImplementedError(
                     f"outside='reset' cannot clear part of {name!r} under {kind}: {reason}; "
                     "use outside='hold' or mask whole tensors"
@@ -75,16 +75,17 @@ class MaskedUpdate:
     @torch.no_grad()
     def apply(self, mask: Mask, scale: float) -> None:
         """x ← x − γ p ⊙ g. The gradients are already masked; `scale` is α, γ = α γ_base."""
-        if self._outside == "reset":
+        if self.outside == "reset":
             self._forget_entering(mask)
         with ExitStack() as held:
             if self._unverified and not mask.is_everything:
                 held.enter_context(self._verified(mask))
-            held.enter_context(self._decayed(mask) if self._outside == "decay" else self._held(mask))
+            held.enter_context(self._decayed(mask) if self.outside == "decay" else self._held(mask))
             held.enter_context(scaled(self.optimizers, scale))
             for optimizer, step in zip(self.optimizers, self._steps, strict=True):
                 _step_newcomers(optimizer)
                 step()
+        mask.release()
 
     def state_dict(self) -> dict[str, Entry]:
         """What `outside="reset"` must know: where the mask of the last step was not everything."""
@@ -100,7 +101,7 @@ class MaskedUpdate:
             if self._parameters[name].grad is not None:
                 tensors = self._coordinates(name)
                 scratch = {key: self._scratch_like(name, key, tensor) for key, tensor in tensors.items()}
-                selects.save_outside(entry, list(tensors.values()), list(scratch.values()))
+                mask.selection(name).save_outside(list(tensors.values()), list(scratch.values()))
                 saved.append((name, entry, scratch))
         try:
             yield
@@ -108,7 +109,8 @@ class MaskedUpdate:
             for name, entry, scratch in saved:
                 tensors = self._coordinates(name)
                 known = [key for key in tensors if key in scratch]
-                selects.restore_outside(entry, [tensors[k] for k in known], [scratch[k] for k in known])
+                selection = mask.selection(name)
+                selection.restore_outside([tensors[k] for k in known], [scratch[k] for k in known])
                 for key in tensors.keys() - scratch.keys():  # state that this step has created
                     tensors[key].masked_fill_(~entry, self._initial(name, key))
 
@@ -133,7 +135,7 @@ class MaskedUpdate:
         """On the first masked step of an optimizer from outside torch: does it leave the rest alone?"""
         rest = [self._parameters[name] for name, entry in mask.items() if entry is False and name in self._places]
         values = {p: p.detach().clone() for p in self._parameters.values()}
-        states = [_snapshot(optimizer) for optimizer in self._unverified]
+        states = [_snapshot(optimizer) for optimizer in self.optimizers]
         before = {p: entries for state, _ in states for p, entries in state.items()}
         yield
         moved = [p for p in rest if not torch.equal(p, values[p])]
@@ -141,7 +143,7 @@ class MaskedUpdate:
         if moved:
             for parameter, value in values.items():
                 parameter.copy_(value)
-            for optimizer, (state, groups) in zip(self._unverified, states, strict=True):
+            for optimizer, (state, groups) in zip(self.optimizers, states, strict=True):
                 _roll_back(optimizer, state, groups)
             name = next(name for name, p in self._parameters.items() if p is moved[0])
             kinds = ", ".join(type(optimizer).__name__ for optimizer in self._unverified)

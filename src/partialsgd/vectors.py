@@ -9,7 +9,6 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from partialsgd import selects
 from partialsgd.masks import Mask
 from partialsgd.names import Parameters, require_strided
 
@@ -77,7 +76,7 @@ def mask_(parameters: Parameters, mask: Mask) -> None:
             parameter.grad = None
         elif parameter.grad is not None:
             require_strided(name, parameter.grad)
-            selects.keep_inside(entry, parameter.grad)
+            mask.selection(name).keep_inside(parameter.grad)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""p = 1, δx = −η ∇f(x): extragradient (Korpelevich 1976; Section 3.1).
+"""p = 1, δx = −η ∇f(x): extragradient (Korpelevich 1976; Section 3.3).
 
 The paper prints δx = +η ∇f(x), which would go uphill (erratum E5); for minimisation it is downhill.
 """

@@ -1,4 +1,4 @@
-"""p = top-k of |g|, δx = 0: meProp as the paper reads it (Sun et al. 2017; Section 3.1, erratum E1).
+"""p = top-k of |g|, δx = 0: meProp as the paper reads it (Sun et al. 2017; Section 3.3, erratum E1).
 
 The mask depends on the stochastic gradient that it masks, which the theorem does not cover (E2).
 """
@@ -23,7 +23,7 @@ def top_k(keep: float = 0.1, *, scope: Scope = "global") -> Method:
     """Top-k: only the coordinates with the largest gradient move.
 
     k is the share `keep` of all coordinates, at least one, over the network or in each layer (a module's
-    own parameters together). Exactly k are chosen, ties by position; c_norm is at most √(d / k).
+    own parameters together). Exactly k are chosen, ties as `torch.topk` breaks them; c_norm is at most √(d / k).
     """
     require_share("keep", keep)
     if scope not in get_args(Scope):

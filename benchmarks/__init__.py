@@ -1,0 +1,1 @@
+"""Ratios against the fastest form we know of the same thing: `make bench`."""

@@ -1,0 +1,80 @@
+"""`python -m benchmarks [word …]`: measure, show, store. `--write`: the README's table from what is stored."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib import import_module
+
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks import report
+from benchmarks.figures import FEWEST_ROUNDS, load_now, record, stored
+from benchmarks.harness import Track
+
+NAMES = ("plain", "whole_tensor", "element_masks", "two_gradients", "memory")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    if options.write:
+        write_readme()
+        return
+    console = Console()
+    for name in chosen(options.words):
+        _run(name, options.rounds, options.threads, console)
+
+
+def chosen(words: Sequence[str]) -> list[str]:
+    """The benchmarks whose name or summary holds one of the words; without words all of them."""
+    about = {name: f"{name} {import_module(f'benchmarks.{name}').SUMMARY}".lower() for name in NAMES}
+    for word in words:
+        if not any(word.lower() in text for text in about.values()):
+            listed = "\n".join(f"  {name}: {text.partition(' ')[2]}" for name, text in about.items())
+            raise SystemExit(f"no benchmark is about {word!r}; there are\n{listed}")
+    return [name for name, text in about.items() if not words or any(word.lower() in text for word in words)]
+
+
+def write_readme() -> None:
+    records = [found for name in NAMES if (found := stored(name)) is not None]
+    page = report.in_place(report.README.read_text(encoding="utf-8"), report.markdown(records))
+    report.README.write_text(page, encoding="utf-8")
+
+
+def _run(name: str, rounds: int, threads: int, console: Console) -> None:
+    load = load_now()
+    # Refreshed between rounds only: a thread that draws ten times a second would run on one of the cores.
+    with Progress(console=console, auto_refresh=False, transient=True) as progress:
+        track = Track(rounds=rounds, threads=threads, watch=_watcher(progress))
+        figures = import_module(f"benchmarks.{name}").measure(track)
+    taken = record(name, figures, track, load)
+    console.print(report.screen(taken))
+    if rounds >= FEWEST_ROUNDS:
+        taken.save()
+    else:
+        console.print(f"not stored: a figure needs {FEWEST_ROUNDS} rounds or more")
+
+
+def _watcher(progress: Progress):
+    tasks = {}
+
+    def watch(what: str, done: int, rounds: int) -> None:
+        if what not in tasks:
+            tasks[what] = progress.add_task(what, total=rounds)
+        progress.update(tasks[what], completed=done, refresh=True)
+
+    return watch
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("words", nargs="*", help="only benchmarks whose name or summary holds one of these words")
+    parser.add_argument("--rounds", type=int, default=21, help="fewer than 15 are shown but not stored")
+    parser.add_argument("--threads", type=int, default=2, help="of torch; other than 2 is shown but not stored")
+    parser.add_argument("--write", action="store_true", help="measure nothing; write README.md from what is stored")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

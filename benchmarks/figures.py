@@ -1,0 +1,96 @@
+"""What was measured, what it may be at most, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+
+from benchmarks.harness import Estimate, Times, Track
+
+RESULTS = Path(__file__).parent / "results"
+FEWEST_ROUNDS = 15
+
+
+@final
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table."""
+
+    what: str
+    measured: Estimate
+    limit: float | None = None
+    """None where a figure is only reported."""
+    unit: Literal["×", "µs"] = "×"
+    medians: Mapping[str, float] = field(default_factory=dict)
+    """What it was computed from: seconds of each contestant, or bytes."""
+
+    @property
+    def verdict(self) -> str:
+        """`~` where the interval holds the limit, so that another run may say otherwise."""
+        if self.limit is None:
+            return "reported"
+        clear = self.measured.high <= self.limit or self.measured.low > self.limit
+        return ("met" if self.measured.value <= self.limit else "missed") + ("" if clear else " ~")
+
+    def written(self, number: float | None) -> str:
+        if number is None:
+            return "–"
+        return f"{number:.0f} µs" if self.unit == "µs" else f"{number:.3g} ×" if number >= 10 else f"{number:.3f} ×"
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        low, high = self.written(self.measured.low), self.written(self.measured.high)
+        interval = "exact" if low == high else f"{low.split()[0]} – {high}"
+        return self.what, self.written(self.limit), self.written(self.measured.value), interval, self.verdict
+
+
+def ratio(what: str, times: Times, name: str, baseline: str, limit: float | None = None) -> Figure:
+    """One contestant's time ÷ another's."""
+    return Figure(what, times.ratio(name, baseline), limit, medians=times.medians(name, baseline))
+
+
+@final
+@dataclass(frozen=True)
+class Record:
+    """A benchmark's figures and what one must know to compare them with others."""
+
+    name: str
+    figures: Sequence[Figure]
+    threads: int
+    rounds: int
+    load: float
+    """How many processes wanted a core when it began: above 0.5 the machine was not ours alone."""
+    date: str
+    torch: str = torch.__version__
+    python: str = platform.python_version()
+
+    def save(self, folder: Path = RESULTS) -> Path:
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{self.name}.json"
+        path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+
+def record(name: str, figures: Sequence[Figure], track: Track, load: float) -> Record:
+    today = datetime.now(timezone.utc).date().isoformat()
+    return Record(name, figures, track.threads, track.rounds, round(load, 2), today)
+
+
+def load_now() -> float:
+    return os.getloadavg()[0]
+
+
+def stored(name: str, folder: Path = RESULTS) -> Record | None:
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return None
+    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    figures = [Figure(**{**f, "measured": Estimate(**f["measured"])}) for f in fields.pop("figures")]
+    return Record(figures=figures, **fields)

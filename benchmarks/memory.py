@@ -1,0 +1,38 @@
+"""What a step holds at its worst moment beyond what the raw loop holds, in units of the parameters."""
+
+from __future__ import annotations
+
+import partialsgd as ps
+from benchmarks import baselines, ours
+from benchmarks.baselines import Training
+from benchmarks.figures import Figure
+from benchmarks.harness import Estimate, Track
+from benchmarks.live_bytes import peak_of
+from benchmarks.whole_tensor import QUARTER, eight_equal_layers
+
+SUMMARY = "memory at the peak of a step beyond the raw loop's: SAM, extragradient, whole-tensor mask"
+
+
+def measure(track: Track) -> list[Figure]:
+    """Counted, not timed: the track is not needed."""
+    mlp = [baselines.mlp(batch=batch) for batch in (32, 256)]
+    two_gradients = {"SAM": ps.methods.sam(), "extragradient": ps.methods.extragradient()}
+    part = eight_equal_layers()
+    core = ours.constant(ps.masks.only(part.model, QUARTER))
+    return [
+        *(_extra(name, training, method, 1.05) for name, method in two_gradients.items() for training in mlp),
+        _extra("plain", mlp[0], ps.methods.plain(), 0.0),
+        _extra("whole-tensor mask of 1/4", part, core, 0.0),
+    ]
+
+
+def _extra(name: str, training: Training, method: ps.Method, limit: float) -> Figure:
+    sgd = ours.with_method(training, method)
+    for _ in range(2):  # the optimizer's state is made in the first step
+        training.step()
+        sgd.step(training.closure)
+    raw, step = peak_of(training.step), peak_of(lambda: sgd.step(training.closure))
+    size = sum(p.numel() * p.element_size() for p in training.parameters)
+    extra = (step - raw) / size
+    what = f"memory of a {name} step beyond the raw loop's ÷ parameters, batch {training.batch}"
+    return Figure(what, Estimate(extra, extra, extra), limit, medians={"raw": raw, name: step, "parameters": size})
