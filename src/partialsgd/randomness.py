@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 15  # 64-bit words at a time: the dozen integer passes below stay in the cache of a CPU
+_CHUNK = 1 << 16  # 64-bit words at a time: the dozen integer passes below stay in the cache of a CPU
 
 
 def key(*parts: int | str) -> int:
@@ -49,7 +49,8 @@ def _mix(z: Tensor, scratch: Tensor) -> None:
         torch.bitwise_right_shift(z, shift, out=scratch)
         scratch.bitwise_and_((1 << (64 - shift)) - 1)  # torch shifts keep the sign; SplitMix64's do not
         z.bitwise_xor_(scratch)
-        z.mul_(factor)
+        if factor != 1:
+            z.mul_(factor)
 
 
 def _signed(value: int) -> int:
