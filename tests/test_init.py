@@ -18,7 +18,8 @@ SOURCE = Path(partialsgd.__file__).parent
 
 # A module may import from the tiers before its own, or from its own.
 TIERS = [
-    ["names", "randomness", "selects"],
+    ["scratch", "randomness"],
+    ["names", "selects"],
     ["masks", "vectors"],
     ["perturbations", "replay", "probes", "wrappers"],
     ["rules", "passes", "scaling", "updates"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from partialsgd.scratch import Scratch
 from partialsgd.selects import Selection
 
 AWKWARD = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-45, 3e38, 1.0]
@@ -30,7 +31,7 @@ def test_what_is_outside_comes_back_to_the_bit(dtype, shape, transposed) -> None
     mask = torch.rand(old.shape, generator=torch.Generator().manual_seed(3)) < 0.5
     expected = torch.where(mask, new, old)
     tensor, saved = old.clone(), torch.empty_like(old)
-    selection = Selection(mask)
+    selection = Selection(mask, Scratch())
     selection.save_outside([tensor], [saved])
     tensor.copy_(new)
     selection.restore_outside([tensor], [saved])
@@ -43,7 +44,7 @@ def test_keep_inside_writes_zeros_outside_and_touches_nothing_inside(dtype, shap
     tensor = awkward(shape, dtype, 1)
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.5
     expected = torch.where(mask, tensor, torch.zeros_like(tensor))
-    Selection(mask).keep_inside(tensor)
+    Selection(mask, Scratch()).keep_inside(tensor)
     assert torch.equal(raw(tensor), raw(expected))
 
 
@@ -52,7 +53,7 @@ def test_the_layout_may_change_between_saving_and_restoring() -> None:
     old, new = torch.randn(80, 80), torch.randn(80, 80)
     for before, after in ((old.t().contiguous().t(), new), (old, new.t().contiguous().t())):
         saved, result = torch.empty_like(old), after.clone(memory_format=torch.preserve_format)
-        selection = Selection(mask)
+        selection = Selection(mask, Scratch())
         selection.save_outside([before], [saved])
         selection.restore_outside([result], [saved])
         assert torch.equal(result, torch.where(mask, new, old))

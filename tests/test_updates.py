@@ -381,4 +381,4 @@ def test_whole_tensor_masks_keep_no_copies() -> None:
     model, _, sgd = start(COORDINATE_WISE["Adam fused"], [{"x.0": True}] * 2, (4, 4), (5, 5))
     for t in range(2):
         sgd.step(model.closure(t))
-    assert not sgd._update._scratch
+    assert not sgd.parameters.scratch._free

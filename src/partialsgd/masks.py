@@ -67,12 +67,13 @@ class Mask(Mapping[str, Entry]):
     def selection(self, name: str) -> Selection:
         """How the mask of a parameter that moves in part is applied to tensors."""
         if name not in self._selections:
-            self._selections[name] = Selection(self.partial[name])
+            self._selections[name] = Selection(self.partial[name], self.parameters.scratch)
         return self._selections[name]
 
     def release(self) -> None:
-        """Let go of the selections: their integers are as large as the parameters."""
-        self._selections.clear()
+        """Let go of what `selection` has made, when a step is done."""
+        for selection in self._selections.values():
+            selection.release()
 
     def simplified(self) -> Mask:
         """The same mask, with a tensor that is all True or all False written as True or False."""

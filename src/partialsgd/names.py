@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from partialsgd.scratch import Scratch
+
 T = TypeVar("T")
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -34,6 +36,7 @@ class Parameters(Mapping[str, nn.Parameter]):
         self._first: dict[str, nn.Parameter] = {}
         self._canonical: dict[str, str] = {}
         self._owner: dict[str, nn.Module] = {}
+        self.scratch = Scratch()
         self._once: dict[Hashable, Any] = {}
         first_name: dict[nn.Parameter, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):

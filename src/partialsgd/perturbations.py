@@ -107,9 +107,11 @@ def perturbed(parameters: Parameters, perturbation: Perturbation) -> Iterator[No
     touched: list[Tensor] = [parameters[name] for name in perturbation.touches]
     at, move = perturbation.at, perturbation.move
     del perturbation
-    with torch.no_grad():
-        saved = [p.detach().clone(memory_format=torch.preserve_format) for p in touched]
+    saved = [parameters.scratch.borrow(p) for p in touched]
     try:
+        if touched:
+            with torch.no_grad():
+                torch._foreach_copy_(saved, touched)
         apply(parameters, move)
         del move  # it may hold the gradient at x, whose memory the pass at x̃ needs
         with at():
@@ -118,6 +120,8 @@ def perturbed(parameters: Parameters, perturbation: Perturbation) -> Iterator[No
         if touched:
             with torch.no_grad():
                 torch._foreach_copy_(touched, saved)
+        for buffer in saved:
+            parameters.scratch.give_back(buffer)
         # Autocast caches low-precision copies of weights; they are now copies of other numbers.
         torch.clear_autocast_cache()
 

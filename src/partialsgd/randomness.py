@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 16  # 64-bit words at a time: the dozen integer passes below stay in the cache of a CPU
+_CHUNK = 1 << 16  # 64-bit words at a time: the dozen integer passes below stay in a CPU's cache
 
 
 def key(*parts: int | str) -> int:
@@ -21,27 +21,31 @@ def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def words(seed: int, count: int, device: torch.device) -> Tensor:
-    """`count` independent 64-bit words: SplitMix64 of a counter, so any device gives the same."""
-    out = torch.empty(count, dtype=torch.int64, device=device)
-    chunk = _CHUNK if device.type == "cpu" else max(count, 1)
-    scratch = torch.empty(min(chunk, count), dtype=torch.int64, device=device)
-    steps = torch.arange(min(chunk, count), dtype=torch.int64, device=device).mul_(_signed(0x9E3779B97F4A7C15))
-    for start in range(0, count, chunk):
-        z = out[start : start + chunk]
-        torch.add(steps[: len(z)], _signed(seed + start * 0x9E3779B97F4A7C15), out=z)
-        _mix(z, scratch[: len(z)])
-    return out
-
-
 def bernoulli(seed: int, shape: torch.Size, keep: float, device: torch.device) -> Tensor:
     """True with probability `keep`, rounded to 2⁻¹⁶ (2⁻³² where `keep` is within 1 % of 0 or 1)."""
     lane = torch.int16 if 0.01 <= keep <= 0.99 else torch.int32
     bits = torch.iinfo(lane).bits
-    count = shape.numel()
-    lanes = words(seed, -(-count * bits // 64), device).view(lane)[:count]
     below = round(keep * 2**bits) - 2 ** (bits - 1)
-    return lanes.lt(below).view(shape) if below < 2 ** (bits - 1) else lanes.new_ones(shape, dtype=torch.bool)
+    drawn = torch.ones(shape, dtype=torch.bool, device=device)
+    if below == 2 ** (bits - 1):
+        return drawn
+    flat, lanes_a_word = drawn.view(-1), 64 // bits
+    for start, chunk in words(seed, -(-len(flat) // lanes_a_word), device):
+        part = flat[start * lanes_a_word :][: len(chunk) * lanes_a_word]
+        torch.lt(chunk.view(lane)[: len(part)], below, out=part)
+    return drawn
+
+
+def words(seed: int, count: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+    """`count` independent 64-bit words, chunk by chunk in one buffer: SplitMix64 of a counter, on any device."""
+    chunk = min(count, _CHUNK) if device.type == "cpu" else count
+    steps = torch.arange(chunk, dtype=torch.int64, device=device).mul_(_GOLDEN)
+    buffer, scratch = torch.empty_like(steps), torch.empty_like(steps)
+    for start in range(0, count, max(chunk, 1)):
+        length = min(chunk, count - start)
+        z = torch.add(steps[:length], _signed(seed + start * _GOLDEN), out=buffer[:length])
+        _mix(z, scratch[:length])
+        yield start, z
 
 
 def _mix(z: Tensor, scratch: Tensor) -> None:
@@ -49,7 +53,7 @@ def _mix(z: Tensor, scratch: Tensor) -> None:
         torch.bitwise_right_shift(z, shift, out=scratch)
         scratch.bitwise_and_((1 << (64 - shift)) - 1)  # torch shifts keep the sign; SplitMix64's do not
         z.bitwise_xor_(scratch)
-        if factor != 1:
+        if factor is not None:
             z.mul_(factor)
 
 
@@ -58,10 +62,5 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _rounds() -> Iterator[tuple[int, int]]:
-    yield 30, _signed(0xBF58476D1CE4E5B9)
-    yield 27, _signed(0x94D049BB133111EB)
-    yield 31, 1
-
-
-_ROUNDS = tuple(_rounds())
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_ROUNDS = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)), (31, None))

@@ -12,6 +12,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from partialsgd.scratch import Scratch
+
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -19,8 +21,9 @@ _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Selection:
     """One parameter's mask, with the integers that it is applied by."""
 
-    def __init__(self, mask: Tensor) -> None:
+    def __init__(self, mask: Tensor, scratch: Scratch) -> None:
         self.mask = mask
+        self._scratch = scratch
         self._inside: dict[torch.dtype, Tensor] = {}
 
     def keep_inside(self, tensor: Tensor) -> None:
@@ -48,6 +51,12 @@ class Selection:
                 numbers = tensor.view(inside.dtype)
                 torch.addcmul(old.view(inside.dtype), numbers, inside, out=numbers)
 
+    def release(self) -> None:
+        """Give the integers back: they are as large as the parameter."""
+        for inside in self._inside.values():
+            self._scratch.give_back(inside)
+        self._inside.clear()
+
     def _integers(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """1 inside, 0 outside, as wide as the tensors' numbers; None where `torch.where` must do."""
         kind = _INTEGER.get(tensors[0].element_size())
@@ -56,5 +65,5 @@ class Selection:
         if any(t.stride() != self.mask.stride() or t.element_size() != kind.itemsize for t in tensors):
             return None
         if kind not in self._inside:
-            self._inside[kind] = self.mask.to(kind)
+            self._inside[kind] = self._scratch.borrow(self.mask, kind).copy_(self.mask)
         return self._inside[kind]

@@ -45,7 +45,6 @@ class MaskedUpdate:
         self._steps = [_step_of(given) for given in optimizers]
         self._places = _places(parameters, self.optimizers)
         self._previous = masks.everything(parameters)
-        self._scratch: dict[tuple[str, str], Tensor] = {}
         self._verdicts: dict[tuple[_Place, str], str | None] = {}
         self._unverified = [o for o in self.optimizers if not probes.is_from_torch(o)]
 
@@ -100,19 +99,21 @@ class MaskedUpdate:
         for name, entry in mask.partial.items():
             if self._parameters[name].grad is not None:
                 tensors = self._coordinates(name)
-                scratch = {key: self._scratch_like(name, key, tensor) for key, tensor in tensors.items()}
-                mask.selection(name).save_outside(list(tensors.values()), list(scratch.values()))
-                saved.append((name, entry, scratch))
+                copies = {key: self._parameters.scratch.borrow(tensor) for key, tensor in tensors.items()}
+                mask.selection(name).save_outside(list(tensors.values()), list(copies.values()))
+                saved.append((name, entry, copies))
         try:
             yield
         finally:
-            for name, entry, scratch in saved:
+            for name, entry, copies in saved:
                 tensors = self._coordinates(name)
-                known = [key for key in tensors if key in scratch]
+                known = [key for key in tensors if key in copies]
                 selection = mask.selection(name)
-                selection.restore_outside([tensors[k] for k in known], [scratch[k] for k in known])
-                for key in tensors.keys() - scratch.keys():  # state that this step has created
+                selection.restore_outside([tensors[k] for k in known], [copies[k] for k in known])
+                for key in tensors.keys() - copies.keys():  # state that this step has created
                     tensors[key].masked_fill_(~entry, self._initial(name, key))
+                for copy_ in copies.values():
+                    self._parameters.scratch.give_back(copy_)
 
     @contextmanager
     def _decayed(self, mask: Mask) -> Iterator[None]:
@@ -187,12 +188,6 @@ class MaskedUpdate:
 
     def _state_now(self, parameter: nn.Parameter) -> dict[str, Any] | None:
         return next((o.state[parameter] for o in self.optimizers if parameter in o.state), None)
-
-    def _scratch_like(self, name: str, key: str, tensor: Tensor) -> Tensor:
-        scratch = self._scratch.get((name, key))
-        if scratch is None or scratch.dtype != tensor.dtype or scratch.device != tensor.device:
-            scratch = self._scratch[name, key] = torch.empty_like(tensor)
-        return scratch
 
 
 @contextmanager
