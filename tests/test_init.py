@@ -21,7 +21,7 @@ TIERS = [
     ["scratch", "randomness"],
     ["names", "selects"],
     ["masks", "vectors"],
-    ["perturbations", "replay", "probes", "wrappers"],
+    ["perturbations", "replay", "probes", "fused", "wrappers"],
     ["rules", "passes", "scaling", "updates"],
     ["steps", "closures"],
     ["finite"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, final, get_args
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from partialsgd import masks, probes
+from partialsgd.fused import Piecewise, is_piecewise
 from partialsgd.masks import Entry, Mask
 from partialsgd.names import Parameters
 
@@ -96,14 +97,21 @@ class MaskedUpdate:
     @contextmanager
     def _held(self, mask: Mask) -> Iterator[None]:
         saved: list[tuple[str, Tensor, dict[str, Tensor]]] = []
+        pieces: dict[Tensor, Tensor] = {}
         for name, entry in mask.partial.items():
-            if self._parameters[name].grad is not None:
+            parameter, place = self._parameters[name], self._places.get(name)
+            if parameter.grad is None or place is None:
+                continue
+            if entry.is_contiguous() and is_piecewise(place.optimizer, place.group, parameter):
+                pieces[parameter] = entry
+            else:
                 tensors = self._coordinates(name)
                 copies = {key: self._parameters.scratch.borrow(tensor) for key, tensor in tensors.items()}
                 mask.selection(name).save_outside(list(tensors.values()), list(copies.values()))
                 saved.append((name, entry, copies))
         try:
-            yield
+            with Piecewise(pieces) if pieces else nullcontext():
+                yield
         finally:
             for name, entry, copies in saved:
                 tensors = self._coordinates(name)

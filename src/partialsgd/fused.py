@@ -1,0 +1,70 @@
+"""x_{t+1} of a fused Adam on a CPU, a piece at a time: what is held is put back before it leaves the cache.
+
+The fused kernel works coordinate by coordinate, so that calling it for one piece of a tensor after another gives
+the same bits; saved and restored piece by piece, what lies outside the mask is read from memory once, not four times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_PIECE = 1 << 16  # twice the number of coordinates that torch gives one thread
+_KERNELS = frozenset({"aten::_fused_adam_", "aten::_fused_adamw_"})
+
+
+def is_piecewise(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> bool:
+    """Whether this parameter is large enough, and updated by a kernel that can be called in pieces."""
+    return (
+        isinstance(optimizer, Adam)
+        and bool(group.get("fused"))
+        and parameter.device.type == "cpu"
+        and parameter.dtype == torch.float32
+        and parameter.is_contiguous()
+        and parameter.numel() > _PIECE
+    )
+
+
+@final
+class Piecewise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
+    """While it is on, a fused step leaves alone what the masks of its parameters exclude."""
+
+    def __init__(self, masks: Mapping[Tensor, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        self._masks = masks
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name not in _KERNELS:
+            return func(*args, **(kwargs or {}))
+        columns = [column for column in args if isinstance(column, (list, tuple))]  # parameters, gradients, moments, …
+        whole = [k for k, parameter in enumerate(columns[0]) if parameter not in self._masks]
+        if whole:
+            func(*([column[k] for k in whole] if column else [] for column in columns), **(kwargs or {}))
+        for k, parameter in enumerate(columns[0]):
+            if parameter in self._masks:
+                row = [column[k] if column else None for column in columns]
+                _step(func, self._masks[parameter], row, kwargs or {})
+        return None
+
+
+def _step(kernel: Any, mask: Tensor, row: Sequence[Tensor | None], options: Mapping[str, Any]) -> None:
+    """One parameter: its row is itself, its gradient, its moments, and the count of its steps."""
+    flat = [t.detach().view(-1) if t is not None and t.shape == mask.shape else t for t in row]
+    held = [t.view(torch.int32) for k, t in enumerate(flat) if t is not None and t.dim() == 1 and k != 1]
+    inside, *saved = torch.empty(1 + len(held), _PIECE, dtype=torch.int32).unbind()
+    inside_of = mask.view(-1).view(torch.int8)
+    for start in range(0, mask.numel(), _PIECE):
+        here = slice(start, min(start + _PIECE, mask.numel()))
+        length = here.stop - start
+        k = inside[:length].copy_(inside_of[here])
+        pieces = [numbers[here] for numbers in held]
+        for piece, old in zip(pieces, saved, strict=True):
+            torch.addcmul(piece, piece, k, value=-1, out=old[:length])
+        kernel(*([] if t is None else [t[here] if t.dim() == 1 else t] for t in flat), **options)
+        for piece, old in zip(pieces, saved, strict=True):
+            torch.addcmul(old[:length], piece, k, out=piece)
