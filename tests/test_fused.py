@@ -57,10 +57,20 @@ def _now(optimizer: optim.Optimizer, p: nn.Parameter, key: str) -> torch.Tensor:
 
 def test_only_large_contiguous_float32_parameters_of_a_fused_adam_go_in_pieces() -> None:
     large = nn.Parameter(torch.zeros(300, 300))
+    large.grad = torch.zeros(300, 300)
     fused, plain = optim.Adam([large], fused=True), optim.Adam([large])
     sgd = optim.SGD([large], 0.1, momentum=0.9, fused=True)
     assert is_piecewise(fused, fused.param_groups[0], large)
     assert not is_piecewise(plain, plain.param_groups[0], large)
     assert not is_piecewise(sgd, sgd.param_groups[0], large), "its first momentum is not read but written"
     for other in (torch.zeros(9), torch.zeros(300, 300).double(), torch.zeros(300, 600)[:, ::2]):
+        other.grad = torch.zeros_like(other)
         assert not is_piecewise(fused, fused.param_groups[0], other)
+    large.grad = torch.zeros(300, 600)[:, ::2]
+    assert not is_piecewise(fused, fused.param_groups[0], large), "a gradient with holes"
+    large.grad = torch.zeros(300, 300)
+    hook = fused.register_step_post_hook(lambda *_: None)
+    assert not is_piecewise(fused, fused.param_groups[0], large), "a hook may move what the kernel does not"
+    hook.remove()
+    mine = type("MyAdam", (optim.Adam,), {})([large], fused=True)
+    assert not is_piecewise(mine, mine.param_groups[0], large), "a subclass may do anything"

@@ -110,3 +110,16 @@ def test_a_structural_switch_trains_what_dropping_the_numbers_would() -> None:
         runs.append([p.detach() for p in model.parameters()])
     for a, b in zip(*runs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_an_interrupt_while_saving_leaves_x_alone(monkeypatch) -> None:
+    _, x = net()
+    before = values(x)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "_foreach_copy_", interrupted)
+    with pytest.raises(KeyboardInterrupt), perturbed(x, perturbations.along_gradient(gradient(x), 1.0)):
+        raise AssertionError("the body must not run")
+    assert all(torch.equal(p, before[name]) for name, p in x.items())

@@ -132,3 +132,24 @@ def test_a_scaler_hidden_in_the_optimizer_must_be_handed_over(accelerator) -> No
     raw = MLP.model()
     PartialSGD(raw, torch.optim.SGD(raw.parameters(), 0.1)).step(MLP.closure(raw, 0))
     assert all(torch.equal(a, b) for a, b in zip(bits(model), bits(raw), strict=True))
+
+
+def test_an_overflow_in_any_branch_skips() -> None:
+    from partialsgd import Branch
+
+    method = Method(branches=lambda c: [Branch(level="full"), Branch(level="core")])
+    for bad in (0, 1):
+        model, scaler, sgd = start(method)
+        calls = iter([k == bad for k in range(2)])
+        before = bits(model)
+        step = sgd.step(lambda m=model, s=scaler, c=calls: closure(m, s, 0, overflow=next(c))())
+        assert step.skipped and scaler.get_scale() == 512.0
+        assert all(torch.equal(a, b) for a, b in zip(bits(model), before, strict=True))
+
+
+def test_raise_backs_off_alike_for_one_gradient_and_two() -> None:
+    for method in (methods.plain(), methods.sam()):
+        model, scaler, sgd = start(method, nonfinite="raise")
+        with pytest.raises(FloatingPointError):
+            sgd.step(closure(model, scaler, 0, overflow=True))
+        assert scaler.get_scale() == 512.0

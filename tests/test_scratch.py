@@ -44,3 +44,10 @@ def test_an_error_in_the_closure_loses_nothing() -> None:
         except ZeroDivisionError:
             continue
     assert sum(len(free) for free in sgd.parameters.scratch._free.values()) == before
+
+
+def test_tensors_with_holes_do_not_pile_up() -> None:
+    scratch, like = Scratch(), torch.randn(10, 6)[::2, ::2]
+    first = scratch.borrow(like)
+    scratch.give_back(first)
+    assert scratch.borrow(like) is first

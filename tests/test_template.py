@@ -42,8 +42,8 @@ def two_branches(context) -> list[Branch]:
 CASES = {**METHODS, "branches": Method(branches=two_branches, name="branches")}
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
 def test_the_driver_equals_algorithm_1(problem: Problem, name: str) -> None:
     method = CASES[name]
     model, sgd = start(problem, method, seed=3)
@@ -504,3 +504,134 @@ def test_a_loop_that_forgets_something_is_told() -> None:
 def test_bad_options_name_the_good_ones(options, message) -> None:
     with pytest.raises(ValueError, match=message):
         start(MLP, **options)
+
+
+def test_weights_hold_for_every_micro_batch() -> None:
+    half = Method(branches=lambda c: [Branch(weight=0.5)])
+    (a, sgd), (b, once) = start(MLP, half), start(MLP, half)
+    for k in (0, 1, 2):
+        with sgd.gradient():
+            a.zero_grad()  # a body that zeroes gradients itself
+            MLP.closure(a, k)()
+    sgd.update()
+    once.step(lambda: sum(MLP.closure(b, k)() for k in (0, 1, 2)))
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    with sgd.gradient():
+        MLP.closure(a, 0)()
+    with pytest.raises(RuntimeError, match="no parameter received a gradient"), sgd.gradient():
+        pass
+
+
+def test_a_nan_in_one_micro_batch_is_seen() -> None:
+    model, sgd = start(MLP)
+    for k in (0, 1, 2):
+        with sgd.gradient() as g:
+            loss = MLP.closure(model, k)()
+            if k == 1:
+                g.loss = loss * math.nan
+    with pytest.raises(FloatingPointError, match="the loss"):
+        sgd.update()
+
+
+def test_gradients_do_not_nest_and_do_not_vanish_unnoticed() -> None:
+    model, sgd = start(MLP)
+    with sgd.gradient():
+        with pytest.raises(RuntimeError, match="being taken already"), sgd.gradient():
+            raise AssertionError("the body must not run")
+        MLP.closure(model, 0)()
+    model.zero_grad()
+    with pytest.raises(RuntimeError, match=r"called zero_grad\(\)"):
+        sgd.update()
+    assert sgd.t == 0
+    nothing = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), Method(mask=lambda c: masks.nothing(model)))
+    assert nothing.step(MLP.closure(model, 0)).mask.count() == 0
+
+
+def test_loading_drops_what_is_pending() -> None:
+    model, sgd = start(MLP)
+    state = sgd.state_dict() | {"t": 7}
+    with sgd.gradient():
+        MLP.closure(model, 0)()
+    sgd.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="no gradient to apply"):
+        sgd.update()
+    assert sgd.t == 7
+    with pytest.raises(TypeError, match=r"state_dict\(\) returned"):
+        sgd.load_state_dict(None)
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        (Method(project=lambda c: None), TypeError, "the rule 'project' returned None"),
+        (Method(project=lambda c: perturbations.add(dict(c.gradient))), RuntimeError, "asks for a gradient"),
+        (Method(correct=lambda c, g: None), TypeError, "the rule 'correct' returned None"),
+        (Method(mask=lambda c: masks.everything(MLP.model()[0])), ValueError, "the mask is of another model"),
+        (
+            Method(perturb=lambda c: perturbations.add({"0.bias": torch.zeros(99)})),
+            ValueError,
+            r"'0\.bias' has shape \(99,\)",
+        ),
+    ],
+)
+def test_rules_outside_the_algorithm_are_checked_before_anything_moves(method, error, message) -> None:
+    model, sgd = start(MLP, method)
+    before = bits(model)
+    with pytest.raises(error, match=message):
+        sgd.step(MLP.closure(model, 0))
+    assert same(before, bits(model)) and sgd.t == 0 and all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m, o: PartialSGD(m, o, methods.sam), r"call it: methods\.sam\(\)"),
+        (lambda m, o: PartialSGD(o, m), "the model comes first"),
+        (lambda m, o: PartialSGD(m, None), "must be a torch.optim.Optimizer"),
+        (lambda m, o: Method(mask=masks.everything(m)), "the rule 'mask' must be a function"),
+        (lambda m, o: PartialSGD(m, o).step(torch.tensor(1.0)), "takes a closure"),
+    ],
+)
+def test_common_mistakes_are_named(make, message) -> None:
+    model = MLP.model()
+    with pytest.raises(TypeError, match=message):
+        make(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_lbfgs_refuses_what_it_cannot_do_and_goes_back_when_the_closure_fails() -> None:
+    model = MLP.model()
+    for options in ({"clip_norm": 1.0}, {"scaler": torch.amp.GradScaler("cpu")}):
+        with pytest.raises(NotImplementedError, match="LBFGS"):
+            PartialSGD(model, torch.optim.LBFGS(model.parameters()), **options)
+    sgd = PartialSGD(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(NotImplementedError, match=r"sgd\.step\(closure\)"):
+        sgd.gradients()
+    before, calls = bits(model), []
+
+    def failing():
+        calls.append(1)
+        if len(calls) == 4:
+            raise ZeroDivisionError
+        return MLP.closure(model, 0)()
+
+    with pytest.raises(ZeroDivisionError):
+        sgd.step(failing)
+    assert same(before, bits(model)) and sgd.t == 0
+
+
+def test_a_measurement_that_is_not_finite_does_not_stop_the_step() -> None:
+    """NaN at x_t only; the trained gradient is taken elsewhere."""
+    from partialsgd.testing.contracts import AlwaysMeasuring
+
+    model, sgd = start(MLP, methods.dropout(0.5), meter=AlwaysMeasuring())
+    calls = []
+
+    def closure():
+        calls.append(1)
+        loss = MLP.closure(model, 0)()
+        if len(calls) == 1:
+            model[0].weight.grad[0, 0] = math.nan
+        return loss
+
+    assert not sgd.step(closure).skipped and len(calls) == 2

@@ -264,7 +264,7 @@ def test_reset_of_part_of_a_tensor_is_refused_where_counters_would_make_it_wrong
         sgd.step(model.closure(t))
     before = model.x[0].detach().clone()
     if name not in RESETS_ELEMENTS:
-        with pytest.raises(NotImplementedError, match=r"outside='reset'.*'x.0'.*outside='hold'"):
+        with pytest.raises(NotImplementedError, match=r"reset part of a tensor.*'x.0'.*outside='hold'"):
             sgd.step(model.closure(3))
         assert torch.equal(before, model.x[0]) and sgd.t == 3
         return
@@ -382,3 +382,73 @@ def test_whole_tensor_masks_keep_no_copies() -> None:
     for t in range(2):
         sgd.step(model.closure(t))
     assert not sgd.parameters.scratch._free
+
+
+def test_alpha_is_a_factor_of_the_step_or_refused() -> None:
+    """ASGD takes its rate from its state, one step late; Rprop takes none after the first."""
+    for name, make in ALL.items():
+        model = Free((4, 4))
+        optimizer = make(list(model.parameters()))
+        sgd = PartialSGD(model, optimizer, Method(scale=lambda c: 1.0 if c.t < 2 else 0.0))
+        for t in range(2):
+            sgd.step(model.closure(t))
+        before = model.x[0].detach().clone()
+        if name in ("ASGD", "Rprop"):
+            with pytest.raises(NotImplementedError, match=rf"{name} cannot step by α = 0.0"):
+                sgd.step(model.closure(2))
+        else:
+            sgd.step(model.closure(2))
+        assert torch.equal(before, model.x[0]), name
+    with pytest.raises(ValueError, match="gave nan"):
+        PartialSGD(model, optim.SGD(model.parameters(), 0.1), Method(scale=lambda c: float("nan"))).step(
+            model.closure(0)
+        )
+
+
+def test_fused_sgd_steps_newcomers_once_and_no_one_else() -> None:
+    model = Free((2, 2), (3, 3), (4, 4))
+    groups = [{"params": [model.x[0], model.x[1]], "momentum": 0.9}, {"params": [model.x[2]], "momentum": 0.0}]
+    sequence = [{"x.0": True, "x.2": True}, {f"x.{k}": True for k in range(3)}]
+    sgd = PartialSGD(model, optim.SGD(groups, lr=0.1, fused=True), following(sequence))
+    sgd.step(model.closure(0))
+    before = [p.detach().clone() for p in model.x]
+    sgd.step(model.closure(1))
+    torch.testing.assert_close(model.x[2].detach(), before[2] - 0.1 * _gradient(torch.Size([4, 4]), 1, 2))
+    torch.testing.assert_close(model.x[1].detach(), before[1] - 0.1 * _gradient(torch.Size([3, 3]), 1, 1))
+
+
+def test_decay_does_not_move_a_parameter_that_took_no_part() -> None:
+    model = Free((4, 4), (2, 2))
+    some = torch.eye(4, dtype=torch.bool)
+    optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    sgd = PartialSGD(model, optimizer, following([{"x.0": True, "x.1": True}, {"x.0": some}]), outside="decay")
+    sgd.step(model.closure(0))
+    before = model.x[0].detach().clone()
+    sgd.step(lambda: _descend([model.x[1]], [torch.ones(2, 2)]))
+    assert torch.equal(before, model.x[0])
+
+
+def test_a_large_fused_adam_with_a_hook_or_a_mind_of_its_own_is_held_all_the_same() -> None:
+    class Mine(optim.AdamW):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.mul_(0.99)
+            return super().step(closure)
+
+    some = torch.rand(300, 300) < 0.5
+    for make in (lambda p: Mine(p, 0.01, fused=True), lambda p: _clamped(optim.AdamW(p, 0.01, fused=True))):
+        model, _, sgd = start(make, [{"x.0": some}], (300, 300))
+        before = model.x[0].detach().clone()
+        sgd.step(model.closure(0))
+        assert torch.equal(before[~some], model.x[0][~some]) and not torch.equal(before, model.x[0])
+
+
+def _clamped(optimizer: optim.Optimizer) -> optim.Optimizer:
+    def clamp(optimizer, *_) -> None:
+        with torch.no_grad():
+            for p in optimizer.param_groups[0]["params"]:
+                p.clamp_(-0.1, 0.1)
+
+    optimizer.register_step_post_hook(clamp)
+    return optimizer

@@ -18,6 +18,8 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 def with_pass(closure: Closure) -> Callable[[Pass], Any]:
     """A closure that takes an argument is given the pass it runs in; one that takes none is called as it is."""
     run: Any = closure
+    if not callable(run):
+        raise TypeError(f"step() takes a closure that runs forward and backward, got {closure!r}")
     wanted = [p for p in signature(run).parameters.values() if p.kind in _POSITIONAL and p.default is p.empty]
     if len(wanted) > 1:
         raise TypeError(f"the closure takes {len(wanted)} arguments; it may take one, the pass it runs in, or none")

@@ -33,18 +33,17 @@ class Watch:
         # Ranks must skip together: they share the gradient, not the loss.
         self._looks_at_loss = nonfinite == "raise" or (nonfinite == "skip" and not losses_are_local)
 
-    def stops_early(self, gradient: Vector, step: Pending) -> bool:
+    def stops_early(self, gradient: Vector) -> bool:
         """Whether the gradient at x_t is not finite, so that the one at x̃_t need not be taken."""
         if self._nonfinite == "ignore" or math.isfinite(gradient.norm()):
             return False
-        culprit = vectors.first_nonfinite(gradient)
-        if culprit is not None and self._nonfinite == "raise":
-            raise FloatingPointError(_message(f"the gradient of {culprit!r} at x_t", step))
-        return culprit is not None
+        return vectors.first_nonfinite(gradient) is not None
 
     def stops(self, step: Pending, parameters: Parameters, *, checked: bool) -> bool:
         """Whether the step must not be applied; if it may, its gradient is clipped."""
         found = vectors.current(parameters)
+        if not found and step.has_gradient:
+            raise RuntimeError("update() found no gradient: something called zero_grad() after the last pass")
         norm = torch.nn.utils.get_total_norm(found.values()) if self._clip_norm is not None else None
         culprit = self._culprit(step, found, norm, checked)
         if culprit is None:
@@ -64,8 +63,10 @@ class Watch:
             return f"the gradient of {vectors.first_nonfinite(found)!r}"
         if self._nonfinite == "ignore":
             return None
-        if self._looks_at_loss and not all(math.isfinite(loss) for _, loss in step.losses):
-            return "the loss"
+        if self._looks_at_loss:
+            for level, loss in step.all_losses:
+                if not math.isfinite(loss):
+                    return "the loss" if level in (None, step.level) else f"the loss of level {level!r}"
         if checked:
             return None
         if math.isfinite(norm) if norm is not None else vectors.are_finite(list(found.values())):

@@ -11,7 +11,8 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _PIECE = 1 << 16  # twice the number of coordinates that torch gives one thread
@@ -19,14 +20,16 @@ _KERNELS = frozenset({"aten::_fused_adam_", "aten::_fused_adamw_"})
 
 
 def is_piecewise(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> bool:
-    """Whether this parameter is large enough, and updated by a kernel that can be called in pieces."""
+    """Whether this parameter is large, and moved by nothing but a kernel that can be called in pieces."""
+    if type(optimizer) not in (Adam, AdamW) or not group.get("fused") or parameter.numel() <= _PIECE:
+        return False
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    tensors = [parameter, parameter.grad, *optimizer.state.get(parameter, {}).values()]
     return (
-        isinstance(optimizer, Adam)
-        and bool(group.get("fused"))
+        not any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
         and parameter.device.type == "cpu"
         and parameter.dtype == torch.float32
-        and parameter.is_contiguous()
-        and parameter.numel() > _PIECE
+        and all(isinstance(t, Tensor) and t.is_contiguous() for t in tensors)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from torch import nn
@@ -14,7 +14,7 @@ from partialsgd.names import Parameters
 from partialsgd.passes import Pass
 from partialsgd.perturbations import Perturbation
 from partialsgd.replay import Buffers, RandomState
-from partialsgd.rules import Branch, Choice, Context, Meter, choose, uncorrected
+from partialsgd.rules import Branch, Choice, Context, Meter, choose, correct, uncorrected
 from partialsgd.scaling import Scaler
 from partialsgd.steps import Pending
 from partialsgd.updates import MaskedUpdate
@@ -47,7 +47,7 @@ class Oracle:
             yield from self._pass(step, branch, perturbations.nowhere(), last=False, counts=by_gradient)
             at_x = vectors.take(self.parameters, clone=gradients_are_views(self.given))
             self.scaler.unscale(at_x)
-            if self.watch.stops_early(at_x, step):
+            if by_gradient and self.watch.stops_early(at_x):
                 self._overflow(step, at_x)
                 return
             noise.restore()  # both gradients are of one function: same batch, same noise
@@ -62,7 +62,8 @@ class Oracle:
         trained = self._pass(step, branch, perturbation, last=last, counts=True)
         choice, perturbation = choice.without_gradient(), perturbations.nowhere()  # backward needs their memory
         yield from trained  # lines 4 and 5: g_t at x̃_t = x_t + δx_t
-        self._unscale(step, last)
+        if self._overflowed(step, last):
+            return
         if by_gradient and before is not None:
             if moves:
                 before.restore()
@@ -76,12 +77,14 @@ class Oracle:
 
     def finish(self, step: Pending) -> None:
         """g ← p ⊙ g, corrected before that if the method remembers something."""
-        if step.total:
+        if step.total and not step.overflow:
             vectors.put(self.parameters, step.total)
-        if step.method.correct is not uncorrected:
-            vectors.put(self.parameters, step.method.correct(step.context, self._here()))
+        step.context = replace(step.context, level=step.level, _mask=step.mask)
+        if step.method.correct is not uncorrected and not step.overflow:
+            vectors.put(self.parameters, correct(step.method, step.context, self._here()))
         if not step.mask.is_everything:
             vectors.mask_(self.parameters, step.mask)
+        step.has_gradient = any(p.grad is not None for p in self.parameters.values())
         step.complete = True
 
     def _choose(
@@ -92,7 +95,7 @@ class Oracle:
         choice = choose(step.method, branch, context)
         try:
             if choice.mask is not None:
-                self.update.refuse(choice.mask)
+                self.update.refuse(choice.mask, choice.scale if choice.scale is not None else 1.0)
             if choice.perturbation is not None and choice.perturbation.is_structural:
                 require_unused_search(self.given)
         except (NotImplementedError, ValueError):
@@ -106,6 +109,7 @@ class Oracle:
         self, step: Pending, branch: Branch, perturbation: Perturbation, *, last: bool, counts: bool
     ) -> Generator[Pass, None, None]:
         g = Pass(self.parameters, perturbation, step.abort, level=branch.level, last=last, teacher=step.teacher)
+        step.current = g
         del perturbation  # see `branch`: the gradient in it must not outlive its use
         yield g
         if not g.ran:
@@ -117,11 +121,16 @@ class Oracle:
     def _here(self) -> Vector:
         return Vector(vectors.current(self.parameters))
 
-    def _unscale(self, step: Pending, last: bool) -> None:
+    def _overflowed(self, step: Pending, last: bool) -> bool:
+        """Unscale what lies in `.grad`. Of the last branch the scaler itself does it, and learns of overflows."""
         if self.scaler.enabled and last:
             step.overflow = self.scaler.unscale_in_place(self._here())
         elif self.scaler.enabled:
-            self.scaler.unscale(self._here())
+            here = self._here()
+            self.scaler.unscale(here)
+            if not vectors.are_finite(list(here.values())):
+                self._overflow(step, here)
+        return step.overflow
 
     def _include(self, step: Pending, branch: Branch, choice: Choice) -> None:
         assert choice.mask is not None and choice.scale is not None  # nothing waits for a gradient any more

@@ -34,10 +34,10 @@ class Mask(Mapping[str, Entry]):
         return len(self._entries)
 
     def __and__(self, other: Mask) -> Mask:
-        return self._combine(other, lambda a, b: _and(a, b))
+        return self._combine(other, _and)
 
     def __or__(self, other: Mask) -> Mask:
-        return self._combine(other, lambda a, b: _not(_and(_not(a), _not(b))))
+        return self._combine(other, _or)
 
     def __invert__(self) -> Mask:
         return Mask(self.parameters, {name: _not(entry) for name, entry in self._entries.items()})
@@ -81,7 +81,8 @@ class Mask(Mapping[str, Entry]):
         if not partial:
             return self
         # One transfer for all tensors, not one for each: on a GPU every transfer waits.
-        moving = torch.stack([m.count_nonzero().to("cpu", non_blocking=False) for m in partial.values()]).tolist()
+        counts = [m.count_nonzero() for m in partial.values()]
+        moving = torch.stack([count.to(counts[0].device) for count in counts]).tolist()
         whole = {
             name: count > 0 for (name, m), count in zip(partial.items(), moving, strict=True) if count in (0, m.numel())
         }
@@ -155,6 +156,14 @@ def _and(a: Entry, b: Entry) -> Entry:
     if isinstance(a, Tensor):
         return a if b else False
     return b if a else False
+
+
+def _or(a: Entry, b: Entry) -> Entry:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a | b
+    if isinstance(a, Tensor):
+        return True if b else a
+    return True if a else b
 
 
 def _not(entry: Entry) -> Entry:

@@ -40,6 +40,7 @@ class Pass:
         self.loss: Tensor | float | None = None
         """Put the loss here to have it checked and find it in `Step`; `step(closure)` does."""
         self.ran = False
+        self.running = False
         self._parameters = parameters
         self._abort = abort
         self._perturbed: AbstractContextManager[None] | None = perturbed(parameters, perturbation)
@@ -49,6 +50,7 @@ class Pass:
             raise RuntimeError("this gradient was taken already; take the next one from sgd.gradients()")
         try:
             self._perturbed.__enter__()
+            self.running = True
         except BaseException:
             self._abort()
             raise
@@ -57,7 +59,7 @@ class Pass:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held, self._perturbed = self._perturbed, None
+        held, self._perturbed, self.running = self._perturbed, None, False
         assert held is not None  # entered above
         try:
             held.__exit__(kind, error, trace)

@@ -52,6 +52,9 @@ def add(deltas: Mapping[str, Tensor]) -> Perturbation:
 
     def move(parameters: Parameters) -> None:
         for name, delta in deltas.items():
+            if delta.shape != parameters[name].shape:
+                shapes = f"{tuple(delta.shape)}, the parameter {tuple(parameters[name].shape)}"
+                raise ValueError(f"the perturbation of {name!r} has shape {shapes}")
             parameters[name].add_(delta)
 
     return Perturbation(tuple(deltas), move)
@@ -108,10 +111,10 @@ def perturbed(parameters: Parameters, perturbation: Perturbation) -> Iterator[No
     at, move = perturbation.at, perturbation.move
     del perturbation
     saved = [parameters.scratch.borrow(p) for p in touched]
+    if touched:
+        with torch.no_grad():
+            torch._foreach_copy_(saved, touched)
     try:
-        if touched:
-            with torch.no_grad():
-                torch._foreach_copy_(saved, touched)
         apply(parameters, move)
         del move  # it may hold the gradient at x, whose memory the pass at x̃ needs
         with at():

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 _SHAPE = (8, 8)  # two-dimensional, because an optimizer for matrices refuses anything else
-
-
-def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside the wrappers of accelerate and Lightning."""
-    inner = getattr(optimizer, "optimizer", None)
-    return unwrapped(inner) if isinstance(inner, Optimizer) else optimizer
 
 
 def is_from_torch(optimizer: Optimizer) -> bool:
@@ -37,45 +32,96 @@ def per_coordinate(state: Mapping[str, Any], parameter: Tensor) -> dict[str, Ten
     return {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
 
 
+Probe: TypeAlias = Callable[[Optimizer, Mapping[str, Any]], str | None]
+"""None if the optimizer, with the options of this group, can do a thing; else why it cannot."""
+
+
 def why_not_coordinate_wise(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
-    """None if 64 numbers stepped whole and in halves agree to the bit, else what is wrong."""
+    """64 numbers stepped whole and in halves, by rows and by columns, must agree to the bit."""
     try:
-        whole, halves = _points(), [h.clone() for h in torch.split(_points(), _SHAPE[0] // 2)]
-        steppers = [_instance(optimizer, group, part) for part in (whole, *halves)]
-        for t in range(3):
-            gradient = _directions(t)
-            for stepper, g in zip(steppers, (gradient, *torch.split(gradient, _SHAPE[0] // 2)), strict=True):
-                _step(stepper, g)
-        if not torch.equal(_value(steppers[0]), torch.cat([_value(s) for s in steppers[1:]])):
-            return "it couples the coordinates of a tensor: half a tensor moves otherwise than in the whole"
-        if not is_from_torch(optimizer) and not _starts_at_zero(optimizer, group):
-            return "its state does not start at zero, so what a held coordinate should hold is unknown"
+        for dim in (0, 1):
+            halves = [part.contiguous() for part in torch.chunk(_points(), 2, dim)]
+            steppers = [_instance(optimizer, group, part) for part in (_points(), *halves)]
+            for t in range(12):
+                for stepper, g in zip(steppers, (_directions(t), *torch.chunk(_directions(t), 2, dim)), strict=True):
+                    _step(stepper, g)
+            if not torch.equal(_value(steppers[0]), torch.cat([_value(s) for s in steppers[1:]], dim)):
+                return "it couples the coordinates of a tensor: half a tensor moves otherwise than in the whole"
+        if not is_from_torch(optimizer):
+            return _why_not_held(optimizer, group)
     except Exception as error:  # a foreign constructor may want anything
         return f"a throw-away instance could not be stepped ({type(error).__name__}: {error})"
     return None
 
 
 def why_not_forgetful(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
-    """None if a coordinate whose state is cleared moves next as it would in a new optimizer."""
-    old = _instance(optimizer, group, _points())
-    for t in range(30):
-        _step(old, _directions(t))
-    parameter = old.param_groups[0]["params"][0]
-    for entry, tensor in per_coordinate(old.state[parameter], parameter).items():
-        tensor.fill_(initial_state(optimizer, group, entry))
-    new = _instance(optimizer, group, _value(old).clone())
-    for stepper in (old, new):
-        _step(stepper, _directions(30))
-    if torch.equal(_value(old), _value(new)):
+    """A coordinate whose state is cleared must move next as it would in a new optimizer."""
+
+    def clear(old: Optimizer, parameter: nn.Parameter) -> None:
+        for entry, tensor in per_coordinate(old.state[parameter], parameter).items():
+            tensor.fill_(initial_state(optimizer, group, entry))
+
+    if _starts_anew(optimizer, group, clear):
         return None
     return "its per-tensor counters would make the first move of a cleared coordinate wrong"
 
 
-def _starts_at_zero(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
-    stepper = _instance(optimizer, group, torch.zeros(_SHAPE))
+def why_not_restartable(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
+    """A tensor whose state is dropped must move next as it would in a new optimizer."""
+    if _starts_anew(optimizer, group, lambda old, parameter: restart(old, group, parameter)):
+        return None
+    return "it remembers more of a tensor than its state holds"
+
+
+def why_not_scalable(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
+    """With a learning rate of 0 nothing may move, or α is not a factor of the step."""
+    try:
+        stepper = _instance(optimizer, group, _points())
+        for t in range(3):
+            _step(stepper, _directions(t))
+        before = _value(stepper).clone()
+        stepper.param_groups[0]["lr"] *= 0.0
+        _step(stepper, _directions(3))
+    except Exception as error:  # a foreign constructor may want anything
+        return f"a throw-away instance could not be stepped ({type(error).__name__}: {error})"
+    return None if torch.equal(before, _value(stepper)) else "its step does not follow the learning rate of the moment"
+
+
+def restart(optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter) -> None:
+    """Forget a tensor: its state is dropped, or set to its start by the one optimizer that makes it beforehand."""
+    if not isinstance(optimizer, torch.optim.Adagrad):
+        optimizer.state.pop(parameter, None)
+        return
+    optimizer.state[parameter]["step"].zero_()
+    optimizer.state[parameter]["sum"].fill_(initial_state(optimizer, group, "sum"))
+
+
+def _starts_anew(
+    optimizer: Optimizer, group: Mapping[str, Any], forget: Callable[[Optimizer, nn.Parameter], None]
+) -> bool:
+    try:
+        old = _instance(optimizer, group, _points())
+        for t in range(30):
+            _step(old, _directions(t))
+        forget(old, old.param_groups[0]["params"][0])
+        new = _instance(optimizer, group, _value(old).clone())
+        for stepper in (old, new):
+            _step(stepper, _directions(30))
+    except Exception:  # a foreign constructor may want anything
+        return False
+    return torch.equal(_value(old), _value(new))
+
+
+def _why_not_held(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
+    """What a foreign optimizer keeps of a coordinate must be visible, and zero at the start."""
+    stepper = _instance(optimizer, {**group, "weight_decay": 0.0}, _points())
     _step(stepper, torch.zeros(_SHAPE))
     parameter = stepper.param_groups[0]["params"][0]
-    return not any(bool(t.any()) for t in per_coordinate(stepper.state[parameter], parameter).values())
+    if any(isinstance(value, (dict, list, tuple, deque)) for value in stepper.state[parameter].values()):
+        return "it keeps tensors inside containers, where what is outside a mask cannot be held"
+    if any(bool(t.any()) for t in per_coordinate(stepper.state[parameter], parameter).values()):
+        return "its state does not start at zero, so what a held coordinate should hold is unknown"
+    return None
 
 
 def _instance(optimizer: Optimizer, group: Mapping[str, Any], start: Tensor) -> Optimizer:

@@ -21,6 +21,9 @@ Chosen = TypeVar("Chosen")
 class NeedsGradient(Exception):
     """A rule asked for the gradient at x_t before a pass has computed it; the step makes one and asks again."""
 
+    def __init__(self) -> None:
+        super().__init__("the gradient and the mask of a step are known to its rules mask, perturb and scale only")
+
 
 @final
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Context:
 
     def key(self, name: str) -> int:
         """A number to draw from: a function of (seed, t, branch, name)."""
-        return randomness.key(self.seed, self.t, self.branch, name)
+        place = self.parameters.canonical(name) if name in self.parameters else name
+        return randomness.key(self.seed, self.t, self.branch, place)
 
     def bernoulli(self, name: str, keep: float) -> Tensor:
         """A boolean tensor of the parameter's shape, True with probability `keep`."""
@@ -127,6 +131,10 @@ class Method:
     def __post_init__(self) -> None:
         if self.branches is not None and (self.mask is not everything or self.perturb is not nowhere):
             raise ValueError("a method has either mask and perturb or branches, each with its own mask and perturb")
+        for rule in ("mask", "perturb", "scale", "correct", "project"):
+            if not callable(getattr(self, rule)):
+                given = getattr(self, rule)
+                raise TypeError(f"the rule {rule!r} must be a function of a Context, got {given!r}; write lambda c: …")
         if self.combine not in ("sum", "mean"):
             raise ValueError(f"combine must be 'sum' or 'mean', got {self.combine!r}")
 
@@ -137,8 +145,8 @@ class Method:
     def branches_at(self, context: Context) -> Sequence[Branch]:
         if self.branches is None:
             return (Branch(self.mask, self.perturb),)
-        branches = self.branches(context)
-        if not branches or sum(branch.weight for branch in branches) == 0:
+        branches = tuple(self.branches(context))
+        if not branches or (self.combine == "mean" and sum(branch.weight for branch in branches) == 0):
             raise ValueError(f"{self.name} gave no branch with a weight at t = {context.t}; a step needs one")
         return branches
 
@@ -181,6 +189,8 @@ def choose(method: Method, branch: Branch, context: Context) -> Choice:
     # What an unfinished attempt has remembered is forgotten, so that asking again is safe.
     context = replace(context, memory=dict(context.memory))
     mask = _attempt(branch.mask, context, "mask", Mask)
+    if mask is not None:
+        _require_same_model(mask, context.parameters)
     context = replace(context, _mask=None if mask is None else mask.simplified())
     perturbation = _attempt(branch.perturb, context, "perturb", Perturbation)
     scale = _attempt(method.scale, context, "scale", (int, float))
@@ -188,6 +198,29 @@ def choose(method: Method, branch: Branch, context: Context) -> Choice:
     if choice.needs_gradient and context._gradient is not None:
         raise RuntimeError(f"a rule of {method.name} asks for what is chosen after it: only later rules know the mask")
     return choice
+
+
+def project(method: Method, context: Context) -> Perturbation:
+    """What x is to become after the update; asked before it, so that a wrong rule changes nothing."""
+    chosen = _attempt(method.project, context, "project", Perturbation)
+    if chosen is None:
+        raise RuntimeError(f"the rule 'project' of {method.name} asks for a gradient, which is gone by then")
+    return chosen
+
+
+def correct(method: Method, context: Context, gradient: Vector) -> Vector:
+    corrected = method.correct(context, gradient)
+    if not isinstance(corrected, Vector):
+        raise TypeError(f"the rule 'correct' returned {corrected!r}; it must return a Vector")
+    return corrected
+
+
+def _require_same_model(mask: Mask, parameters: Parameters) -> None:
+    if mask.parameters is parameters:
+        return
+    shapes = all(entry.shape == parameters[name].shape for name, entry in mask.partial.items() if name in parameters)
+    if mask.keys() != parameters.keys() or not shapes:
+        raise ValueError("the mask is of another model; build it from context.parameters or from the model itself")
 
 
 def _attempt(

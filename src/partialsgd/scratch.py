@@ -16,10 +16,16 @@ class Scratch:
         self._free: dict[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], list[Tensor]] = {}
 
     def borrow(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor of the shape, strides and device of `like`; what is in it is undefined."""
+        """A tensor of the shape, layout and device of `like`; what is in it is undefined."""
         kind = dtype or like.dtype
-        free = self._free.get((like.shape, like.stride(), kind, like.device))
-        return free.pop() if free else torch.empty_like(like, dtype=kind, requires_grad=False)
+        free = self._free.get((like.shape, _strides(like), kind, like.device))
+        return free.pop() if free else torch.empty_strided(like.shape, _strides(like), dtype=kind, device=like.device)
 
     def give_back(self, tensor: Tensor) -> None:
         self._free.setdefault((tensor.shape, tensor.stride(), tensor.dtype, tensor.device), []).append(tensor)
+
+
+def _strides(like: Tensor) -> tuple[int, ...]:
+    """Its own where it fills its memory, those of a contiguous tensor where it has holes."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense(like)
+    return like.stride() if dense else torch.empty(like.shape, device="meta").stride()

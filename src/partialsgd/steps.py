@@ -50,13 +50,16 @@ class Pending:
     scale: float = 1.0
     total: dict[str, Tensor] = field(default_factory=dict)
     losses: list[tuple[str | None, Tensor]] = field(default_factory=list)
+    all_losses: list[tuple[str | None, Tensor]] = field(default_factory=list)
     backwards: int = 0
+    current: Pass | None = None
     outputs: Any = None
     teacher: Any = None
     criteria: object | None = None
     included: int = 0
     by_gradient: bool = False
     overflow: bool = False
+    has_gradient: bool = False
     complete: bool = False
 
     @property
@@ -71,8 +74,11 @@ class Pending:
 
     def note(self, branch: Branch, g: Pass) -> None:
         """The first pass of a branch that belongs to its method gives the loss, the first branch the teacher."""
-        if g.loss is not None and len(self.losses) == self.included:
-            self.losses.append((branch.level, torch.as_tensor(g.loss).detach()))
+        if g.loss is not None:
+            loss = torch.as_tensor(g.loss).detach()
+            self.all_losses.append((branch.level, loss))
+            if len(self.losses) == self.included:
+                self.losses.append((branch.level, loss))
         self.outputs = g.for_pupils()
 
     def include(self, mask: Mask, scale: float, context: Context) -> None:
@@ -84,14 +90,14 @@ class Pending:
         self.included += 1
 
     def accumulate(self, before: Pending, earlier: Vector, parameters: Parameters) -> None:
-        """Add the micro-batches before this one: their losses, their passes and, unless autograd did, their g."""
+        """Add the micro-batches before this one: their losses, their passes and their gradients."""
         self.backwards += before.backwards
+        self.all_losses += before.all_losses
         self.losses = [(level, a + b) for (level, a), (_, b) in zip(before.losses, self.losses, strict=False)]
         self.overflow |= before.overflow
-        if earlier:
-            total = dict(earlier)
-            vectors.add(total, vectors.current(parameters), 1.0)
-            vectors.put(parameters, total)
+        total = dict(earlier)
+        vectors.add(total, vectors.current(parameters), 1.0)
+        vectors.put(parameters, total)
 
     def done(self, skipped: bool) -> Step:
         return Step(

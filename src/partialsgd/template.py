@@ -20,15 +20,16 @@ from torch.optim import Optimizer
 from partialsgd import perturbations, steps, vectors
 from partialsgd.closures import Closure, require_loss, with_pass
 from partialsgd.finite import Nonfinite, Watch
+from partialsgd.foreign import Undo
 from partialsgd.gradients import Oracle
 from partialsgd.names import Parameters
 from partialsgd.passes import Pass
-from partialsgd.rules import Context, Meter, Method, Remembered, uncorrected
+from partialsgd.rules import Context, Meter, Method, Remembered, project, uncorrected
 from partialsgd.scaling import Scaler, require_handed_over
 from partialsgd.steps import Pending, Step
 from partialsgd.updates import MaskedUpdate, Outside
 from partialsgd.vectors import Vector
-from partialsgd.wrappers import data_parallel, require_unused_search
+from partialsgd.wrappers import data_parallel, gradients_are_views, require_unused_search
 
 
 @final
@@ -53,7 +54,7 @@ class PartialSGD:
         scaler: torch.amp.GradScaler | None = None,
         meter: Meter | None = None,
     ) -> None:
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        optimizers = _checked(model, optimizer, method)
         self.t = 0
         self.seed = seed
         self.method = method
@@ -66,8 +67,11 @@ class PartialSGD:
         self._watch = Watch(policy, clip_norm, losses_are_local=data_parallel(model) is not None)
         self._oracle = Oracle(model, self.parameters, self._update, self._scaler, self._watch, meter)
         self._pending: Pending | None = None
-        if self._update.wants_closure and not (method.is_plain and len(optimizers) == 1 and meter is None):
-            raise NotImplementedError("LBFGS takes its own gradients: only the plain method, alone and unmeasured")
+        alone = method.is_plain and len(optimizers) == 1 and meter is None and clip_norm is None
+        if self._update.wants_closure and (not alone or self._scaler.enabled):
+            raise NotImplementedError(
+                "LBFGS takes its own gradients: only the plain method, alone, without a meter, a scaler or clip_norm"
+            )
         if method.structural:
             require_unused_search(model)
 
@@ -76,13 +80,16 @@ class PartialSGD:
         if self._update.wants_closure:
             return self._step_by_closure(closure)
         run = with_pass(closure)
-        for g in self.gradients():
-            with g:
-                g.loss = require_loss(run(g))
-        return self.update()
+        for g in self.gradients():  # lines 2 and 3: p_t and δx_t are chosen
+            with g:  # line 4: x is x̃_t inside
+                g.loss = require_loss(run(g))  # line 5: g_t
+        return self.update()  # line 6: x_{t+1}
 
     def gradients(self) -> Iterator[Pass]:
         """Lines 2 to 5, for loops that own their backward: run the body `with g:` for each g, then `update()`."""
+        if self._update.wants_closure:
+            raise NotImplementedError("LBFGS takes its own gradients: use sgd.step(closure)")
+        self._require_idle()
         if self._pending is not None and self._pending.complete:
             raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
         self.zero_grad()
@@ -114,8 +121,9 @@ class PartialSGD:
         try:
             skipped = self._watch.stops(step, self.parameters, checked=self._scaler.enabled)
             if not skipped:
+                projection = project(self.method, step.context)
                 self._update.apply(step.mask, step.scale)
-                perturbations.apply(self.parameters, self.method.project(step.context).move)
+                perturbations.apply(self.parameters, projection.move)
         finally:
             self._scaler.update()
             self.zero_grad()
@@ -146,6 +154,8 @@ class PartialSGD:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a run; a state of another method or model is refused and changes nothing."""
         own = self.state_dict()
+        if not isinstance(state, Mapping):
+            raise TypeError(f"a state is what state_dict() returned, got {state!r}")
         if missing := own.keys() - state.keys():
             raise ValueError(f"this is not a state of PartialSGD: it lacks {', '.join(sorted(missing))}")
         for key in ("method", "outside"):
@@ -155,11 +165,13 @@ class PartialSGD:
             theirs, ours = state["parameters"].get(name), own["parameters"].get(name)
             if theirs != ours:
                 raise ValueError(f"the state is of another model: {name!r} has shape {theirs} there, {ours} here")
+        self.zero_grad()
         self._update.load_state_dict(state["left_out"])
         self.t, self.seed, self._watch.skips = state["t"], state["seed"], state["skips"]
         self.memory = dict(state["memory"])
 
     def _passes(self) -> Iterator[Pass]:
+        self._update.places.refresh()
         context = Context(self.t, self.seed, self.parameters, dict(self.memory))
         step = self._pending = steps.begin(self.method, context, self.zero_grad)
         try:
@@ -174,6 +186,7 @@ class PartialSGD:
 
     def _micro_batches_before(self) -> tuple[Pending, Vector] | None:
         """What `gradient()` adds to when it is entered again. Masks and noise depend on t alone: they stay."""
+        self._require_idle()
         before = self._pending
         if before is None or not before.complete:
             self.zero_grad()
@@ -183,8 +196,12 @@ class PartialSGD:
                 f"{self.method.name} looks at the whole gradient: run all micro-batches inside one "
                 "`with sgd.gradient():`, or in the closure of sgd.step"
             )
-        # Without a scaler the earlier gradients stay in .grad and autograd adds to them.
-        return before, vectors.take(self.parameters, clone=False) if self._scaler.enabled else Vector({})
+        # Moved out, so that a body which zeroes gradients, or forgets backward, is found out as in a single one.
+        return before, vectors.take(self.parameters, clone=gradients_are_views(self._oracle.given))
+
+    def _require_idle(self) -> None:
+        if self._pending is not None and self._pending.current is not None and self._pending.current.running:
+            raise RuntimeError("a gradient is being taken already: leave its `with` block first")
 
     def _step_by_closure(self, closure: Closure) -> Step:
         """LBFGS evaluates the closure as often as it likes, so only the first gradient can be looked at."""
@@ -192,22 +209,38 @@ class PartialSGD:
 
         def evaluate() -> Any:
             self.zero_grad()
-            for g in self.gradients():
+            for g in self._passes():
                 with g:
                     losses.append(require_loss(run(g)))
             return losses[-1]
 
+        undo = Undo(self.parameters, self._update.optimizers)
         try:
             evaluate()
             step = self._pending
             assert step is not None  # evaluate() has just made it
-            step.losses = [(None, torch.as_tensor(losses[0]).detach())]
+            step.all_losses = step.losses = [(None, torch.as_tensor(losses[0]).detach())]
             skipped = self._watch.stops(step, self.parameters, checked=False)
             if not skipped:
                 first = [losses[0]]
                 self._update.optimizers[0].step(lambda: first.pop() if first else evaluate())
                 self.t += 1
+        except BaseException:
+            undo.roll_back()
+            raise
         finally:
             self.zero_grad()
         step.backwards = len(losses)
         return step.done(skipped)
+
+
+def _checked(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], method: Method) -> list[Optimizer]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model comes first and must be an nn.Module, got {type(model).__name__}")
+    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
+        raise TypeError(f"the optimizer must be a torch.optim.Optimizer or a list of them, got {optimizer!r}")
+    if not isinstance(method, Method):
+        hint = "; call it: methods.sam()" if callable(method) else ""
+        raise TypeError(f"the method must be a Method, got {method!r}{hint}")
+    return optimizers

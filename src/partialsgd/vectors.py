@@ -82,7 +82,7 @@ def mask_(parameters: Parameters, mask: Mask) -> None:
 @torch.no_grad()
 def add(total: dict[str, Tensor], gradient: Mapping[str, Tensor], weight: float) -> None:
     """total ← total + weight · gradient, reusing the gradient's own memory for new entries."""
-    if weight != 1:
+    if weight != 1 and gradient:
         torch._foreach_mul_(list(gradient.values()), weight)
     old = [name for name in gradient if name in total]
     if old:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from partialsgd import PartialSGD, masks, methods
-from partialsgd.testing.problems import Tied
+from partialsgd import PartialSGD, methods
+from partialsgd.testing.problems import Quadratic, Tied
 
 
 def net() -> nn.Module:
@@ -88,4 +88,23 @@ def test_bad_settings_are_named() -> None:
         methods.dropout(unit="channels")
     with pytest.raises(ValueError, match="keep must be in"):
         methods.dropout(0.0)
-    assert masks.everything(net()).is_everything
+
+
+def test_a_model_without_neurons_is_refused_rather_than_left_alone() -> None:
+    model = Quadratic()
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(0.5, unit="neurons"))
+    with pytest.raises(ValueError, match="no layer has neurons to drop"):
+        sgd.step(lambda: None)
+
+
+def test_the_outputs_of_a_tied_head_stay_and_the_hidden_layer_is_dropped() -> None:
+    tied = Tied()
+    sgd = PartialSGD(tied, torch.optim.SGD(tied.parameters(), 0.1), methods.dropout(0.5, unit="neurons"))
+
+    def closure():
+        loss = tied(torch.arange(5)).sum()
+        loss.backward()
+        return loss
+
+    mask = sgd.step(closure).mask
+    assert mask["head.weight"] is True and 0 < int(mask["hidden.bias"].sum()) < 8

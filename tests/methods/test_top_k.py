@@ -61,3 +61,9 @@ def test_at_least_one_moves_and_settings_are_checked() -> None:
     assert mask.count() == 1
     with pytest.raises(ValueError, match="global, layer; got 'row'"):
         methods.top_k(0.1, scope="row")
+
+
+def test_double_precision_is_kept_and_empty_layers_are_left_out() -> None:
+    _, mask = run({"a": 1e-60 * torch.arange(1.0, 7.0, dtype=torch.float64)}, methods.top_k(1 / 6))
+    assert mask["a"].nonzero().flatten().tolist() == [5]
+    run({"a": torch.ones(3), "b": torch.ones(0)}, methods.top_k(0.5, scope="layer"))

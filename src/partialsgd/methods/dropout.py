@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from partialsgd import masks, perturbations, randomness
 from partialsgd.masks import Mask
-from partialsgd.methods.settings import require_share
+from partialsgd.methods.settings import as_patterns, require_share
 from partialsgd.names import Parameters
 from partialsgd.rules import Context, Method
 
@@ -43,7 +43,7 @@ def dropout(keep: float = 0.9, *, unit: Unit = "weights", where: Sequence[str] |
     return Method(
         mask=mask,
         perturb=lambda context: perturbations.drop_outside(context.mask),
-        name=f"dropout(keep={keep}, unit={unit}, where={None if where is None else tuple(where)})",
+        name=f"dropout(keep={keep}, unit={unit}, where={where if where is None else as_patterns(where)})",
     )
 
 
@@ -68,13 +68,16 @@ def _layers(parameters: Parameters, where: Sequence[str] | None) -> list[tuple[s
     """(weight, bias) of each layer whose output units can be dropped."""
     weights = [n for n in parameters if _is_weight_of_neurons(parameters, n)]
     if where is None:
-        weights = weights[:-1]
+        outputs = [module for module in parameters.model.modules() if isinstance(module, _HAVE_NEURONS)][-1:]
+        weights = [n for n in weights if parameters.owner(n) not in outputs]
     else:
         covered = parameters.match(where)
         if not_understood := [n for n in covered if parameters[n].ndim >= 2 and n not in weights]:
             owner = type(parameters.owner(not_understood[0])).__name__
             raise ValueError(f"{not_understood[0]!r} belongs to a {owner}, whose neurons are not known; leave it out")
         weights = [n for n in weights if n in covered]
+    if not weights:
+        raise ValueError("no layer has neurons to drop: name linear or convolutional layers with `where`")
     biases = [n.removesuffix("weight") + "bias" for n in weights]
     return [(w, b if b in parameters else None) for w, b in zip(weights, biases, strict=True)]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from partialsgd import masks
 from partialsgd.masks import Mask
-from partialsgd.methods.settings import require_share
+from partialsgd.methods.settings import as_patterns, require_share
 from partialsgd.rules import Context, Method
 
 
@@ -24,4 +24,4 @@ def random_mask(keep: float = 0.5, *, where: Sequence[str] = ("*",)) -> Method:
         drawn = {name: context.bernoulli(name, keep) for name in names}
         return masks.from_tensors(context.parameters, drawn, rest=True)
 
-    return Method(mask=mask, name=f"random_mask(keep={keep}, where={tuple(where)})")
+    return Method(mask=mask, name=f"random_mask(keep={keep}, where={as_patterns(where)})")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def require_share(name: str, value: float) -> None:
     if not 0 < value <= 1:
@@ -11,3 +13,8 @@ def require_share(name: str, value: float) -> None:
 def require_nonnegative(name: str, value: float) -> None:
     if not value >= 0:
         raise ValueError(f"{name} must not be negative, got {value}; 0 is plain training")
+
+
+def as_patterns(where: Sequence[str]) -> tuple[str, ...]:
+    """One pattern given as a string is one pattern."""
+    return (where,) if isinstance(where, str) else tuple(where)

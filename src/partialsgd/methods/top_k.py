@@ -48,8 +48,8 @@ def _groups(names: Iterable[str], scope: Scope) -> Iterable[list[str]]:
 
 
 def _largest(gradient: dict[str, Tensor], keep: float) -> dict[str, Tensor]:
-    magnitude = torch.cat([g.detach().abs().reshape(-1).float() for g in gradient.values()])
-    k = max(1, round(keep * len(magnitude)))
+    magnitude = torch.cat([g.detach().abs().reshape(-1) for g in gradient.values()])
+    k = min(max(1, round(keep * len(magnitude))), len(magnitude))
     inside = torch.zeros(len(magnitude), dtype=torch.bool, device=magnitude.device)
     inside[magnitude.topk(k, sorted=False).indices] = True
     parts = torch.split(inside, [g.numel() for g in gradient.values()])
