@@ -1,6 +1,6 @@
 """Algorithm 1 again, slow and obviously right: on plain tensors, with `torch.func`, for SGD without state.
 
-It knows nothing of `PartialSGD`, of `.grad`, of optimizers or of restoring: x̃ is a new set of tensors.
+It knows nothing of `PartialSGD`, of `.grad` or of optimizers: x̃ is a new set of tensors.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from partialsgd.rules import Context, Method
 def extragradient(eta: float = 0.01) -> Method:
     """Extragradient: take the gradient one step further downhill.
 
-    `eta` is the length of that step; the theory wants eta ≤ 1/(2L). Two backward passes a step.
+    `eta` is the length of that step; the theory wants eta < 1/(2L). Two backward passes a step.
     """
     require_nonnegative("eta", eta)
 
