@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from benchmarks import report
-from benchmarks.figures import FEWEST_ROUNDS, load_now, record, stored
-from benchmarks.harness import Track
+from benchmarks.figures import FEWEST_ROUNDS, THREADS, record
+from benchmarks.harness import Track, Watcher
+from benchmarks.machine import Company
 
 NAMES = ("plain", "whole_tensor", "element_masks", "two_gradients", "memory")
 
@@ -37,18 +38,17 @@ def chosen(words: Sequence[str]) -> list[str]:
 
 
 def write_readme() -> None:
-    records = [found for name in NAMES if (found := stored(name)) is not None]
-    page = report.in_place(report.README.read_text(encoding="utf-8"), report.markdown(records))
+    page = report.in_place(report.README.read_text(encoding="utf-8"), report.tables(NAMES))
     report.README.write_text(page, encoding="utf-8")
 
 
 def _run(name: str, rounds: int, threads: int, console: Console) -> None:
-    load = load_now()
+    company = Company()
     # Refreshed between rounds only: a thread that draws ten times a second would run on one of the cores.
     with Progress(console=console, auto_refresh=False, transient=True) as progress:
         track = Track(rounds=rounds, threads=threads, watch=_watcher(progress))
         figures = import_module(f"benchmarks.{name}").measure(track)
-    taken = record(name, figures, track, load)
+    taken = record(name, figures, track, company.share())
     console.print(report.screen(taken))
     if rounds >= FEWEST_ROUNDS:
         taken.save()
@@ -56,8 +56,8 @@ def _run(name: str, rounds: int, threads: int, console: Console) -> None:
         console.print(f"not stored: a figure needs {FEWEST_ROUNDS} rounds or more")
 
 
-def _watcher(progress: Progress):
-    tasks = {}
+def _watcher(progress: Progress) -> Watcher:
+    tasks: dict[str, TaskID] = {}
 
     def watch(what: str, done: int, rounds: int) -> None:
         if what not in tasks:
@@ -71,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("words", nargs="*", help="only benchmarks whose name or summary holds one of these words")
     parser.add_argument("--rounds", type=int, default=21, help="fewer than 15 are shown but not stored")
-    parser.add_argument("--threads", type=int, default=2, help="of torch; other than 2 is shown but not stored")
+    parser.add_argument(
+        "--threads", type=int, default=THREADS, help="of torch; other than 2 is stored in a file of its own"
+    )
     parser.add_argument("--write", action="store_true", help="measure nothing; write README.md from what is stored")
     return parser
 

@@ -111,3 +111,12 @@ def _training(model: nn.Module, inputs: Tensor, targets: Tensor) -> Training:
         return loss
 
     return Training(model, fused_adam(list(model.parameters())), closure, len(inputs))
+
+
+if __name__ == "__main__":  # python -m benchmarks.baselines: the baselines by themselves
+    from benchmarks.harness import Track, ready
+
+    raced = {f"MLP of 5 M, batch {batch}": ready(mlp(batch=batch).step) for batch in (32, 256)}
+    raced["300 small tensors"] = ready(many_small_tensors().step)
+    for name, seconds in Track().race("raw loops", raced).medians().items():
+        print(f"{name}: {seconds * 1e3:.1f} ms")

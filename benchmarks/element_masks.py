@@ -8,7 +8,7 @@ import partialsgd as ps
 from benchmarks import baselines, ours
 from benchmarks.baselines import Training, after_backward
 from benchmarks.figures import Figure, ratio
-from benchmarks.harness import Times, Track, estimate, ready
+from benchmarks.harness import Contestant, Times, Track, estimate, ready
 
 SUMMARY = "element masks: the update alone and in a training step; dropout"
 DENSITIES = (1, 10, 50, 90)
@@ -16,8 +16,8 @@ DENSITIES = (1, 10, 50, 90)
 
 def measure(track: Track) -> list[Figure]:
     training = baselines.mlp(batch=256)
-    methods = {f"{share} %": ours.constant(_random(training, share)) for share in DENSITIES}
-    updates = {"dense": lambda: after_backward(training)}
+    methods = {f"{share} %": ours.constant(random_mask(training, share)) for share in DENSITIES}
+    updates: dict[str, Contestant] = {"dense": lambda: after_backward(training)}
     updates |= {name: ours.update(training, method) for name, method in methods.items()}
     steps = {"raw": ready(training.step), "dropout": ours.step(training, ps.methods.dropout(keep=0.9))}
     steps |= {name: ours.step(training, method) for name, method in methods.items()}
@@ -37,7 +37,7 @@ def _extra(times: Times, name: str) -> Figure:
     return Figure(what, extra, 0.25, medians=times.medians(name, "raw"))
 
 
-def _random(training: Training, percent: int) -> ps.Mask:
+def random_mask(training: Training, percent: int) -> ps.Mask:
     draw = torch.Generator().manual_seed(percent)
     entries = {n: torch.rand(p.shape, generator=draw) < percent / 100 for n, p in training.model.named_parameters()}
     return ps.masks.from_tensors(training.model, entries)

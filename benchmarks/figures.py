@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ from benchmarks.harness import Estimate, Times, Track
 
 RESULTS = Path(__file__).parent / "results"
 FEWEST_ROUNDS = 15
+THREADS = 2
 
 
 @final
@@ -65,30 +65,30 @@ class Record:
     figures: Sequence[Figure]
     threads: int
     rounds: int
-    load: float
-    """How many processes wanted a core when it began: above 0.5 the machine was not ours alone."""
+    others: float | None
+    """The share of the machine's processor time that other processes took: above 0.05 the figures are doubtful."""
     date: str
     torch: str = torch.__version__
     python: str = platform.python_version()
 
     def save(self, folder: Path = RESULTS) -> Path:
         folder.mkdir(exist_ok=True)
-        path = folder / f"{self.name}.json"
+        path = _path(folder, self.name, self.threads)
         path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return path
 
 
-def record(name: str, figures: Sequence[Figure], track: Track, load: float) -> Record:
+def record(name: str, figures: Sequence[Figure], track: Track, others: float | None) -> Record:
     today = datetime.now(timezone.utc).date().isoformat()
-    return Record(name, figures, track.threads, track.rounds, round(load, 2), today)
+    return Record(name, figures, track.threads, track.rounds, others, today)
 
 
-def load_now() -> float:
-    return os.getloadavg()[0]
+def _path(folder: Path, name: str, threads: int) -> Path:
+    return folder / (f"{name}.json" if threads == THREADS else f"{name}_{threads}_thread.json")
 
 
-def stored(name: str, folder: Path = RESULTS) -> Record | None:
-    path = folder / f"{name}.json"
+def stored(name: str, threads: int = THREADS, folder: Path = RESULTS) -> Record | None:
+    path = _path(folder, name, threads)
     if not path.exists():
         return None
     fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

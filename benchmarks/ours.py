@@ -7,20 +7,20 @@ from benchmarks.baselines import Training
 from benchmarks.harness import Contestant, Run, ready
 
 
-def with_method(training: Training, method: ps.Method) -> ps.PartialSGD:
+def with_method(training: Training, method: ps.Method, *, checked: bool = True) -> ps.PartialSGD:
     """On the very model and optimizer of the raw loop: a second copy would lie elsewhere in memory."""
-    return ps.PartialSGD(training.model, training.optimizer, method)
+    return ps.PartialSGD(training.model, training.optimizer, method, nonfinite="raise" if checked else "ignore")
 
 
-def step(training: Training, method: ps.Method) -> Contestant:
+def step(training: Training, method: ps.Method, *, checked: bool = True) -> Contestant:
     """A whole step, forward and backward included."""
-    sgd = with_method(training, method)
+    sgd = with_method(training, method, checked=checked)
     return ready(lambda: sgd.step(training.closure))
 
 
-def update(training: Training, method: ps.Method) -> Contestant:
+def update(training: Training, method: ps.Method, *, checked: bool = True) -> Contestant:
     """All that happens after backward: mask the gradient, look at it, step, let the gradient go."""
-    sgd = with_method(training, method)
+    sgd = with_method(training, method, checked=checked)
 
     def prepare() -> Run:
         passes = iter(sgd.gradients())

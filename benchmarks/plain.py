@@ -11,14 +11,22 @@ SUMMARY = "plain step ÷ raw loop, on large and on many small tensors"
 
 
 def measure(track: Track) -> list[Figure]:
-    return [_large(track, batch) for batch in (32, 256)] + [_small(track, tensors=300)]
+    return [*_large(track, 32), *_large(track, 256), _small(track, tensors=300)]
 
 
-def _large(track: Track, batch: int) -> Figure:
+def _large(track: Track, batch: int) -> list[Figure]:
     training = baselines.mlp(batch=batch)
-    contestants = {"raw": ready(training.step), "plain": ours.step(training, ps.methods.plain())}
+    contestants = {
+        "raw": ready(training.step),
+        "plain": ours.step(training, ps.methods.plain()),
+        "unchecked": ours.step(training, ps.methods.plain(), checked=False),
+    }
     what = f"plain step ÷ raw loop, MLP of 5 M, batch {batch}"
-    return ratio(what, track.race(what, contestants, repeat=5), "plain", "raw", 1.02)
+    times = track.race(what, contestants, repeat=5)
+    return [
+        ratio(what, times, "plain", "raw", 1.02),
+        ratio(f"the same with nonfinite='ignore', batch {batch}", times, "unchecked", "raw"),
+    ]
 
 
 def _small(track: Track, tensors: int) -> Figure:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.figures import Record
+from benchmarks.figures import Record, stored
 
 README = Path(__file__).parent / "README.md"
 HEAD = ("what", "limit", "measured", "95 % interval", "")
@@ -15,7 +15,7 @@ _BEGIN, _END = "<!-- written by `python -m benchmarks --write` -->", "<!-- end -
 
 
 def screen(record: Record) -> Table:
-    table = Table(title=f"{record.name}: {record.rounds} rounds, {record.threads} threads, torch {record.torch}")
+    table = Table(title=_taken(record).removeprefix("- ").replace("`", ""))
     for column in HEAD:
         table.add_column(column, justify="left" if column == "what" else "right")
     for figure in record.figures:
@@ -24,7 +24,16 @@ def screen(record: Record) -> Table:
     return table
 
 
-def markdown(records: Sequence[Record]) -> str:
+def tables(names: Sequence[str]) -> str:
+    """All that is stored: with two threads, which the limits are meant for, and with one."""
+    parts = []
+    for threads, title in ((2, "Two threads"), (1, "One thread")):
+        if records := [found for name in names if (found := stored(name, threads)) is not None]:
+            parts.append(f"### {title}\n\n{_table(records)}")
+    return "\n\n".join(parts)
+
+
+def _table(records: Sequence[Record]) -> str:
     rows = [HEAD, ("---", "--:", "--:", "--:", "---")]
     lines = [*rows, *(figure.cells() for record in records for figure in record.figures)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -33,9 +42,17 @@ def markdown(records: Sequence[Record]) -> str:
 
 def _taken(record: Record) -> str:
     return (
-        f"- `{record.name}`: {record.date}, {record.rounds} rounds, {record.threads} threads, torch {record.torch}, "
-        f"Python {record.python}, load {record.load} when it began"
+        f"- `{record.name}`: {record.date}, {record.rounds} rounds, {_threads(record.threads)}, torch {record.torch}, "
+        f"Python {record.python}, others took {_share(record.others)}"
     )
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" if count == 1 else f"{count} threads"
+
+
+def _share(others: float | None) -> str:
+    return "an unknown part of the machine" if others is None else f"{others:.1%} of the machine"
 
 
 def in_place(text: str, table: str) -> str:

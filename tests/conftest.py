@@ -39,6 +39,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                     tables[table][row][column].add("BROKEN" if outcome == "failed" else verdict)
     for title, rows in tables.items():
         _draw(terminalreporter, title, rows)
+    skipped = terminalreporter.stats.get("skipped", [])
+    terminalreporter.section(f"skipped tests: {len(skipped) or 'none'}")
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        terminalreporter.write_line(f"{report.nodeid}: {reason}")
 
 
 def _draw(out: pytest.TerminalReporter, title: str, rows: dict[str, dict[str, set[str]]]) -> None:

@@ -87,7 +87,9 @@ def equal_runs(a: tuple[Free, optim.Optimizer], b: tuple[Free, optim.Optimizer])
 
 @st.composite
 def sequences(draw, element: bool):
-    shapes = [tuple(draw(st.lists(st.integers(1, 9), min_size=2, max_size=2))) for _ in range(2)]
+    # Muon takes matrices only; for elements anything from vectors to what a convolution has
+    sizes = st.lists(st.integers(1, 9), min_size=1 if element else 2, max_size=4 if element else 2)
+    shapes = [tuple(draw(sizes)) for _ in range(2)]
     steps = []
     for t in range(4):
         entries: dict[str, bool | Tensor] = {}

@@ -29,7 +29,9 @@ class Verification:
 
     @contextmanager
     def of(self, mask: Mask, *, with_state: bool) -> Iterator[None]:
-        outside = {n: p for n, p in self._parameters.items() if mask[n] is False and self._is_unknown(n)}
+        outside: dict[str, Tensor] = {}
+        if self._unknown:
+            outside = {n: self._parameters[n] for n, e in mask.items() if e is False and self._is_unknown(n)}
         if not outside:
             yield
             return

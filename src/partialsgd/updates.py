@@ -51,6 +51,8 @@ class MaskedUpdate:
         """Raise before anything has moved if this mask, or this α, cannot be kept exactly."""
         if not (math.isfinite(scale) and scale >= 0):
             raise ValueError(f"the rule 'scale' gave {scale}; α must be a number that is not negative")
+        if mask.is_everything and scale == 1:
+            return
         for name, entry in mask.items():
             if isinstance(entry, Tensor):
                 self._refuse(name, probes.why_not_coordinate_wise, "take an element mask", "mask whole tensors")
@@ -67,8 +69,9 @@ class MaskedUpdate:
         if self.outside == "reset":
             self._forget_entering(mask)
         with ExitStack() as held:
-            held.enter_context(self._verification.of(mask, with_state=self.outside != "decay"))
-            held.enter_context(self._decayed(mask) if self.outside == "decay" else self._held(mask))
+            if not mask.is_everything:
+                held.enter_context(self._verification.of(mask, with_state=self.outside != "decay"))
+                held.enter_context(self._decayed(mask) if self.outside == "decay" else self._held(mask))
             held.enter_context(scaled(self.optimizers, scale))
             for optimizer, given in zip(self.optimizers, self._given, strict=True):
                 _step_newcomers(optimizer)
