@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Literal, final, get_args
 
 import torch
@@ -41,11 +40,13 @@ class Watch:
 
     def stops(self, step: Pending, parameters: Parameters, *, checked: bool) -> bool:
         """Whether the step must not be applied; if it may, its gradient is clipped."""
-        found = vectors.current(parameters)
+        found = [p.grad for p in parameters.values() if p.grad is not None]
+        if any(g.layout is not torch.strided for g in found):
+            vectors.current(parameters)  # raises, with the name
         if not found and step.has_gradient:
             raise RuntimeError("update() found no gradient: something called zero_grad() after the last pass")
-        norm = torch.nn.utils.get_total_norm(found.values()) if self._clip_norm is not None else None
-        culprit = self._culprit(step, found, norm, checked)
+        norm = torch.nn.utils.get_total_norm(found) if self._clip_norm is not None else None
+        culprit = self._culprit(step, parameters, norm, checked)
         if culprit is None:
             if norm is not None and self._clip_norm is not None:
                 torch.nn.utils.clip_grads_with_norm_(parameters.values(), self._clip_norm, norm)
@@ -58,20 +59,19 @@ class Watch:
             raise FloatingPointError(f"{self.skips} steps in a row were skipped. The last: " + _message(culprit, step))
         return True
 
-    def _culprit(self, step: Pending, found: Mapping[str, Tensor], norm: Tensor | None, checked: bool) -> str | None:
+    def _culprit(self, step: Pending, parameters: Parameters, norm: Tensor | None, checked: bool) -> str | None:
         if step.overflow:
-            return f"the gradient of {vectors.first_nonfinite(found)!r}"
+            return f"the gradient of {vectors.first_nonfinite(vectors.current(parameters))!r}"
         if self._nonfinite == "ignore":
             return None
         if self._looks_at_loss:
             for level, loss in step.all_losses:
                 if not math.isfinite(loss):
                     return "the loss" if level in (None, step.level) else f"the loss of level {level!r}"
-        if checked:
+        if checked or (math.isfinite(norm) if norm is not None else vectors.are_finite(parameters)):
             return None
-        if math.isfinite(norm) if norm is not None else vectors.are_finite(list(found.values())):
-            return None
-        name = vectors.first_nonfinite(found)  # None: finite numbers whose norm is too large for their type
+        # None: finite numbers whose norm is too large for their type
+        name = vectors.first_nonfinite(vectors.current(parameters))
         return None if name is None else f"the gradient of {name!r}"
 
 

@@ -27,11 +27,13 @@ class Verification:
         self._optimizers = optimizers
         self._unknown = [optimizer for optimizer in optimizers if not is_from_torch(optimizer)]
 
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._unknown)
+
     @contextmanager
     def of(self, mask: Mask, *, with_state: bool) -> Iterator[None]:
-        outside: dict[str, Tensor] = {}
-        if self._unknown:
-            outside = {n: self._parameters[n] for n, e in mask.items() if e is False and self._is_unknown(n)}
+        outside = {n: self._parameters[n] for n, e in mask.items() if e is False and self._is_unknown(n)}
         if not outside:
             yield
             return

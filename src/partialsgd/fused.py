@@ -57,17 +57,17 @@ class Piecewise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
 
 def _step(kernel: Any, mask: Tensor, row: Sequence[Tensor | None], options: Mapping[str, Any]) -> None:
     """One parameter: its row is itself, its gradient, its moments, and the count of its steps."""
-    flat = [t.detach().view(-1) if t is not None and t.shape == mask.shape else t for t in row]
-    held = [t.view(torch.int32) for k, t in enumerate(flat) if t is not None and t.dim() == 1 and k != 1]
-    inside, *saved = torch.empty(1 + len(held), _PIECE, dtype=torch.int32).unbind()
-    inside_of = mask.view(-1).view(torch.int8)
-    for start in range(0, mask.numel(), _PIECE):
-        here = slice(start, min(start + _PIECE, mask.numel()))
-        length = here.stop - start
-        k = inside[:length].copy_(inside_of[here])
-        pieces = [numbers[here] for numbers in held]
-        for piece, old in zip(pieces, saved, strict=True):
-            torch.addcmul(piece, piece, k, value=-1, out=old[:length])
-        kernel(*([] if t is None else [t[here] if t.dim() == 1 else t] for t in flat), **options)
-        for piece, old in zip(pieces, saved, strict=True):
-            torch.addcmul(old[:length], piece, k, out=piece)
+    columns = [t.detach().view(-1) if t is not None and t.shape == mask.shape else t for t in row]
+    split = [torch.split(t, _PIECE) if t is not None and t.dim() == 1 else t for t in columns]
+    numbers = [[piece.view(torch.int32) for piece in t] for k, t in enumerate(split) if isinstance(t, tuple) and k != 1]
+    inside, *saved = torch.empty(1 + len(numbers), _PIECE, dtype=torch.int32).unbind()
+    for number, piece_of_mask in enumerate(torch.split(mask.view(-1).view(torch.int8), _PIECE)):
+        if len(piece_of_mask) < _PIECE:
+            inside, *saved = (buffer[: len(piece_of_mask)] for buffer in (inside, *saved))
+        inside.copy_(piece_of_mask)
+        held = [pieces[number] for pieces in numbers]
+        for piece, old in zip(held, saved, strict=True):
+            torch.addcmul(piece, piece, inside, value=-1, out=old)
+        kernel(*([] if t is None else [t[number]] if isinstance(t, tuple) else [t] for t in split), **options)
+        for piece, old in zip(held, saved, strict=True):
+            torch.addcmul(old, piece, inside, out=piece)

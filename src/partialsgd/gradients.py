@@ -128,7 +128,7 @@ class Oracle:
         elif self.scaler.enabled:
             here = self._here()
             self.scaler.unscale(here)
-            if not vectors.are_finite(list(here.values())):
+            if not vectors.are_finite(self.parameters):
                 self._overflow(step, here)
         return step.overflow
 

@@ -77,7 +77,7 @@ class Mask(Mapping[str, Entry]):
 
     def simplified(self) -> Mask:
         """The same mask, with a tensor that is all True or all False written as True or False."""
-        partial = self.partial
+        partial = {name: m for name, m in self.partial.items() if not _is_mixed_at_a_glance(m)}
         if not partial:
             return self
         # One transfer for all tensors, not one for each: on a GPU every transfer waits.
@@ -133,6 +133,14 @@ def from_tensors(model: nn.Module | Parameters, entries: Mapping[str, Entry], *,
             )
         said[canonical] = (name, checked)
     return Mask(parameters, {name: said[name][1] if name in said else rest for name in parameters})
+
+
+def _is_mixed_at_a_glance(mask: Tensor) -> bool:
+    """On a CPU the first entries mostly tell; elsewhere looking would wait for the device."""
+    if mask.device.type != "cpu" or not mask.is_contiguous():
+        return False
+    first = mask.view(-1)[:512]
+    return bool(first.any()) and not bool(first.all())
 
 
 def _checked(name: str, parameter: nn.Parameter, entry: Entry) -> Entry:

@@ -77,4 +77,6 @@ class Pass:
 
     def for_pupils(self) -> Any:
         """The outputs as smaller levels may use them."""
+        if self.outputs is None:
+            return None
         return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, self.outputs)

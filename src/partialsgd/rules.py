@@ -182,6 +182,8 @@ class Choice:
 
     def without_gradient(self) -> Choice:
         """Chosen; the gradient that it was chosen by, and the perturbation that may hold it, are let go."""
+        if self.context._gradient is None and not self.moves:
+            return self
         return replace(self, context=replace(self.context, _gradient=None), perturbation=None)
 
 

@@ -69,10 +69,14 @@ class MaskedUpdate:
         if self.outside == "reset":
             self._forget_entering(mask)
         with ExitStack() as held:
-            if not mask.is_everything:
+            if not mask.is_everything and self._verification.is_needed:
                 held.enter_context(self._verification.of(mask, with_state=self.outside != "decay"))
-                held.enter_context(self._decayed(mask) if self.outside == "decay" else self._held(mask))
-            held.enter_context(scaled(self.optimizers, scale))
+            if self.outside == "decay":
+                held.enter_context(self._decayed(mask))
+            elif mask.partial:
+                held.enter_context(self._held(mask))
+            if scale != 1:
+                held.enter_context(scaled(self.optimizers, scale))
             for optimizer, given in zip(self.optimizers, self._given, strict=True):
                 _step_newcomers(optimizer)
                 places.step(given)
@@ -169,7 +173,7 @@ class MaskedUpdate:
 @contextmanager
 def scaled(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
     """γ_t = α_t γ_base for as long as the step takes. Scaling gradients would do nothing under Adam."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups] if factor != 1 else []
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     rates = [group["lr"] for group in groups]
     try:
         for group, rate in zip(groups, rates, strict=True):

@@ -35,7 +35,7 @@ class Vector(Mapping[str, Tensor]):
     def norm(self) -> float:
         """‖g‖, over all parameters."""
         if self._norm is None:
-            self._norm = float(torch.nn.utils.get_total_norm(self.values())) if self._entries else 0.0
+            self._norm = _norm(list(self._entries.values())) if self._entries else 0.0
         return self._norm
 
 
@@ -90,25 +90,46 @@ def add(total: dict[str, Tensor], gradient: Mapping[str, Tensor], weight: float)
     total.update({name: g for name, g in gradient.items() if name not in total})
 
 
-def are_finite(gradients: Sequence[Tensor]) -> bool:
-    """Whether no gradient holds a NaN or an infinity, in one pass.
+def are_finite(parameters: Parameters) -> bool:
+    """Whether no gradient in `.grad` holds a NaN or an infinity, in one pass.
 
     A sum is finite only if all its terms are; a finite gradient whose sum overflows is looked at again.
-    Backward wrote the first layers' gradients last: reading in reverse leaves those in the cache.
     """
-    small = [g for g in gradients if g.numel() < _SMALL]
-    sums = [g.sum() for g in reversed(gradients) if g.numel() >= _SMALL]
-    try:
-        sums += [torch._C._nn.flatten_dense_tensors(small).sum()] if small else []
-    except RuntimeError:  # on several devices
-        sums += [g.sum() for g in small]
+    large, groups = parameters.once("sums", lambda: _by_size(parameters.values()))
+    sums = [p.grad.sum() for p in large if p.grad is not None]
+    for group in groups:
+        if found := [p.grad for p in group if p.grad is not None]:
+            sums.append(torch.cat(found).sum() if len(found) > 1 else found[0].sum())
     if all(math.isfinite(s) for s in _to_floats(sums)):
         return True
-    return all(bool(torch.isfinite(g).all()) for g in gradients)
+    return first_nonfinite(current(parameters)) is None
 
 
 def first_nonfinite(gradients: Mapping[str, Tensor]) -> str | None:
     return next((name for name, g in gradients.items() if not bool(torch.isfinite(g).all())), None)
+
+
+def _by_size(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[list[nn.Parameter]]]:
+    """Large parameters, and small ones in groups that are added up together without waking a second thread."""
+    large: list[nn.Parameter] = []
+    groups: dict[tuple[object, ...], list[list[nn.Parameter]]] = {}
+    for p in parameters:
+        if p.numel() >= _SMALL or p.ndim == 0:
+            large.append(p)
+            continue
+        alike = groups.setdefault((p.dtype, p.device, p.shape[1:]), [[]])
+        if sum(q.numel() for q in alike[-1]) + p.numel() >= _SMALL:
+            alike.append([])
+        alike[-1].append(p)
+    return large, [group for alike in groups.values() for group in alike]
+
+
+def _norm(gradients: Sequence[Tensor]) -> float:
+    """‖g‖. A norm over a whole tensor runs on one thread of a CPU, norms of its rows on all."""
+    if any(g.device.type != "cpu" for g in gradients):
+        return float(torch.nn.utils.get_total_norm(gradients))
+    rows = [torch.linalg.vector_norm(g, dim=-1) if g.numel() >= _SMALL and g.ndim > 1 else g for g in gradients]
+    return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(r).double() for r in rows])))
 
 
 def _to_floats(sums: Sequence[Tensor]) -> list[float]:
