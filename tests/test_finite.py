@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from partialsgd import Branch, Method, PartialSGD, methods
+from partialsgd import Branch, Context, Method, PartialSGD, methods
 from partialsgd import vectors as vectors_module
 from partialsgd.testing.problems import PROBLEMS
 
@@ -67,4 +67,20 @@ def test_a_bad_number_outside_the_mask_stops_nothing() -> None:
         with g:
             closure()
     assert not sgd.update().skipped
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_a_bad_number_outside_the_mask_stops_no_step_either() -> None:
+    """In `step` the gradient is masked only when something in it is not finite."""
+    model, sgd = start(methods.random_mask(0.5))
+    inside = methods.random_mask(0.5).mask(Context(0, 0, sgd.parameters, {}))["2.weight"]
+
+    def closure(where):
+        loss = MLP.closure(model, 0)()
+        model[2].weight.grad[where] = math.nan
+        return loss
+
+    with pytest.raises(FloatingPointError, match=r"'2\.weight'"):
+        sgd.step(lambda: closure(inside))
+    assert not sgd.step(lambda: closure(~inside)).skipped
     assert all(torch.isfinite(p).all() for p in model.parameters())

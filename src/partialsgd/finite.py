@@ -27,6 +27,7 @@ class Watch:
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, got {clip_norm}; for no clipping use None")
         self.skips = 0
+        self.clips = clip_norm is not None
         self._nonfinite = nonfinite
         self._clip_norm = clip_norm
         # Ranks must skip together: they share the gradient, not the loss.
@@ -70,6 +71,10 @@ class Watch:
                     return "the loss" if level in (None, step.level) else f"the loss of level {level!r}"
         if checked or (math.isfinite(norm) if norm is not None else vectors.are_finite(parameters)):
             return None
+        if not step.is_masked:  # it may have been outside
+            vectors.mask_(parameters, step.mask)
+            if vectors.are_finite(parameters):
+                return None
         # None: finite numbers whose norm is too large for their type
         name = vectors.first_nonfinite(vectors.current(parameters))
         return None if name is None else f"the gradient of {name!r}"

@@ -75,15 +75,19 @@ class Oracle:
             noise.restore()
         self._include(step, branch, choice)
 
-    def finish(self, step: Pending) -> None:
-        """g ← p ⊙ g, corrected before that if the method remembers something."""
+    def finish(self, step: Pending, *, is_seen: bool) -> None:
+        """g ← p ⊙ g, corrected before that if the method remembers something.
+
+        A gradient that nobody sees need not be zero where an update that holds puts everything back.
+        """
         if step.total and not step.overflow:
             vectors.put(self.parameters, step.total)
         step.context = replace(step.context, level=step.level, _mask=step.mask)
         if step.method.correct is not uncorrected and not step.overflow:
             vectors.put(self.parameters, correct(step.method, step.context, self._here()))
+        step.is_masked = is_seen or not step.mask.partial
         if not step.mask.is_everything:
-            vectors.mask_(self.parameters, step.mask)
+            vectors.mask_(self.parameters, step.mask, elements=step.is_masked)
         step.has_gradient = any(p.grad is not None for p in self.parameters.values())
         step.complete = True
 

@@ -60,6 +60,7 @@ class Pending:
     by_gradient: bool = False
     overflow: bool = False
     has_gradient: bool = False
+    is_masked: bool = False
     complete: bool = False
 
     @property

@@ -80,7 +80,9 @@ class PartialSGD:
         if self._update.wants_closure:
             return self._step_by_closure(closure)
         run = with_pass(closure)
-        for g in self.gradients():  # lines 2 and 3: p_t and δx_t are chosen
+        self._require_none_pending()
+        is_seen = self._update.outside == "decay" or self._watch.clips
+        for g in self._passes(is_seen=is_seen):  # lines 2 and 3: p_t and δx_t are chosen
             with g:  # line 4: x is x̃_t inside
                 g.loss = require_loss(run(g))  # line 5: g_t
         return self.update()  # line 6: x_{t+1}
@@ -89,10 +91,7 @@ class PartialSGD:
         """Lines 2 to 5, for loops that own their backward: run the body `with g:` for each g, then `update()`."""
         if self._update.wants_closure:
             raise NotImplementedError("LBFGS takes its own gradients: use sgd.step(closure)")
-        self._require_idle()
-        if self._pending is not None and self._pending.complete:
-            raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
-        self.zero_grad()
+        self._require_none_pending()
         return self._passes()
 
     @contextmanager
@@ -170,7 +169,7 @@ class PartialSGD:
         self.t, self.seed, self._watch.skips = state["t"], state["seed"], state["skips"]
         self.memory = dict(state["memory"])
 
-    def _passes(self) -> Iterator[Pass]:
+    def _passes(self, *, is_seen: bool = True) -> Iterator[Pass]:
         self._update.places.refresh()
         context = Context(self.t, self.seed, self.parameters, dict(self.memory))
         step = self._pending = steps.begin(self.method, context, self.zero_grad)
@@ -179,7 +178,7 @@ class PartialSGD:
                 yield from self._oracle.branch(step, number, branch)
                 if step.overflow:
                     break
-            self._oracle.finish(step)
+            self._oracle.finish(step, is_seen=is_seen)
         except Exception:
             self.zero_grad()
             raise
@@ -198,6 +197,12 @@ class PartialSGD:
             )
         # Moved out, so that a body which zeroes gradients, or forgets backward, is found out as in a single one.
         return before, vectors.take(self.parameters, clone=gradients_are_views(self._oracle.given))
+
+    def _require_none_pending(self) -> None:
+        self._require_idle()
+        if self._pending is not None and self._pending.complete:
+            raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
+        self.zero_grad()
 
     def _require_idle(self) -> None:
         if self._pending is not None and self._pending.current is not None and self._pending.current.running:

@@ -66,7 +66,7 @@ def clear(parameters: Iterable[nn.Parameter]) -> None:
 
 
 @torch.no_grad()
-def mask_(parameters: Parameters, mask: Mask) -> None:
+def mask_(parameters: Parameters, mask: Mask, *, elements: bool = True) -> None:
     """g ← p ⊙ g in `.grad`; a tensor wholly outside gets None, because a zero gradient is not a mask."""
     for name, entry in mask.items():
         if entry is True:
@@ -74,7 +74,7 @@ def mask_(parameters: Parameters, mask: Mask) -> None:
         parameter = parameters[name]
         if entry is False:
             parameter.grad = None
-        elif parameter.grad is not None:
+        elif elements and parameter.grad is not None:
             require_strided(name, parameter.grad)
             mask.selection(name).keep_inside(parameter.grad)
 

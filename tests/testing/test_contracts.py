@@ -51,7 +51,7 @@ def test_law_1_fails_when_a_zero_gradient_stands_for_a_mask(monkeypatch) -> None
     method = Method(mask=lambda c: masks.only(c.parameters, ["0"]) if c.t else masks.everything(c.parameters))
     law(method, MLP, adamw, False)
 
-    def zeros(parameters, mask) -> None:
+    def zeros(parameters, mask, **_) -> None:
         for name, p in parameters.items():
             if p.grad is not None:
                 p.grad.mul_(torch.as_tensor(mask[name]))
