@@ -28,7 +28,7 @@ def test_plain_masked_dropped_extragradient_and_sam() -> None:
     x, after, model = run(Method())
     torch.testing.assert_close(after, x - 0.1 * by_hand(x, model))
     p = torch.tensor([1.0, 1, 1, 0, 0, 0, 0])
-    only_a = lambda c: masks.only(c.parameters, ["a"])  # noqa: E731
+    only_a = lambda c: masks.only(c.parameters, ["a"])  # noqa: E731  # shorter than a def
     x, after, model = run(Method(mask=only_a))
     torch.testing.assert_close(after, x - 0.1 * p * by_hand(x, model))
     x, after, model = run(Method(mask=only_a, perturb=lambda c: perturbations.drop_outside(c.mask)))

@@ -199,7 +199,7 @@ def test_gradients_left_over_from_before_do_not_count() -> None:
 
 def test_branches_are_accumulated_as_a_sum_or_a_mean() -> None:
     for combine, divisor in (("sum", 1.0), ("mean", 4.0)):
-        branches = lambda c: [Branch(weight=3.0), Branch(weight=1.0)]  # noqa: E731
+        branches = lambda c: [Branch(weight=3.0), Branch(weight=1.0)]  # noqa: E731  # shorter than a def
         (a, sgd), (b, plain) = start(MLP, Method(branches=branches, combine=combine)), start()
         step = sgd.step(MLP.closure(a, 0))
         plain.step(lambda b=b, divisor=divisor: _scaled(MLP, b, 4.0 / divisor))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from partialsgd.rules import Method as Method
     from partialsgd.steps import Step as Step
     from partialsgd.template import PartialSGD as PartialSGD
+    from partialsgd.vectors import Vector as Vector
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ _HOME = {
     "PartialSGD": "template",
     "Perturbation": "perturbations",
     "Step": "steps",
+    "Vector": "vectors",
 }
 _MODULES = ("masks", "methods", "perturbations")
 
@@ -44,6 +46,7 @@ __all__ = [
     "PartialSGD",
     "Perturbation",
     "Step",
+    "Vector",
     "__version__",
     "masks",
     "methods",

@@ -28,7 +28,7 @@ def test_the_second_gradient_is_taken_downhill() -> None:
     seen, model = points(methods.extragradient(0.03))
     gradient = model.h * (seen[0] - model.c)
     torch.testing.assert_close(seen[1], seen[0] - 0.03 * gradient)
-    value = lambda x: float((0.5 * model.h * (x - model.c) ** 2).sum())  # noqa: E731
+    value = lambda x: float((0.5 * model.h * (x - model.c) ** 2).sum())  # noqa: E731  # shorter than a def
     assert value(seen[1]) < value(seen[0]), "the paper's printed sign would go uphill (E5)"
 
 

@@ -104,7 +104,7 @@ class Run:
         def run() -> Tensor:
             with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
                 loss = self.problem.evaluate(self.model, t)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
             return loss
 
         return run

@@ -37,7 +37,7 @@ class Problem:
 
         def run() -> Tensor:
             loss = self.evaluate(model, t)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
             return loss
 
         return run
