@@ -49,8 +49,9 @@ def test_opposite_infinities_and_large_finite_sums_are_told_apart() -> None:
 def test_groups_of_small_tensors_hold_each_once_and_stay_small() -> None:
     x = with_gradients(*(torch.ones(k % 7 + 1, 100) for k in range(200)), torch.ones(300, 300))
     large, groups = vectors._by_size(x.values())
-    assert len(large) == 1 and sum(len(group) for group in groups) == 200
-    assert all(sum(p.numel() for p in group) < vectors._SMALL for group in groups)
+    assert large == [200] and sorted(k for group in groups for k in group) == list(range(200))
+    sizes = [p.numel() for p in x.values()]
+    assert all(sum(sizes[k] for k in group) < vectors._SMALL for group in groups)
 
 
 def test_taking_moves_and_cloning_survives_a_reused_buffer() -> None:

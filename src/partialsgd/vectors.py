@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -90,16 +90,17 @@ def add(total: dict[str, Tensor], gradient: Mapping[str, Tensor], weight: float)
     total.update({name: g for name, g in gradient.items() if name not in total})
 
 
-def are_finite(parameters: Parameters) -> bool:
-    """Whether no gradient in `.grad` holds a NaN or an infinity, in one pass.
+def are_finite(parameters: Parameters, found: Sequence[Tensor | None] | None = None) -> bool:
+    """Whether no gradient in `.grad` (or of those `found` there) holds a NaN or an infinity, in one pass.
 
     A sum is finite only if all its terms are; a finite gradient whose sum overflows is looked at again.
     """
+    gradients = [p.grad for p in parameters.values()] if found is None else found
     large, groups = parameters.once("sums", lambda: _by_size(parameters.values()))
-    sums = [p.grad.sum() for p in large if p.grad is not None]
+    sums = [g.sum() for k in large if (g := gradients[k]) is not None]
     for group in groups:
-        if found := [p.grad for p in group if p.grad is not None]:
-            sums.append(torch.cat(found).sum() if len(found) > 1 else found[0].sum())
+        if alike := [g for k in group if (g := gradients[k]) is not None]:
+            sums.append(torch.cat(alike).sum() if len(alike) > 1 else alike[0].sum())
     if all(math.isfinite(s) for s in _to_floats(sums)):
         return True
     return first_nonfinite(current(parameters)) is None
@@ -109,18 +110,19 @@ def first_nonfinite(gradients: Mapping[str, Tensor]) -> str | None:
     return next((name for name, g in gradients.items() if not bool(torch.isfinite(g).all())), None)
 
 
-def _by_size(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[list[nn.Parameter]]]:
+def _by_size(parameters: Collection[nn.Parameter]) -> tuple[list[int], list[list[int]]]:
     """Large parameters, and small ones in groups that are added up together without waking a second thread."""
-    large: list[nn.Parameter] = []
-    groups: dict[tuple[object, ...], list[list[nn.Parameter]]] = {}
-    for p in parameters:
-        if p.numel() >= _SMALL or p.ndim == 0:
-            large.append(p)
+    large: list[int] = []
+    groups: dict[tuple[object, ...], list[list[int]]] = {}
+    sizes = [p.numel() for p in parameters]
+    for k, p in enumerate(parameters):
+        if sizes[k] >= _SMALL or p.ndim == 0:
+            large.append(k)
             continue
         alike = groups.setdefault((p.dtype, p.device, p.shape[1:]), [[]])
-        if sum(q.numel() for q in alike[-1]) + p.numel() >= _SMALL:
+        if sum(sizes[other] for other in alike[-1]) + sizes[k] >= _SMALL:
             alike.append([])
-        alike[-1].append(p)
+        alike[-1].append(k)
     return large, [group for alike in groups.values() for group in alike]
 
 
