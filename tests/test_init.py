@@ -28,7 +28,9 @@ TIERS = [
     ["finite"],
     ["gradients"],
     ["template"],
+    ["nested"],
     ["methods"],
+    ["recipes"],
     ["testing"],
 ]
 

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from partialsgd import methods as methods
     from partialsgd import perturbations as perturbations
     from partialsgd.masks import Mask as Mask
+    from partialsgd.nested import Depth as Depth
+    from partialsgd.nested import LayerSum as LayerSum
+    from partialsgd.nested import LowRank as LowRank
+    from partialsgd.nested import Nested as Nested
+    from partialsgd.nested import OutputSum as OutputSum
+    from partialsgd.nested import Width as Width
+    from partialsgd.nested import nest as nest
     from partialsgd.perturbations import Perturbation as Perturbation
     from partialsgd.rules import Branch as Branch
     from partialsgd.rules import Context as Context
@@ -27,29 +34,43 @@ __version__ = "0.1.0"
 _HOME = {
     "Branch": "rules",
     "Context": "rules",
+    "Depth": "nested",
+    "LayerSum": "nested",
+    "LowRank": "nested",
     "Mask": "masks",
     "Meter": "rules",
     "Method": "rules",
+    "Nested": "nested",
+    "OutputSum": "nested",
     "PartialSGD": "template",
     "Perturbation": "perturbations",
     "Step": "steps",
     "Vector": "vectors",
+    "Width": "nested",
+    "nest": "nested",
 }
 _MODULES = ("masks", "methods", "perturbations")
 
 __all__ = [
     "Branch",
     "Context",
+    "Depth",
+    "LayerSum",
+    "LowRank",
     "Mask",
     "Meter",
     "Method",
+    "Nested",
+    "OutputSum",
     "PartialSGD",
     "Perturbation",
     "Step",
     "Vector",
+    "Width",
     "__version__",
     "masks",
     "methods",
+    "nest",
     "perturbations",
 ]
 

@@ -67,7 +67,7 @@ class Parameters(Mapping[str, nn.Parameter]):
         try:
             return self._canonical[name]
         except KeyError:
-            raise KeyError(f"no parameter is named {name!r}; {_closest(name, self._canonical)}") from None
+            raise KeyError(f"no parameter is named {name!r}; {closest(name, self._canonical)}") from None
 
     def owner(self, name: str) -> nn.Module:
         """The module that holds the parameter under its first name."""
@@ -99,14 +99,10 @@ class Parameters(Mapping[str, nn.Parameter]):
         return tuple(name for name in self._first if any(name in covered for covered in found))
 
     def _match(self, pattern: str) -> set[str]:
-        covered = {
-            canonical
-            for name, canonical in self._canonical.items()
-            if any(fnmatchcase(suffix, pattern) for suffix in _suffixes_of_prefixes(name))
-        }
+        covered = {canonical for name, canonical in self._canonical.items() if matches(name, pattern)}
         if not covered:
             known = {s for name in self._canonical for s in _suffixes_of_prefixes(name)}
-            raise ValueError(f"pattern {pattern!r} matches no parameter or module; {_closest(pattern, known)}")
+            raise ValueError(f"pattern {pattern!r} matches no parameter or module; {closest(pattern, known)}")
         return covered
 
 
@@ -126,6 +122,11 @@ def _clean(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
+def matches(name: str, pattern: str) -> bool:
+    """Whether the pattern covers the name: it matches it, or a module around it, or a dotted suffix of these."""
+    return any(fnmatchcase(suffix, pattern) for suffix in _suffixes_of_prefixes(name))
+
+
 def _suffixes_of_prefixes(name: str) -> Iterator[str]:
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
@@ -133,7 +134,7 @@ def _suffixes_of_prefixes(name: str) -> Iterator[str]:
             yield ".".join(parts[start:end])
 
 
-def _closest(wanted: str, known: Mapping[str, str] | set[str]) -> str:
+def closest(wanted: str, known: Mapping[str, str] | set[str]) -> str:
     # Numbered layers differ by one digit only: what is named should help to see the scheme, not list it.
     close = difflib.get_close_matches(wanted.strip("*."), list(known), n=3, cutoff=0.4)
     return (

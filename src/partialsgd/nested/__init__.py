@@ -1,0 +1,11 @@
+"""A network with networks inside it."""
+
+from __future__ import annotations
+
+from partialsgd.nested.family import Nested as Nested
+from partialsgd.nested.nest import nest as nest
+from partialsgd.nested.specs import Depth as Depth
+from partialsgd.nested.specs import LayerSum as LayerSum
+from partialsgd.nested.specs import LowRank as LowRank
+from partialsgd.nested.specs import Width as Width
+from partialsgd.nested.sums import OutputSum as OutputSum

@@ -1,0 +1,99 @@
+"""Fresh inputs for a network: like those it was called with, or as its configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+_ROWS = 4  # as many rows of an example are kept as a check needs
+
+
+@final
+@dataclass(frozen=True)
+class Example:
+    """The arguments of one call, cut to a few rows."""
+
+    call: Call
+    rows: int
+    """The length of the first dimension, which is taken for the batch."""
+
+    def drawn(self, rows: int, generator: torch.Generator) -> Call:
+        """New arguments: floating-point tensors drawn anew, of others rows drawn from the example."""
+
+        def fresh(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            batched = value.ndim > 0 and len(value) == self.rows
+            if value.is_floating_point():
+                shape = (rows, *value.shape[1:]) if batched else value.shape
+                return torch.randn(shape, generator=generator).to(value)
+            if not batched:
+                return value
+            return value[torch.randint(len(value), (rows,), generator=generator).to(value.device)]
+
+        args, kwargs = tree_map(fresh, self.call)
+        return args, kwargs
+
+
+def example_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:
+    """What is worth keeping of a call; None if it has no tensors."""
+    lengths = [len(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    if not lengths:
+        return None
+    few = min(lengths[0], _ROWS)
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        batched = value.ndim > 0 and len(value) == lengths[0]
+        return (value[:few] if batched else value).detach().clone()
+
+    return Example(tree_map(cut, (args, kwargs)), few)
+
+
+def as_example(given: Any) -> Example:
+    """An example as a user gives it: a tensor, a tuple of arguments or a dict of named ones."""
+    args, kwargs = as_call(given)
+    example = example_of(args, kwargs)
+    if example is None:
+        raise ValueError("the example has no tensor: give an input, a tuple of arguments or a dict of named ones")
+    return example
+
+
+def as_call(given: Any) -> Call:
+    """A batch as arguments: a mapping by name, a tuple or list in order, anything else as the one argument."""
+    if isinstance(given, (tuple, list)):
+        return tuple(given), {}
+    if hasattr(given, "keys"):
+        return (), dict(given)
+    return (given,), {}
+
+
+def from_config(model: nn.Module) -> Example | None:
+    """Inputs for a Hugging Face model, by its configuration."""
+    config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
+    if config is None or main is None:
+        return None
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    if main == "pixel_values":
+        size = config.image_size
+        sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+        return as_example({main: torch.randn(_ROWS, config.num_channels, *sides, generator=generator).to(device)})
+    ids = torch.randint(config.vocab_size, (_ROWS, 7), generator=generator).to(device)
+    both = {main: ids, "decoder_input_ids": ids.flip(1)[:, :5]} if config.is_encoder_decoder else {main: ids}
+    return as_example(both)
+
+
+def tensors_of(outputs: Any) -> Iterator[Tensor]:
+    """The floating-point tensors among a network's outputs."""
+    for leaf in tree_leaves(outputs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            yield leaf

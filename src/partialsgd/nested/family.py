@@ -1,0 +1,160 @@
+"""A family of networks that share weights: one runs at a time, each can be taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+
+from partialsgd import masks
+from partialsgd.masks import Mask
+from partialsgd.names import Parameters
+from partialsgd.nested import examples, extraction, norms, pictures
+from partialsgd.nested.examples import Call, Example
+from partialsgd.nested.layers import NestedModule, level_parameters
+from partialsgd.nested.levels import Levels
+from partialsgd.nested.sums import OutputSum
+from partialsgd.nested.switch import FULL, Switch
+
+if TYPE_CHECKING:
+    from partialsgd.nested.profile import Profile
+
+
+@final
+class Nested(nn.Module):
+    """Networks inside a network. `nested(x)` runs the current level, `with nested.at("core"):` another one.
+
+    Backward belongs inside the same `at`. `nested.model` is the model that was given, so that
+    `nested.model.generate(…)` works at the current level too.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        switch: Switch,
+        specs: Levels,
+        norms: norms.Norms,
+        claimed: Mapping[str, str],
+        skipped: Mapping[str, str],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.specs, self.norms = specs, norms
+        self.claimed, self.skipped = dict(claimed), dict(skipped)
+        self.training = model.training
+        self._switch = switch
+        self._example: Example | None = None
+        self._compiled: dict[str, Any] = {}
+        model.register_forward_hook(switch.after_forward)
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Smallest first; the last is the whole network."""
+        return self._switch.levels
+
+    @property
+    def level(self) -> str:
+        """The level that runs now."""
+        return self._switch.level
+
+    def at(self, level: str, *, teacher: str | None = None) -> AbstractContextManager[None]:
+        """Run this level inside the `with` block; a teacher is run before it at each call, without a gradient."""
+        return self._switch.at(level, teacher)
+
+    @property
+    def teacher(self) -> Any:
+        """What the teacher gave for the last inputs, or None where none was asked for."""
+        return self._switch.taught
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._example is None and not torch.compiler.is_compiling():
+            self._example = examples.example_of(args, kwargs)
+        if self._switch.teacher is not None:
+            self._teach(*args, **kwargs)
+        if not self._compiled:
+            return self.model(*args, **kwargs)
+        outputs = self._compiled[self.level](*args, **kwargs)
+        self._switch.watch(outputs)
+        return outputs
+
+    def mask(self, level: str, parameters: Parameters | None = None) -> Mask:
+        """p of the level: True for what it uses. Everything else may be zero, and the full network is this level."""
+        return masks.only_parameters(parameters or self, self.parameters(level=level))
+
+    def parameters(self, recurse: bool = True, *, level: str | None = None) -> Iterator[nn.Parameter]:
+        """The parameters that a level uses, or all."""
+        return super().parameters(recurse) if level is None else level_parameters(self.model, self._switch.known(level))
+
+    def extract(self, level: str, *, example: Any = None) -> nn.Module:
+        """The level as a plain network with no trace of this package, checked to compute the same.
+
+        `example` is an input for the check: a tensor, a tuple of arguments or a dict of named ones. It may be left
+        out once the family was called, and for Hugging Face models.
+        """
+        plain = extraction.extract(self.model, self._switch.known(level))
+        chosen = (
+            examples.as_example(example) if example is not None else self._example or examples.from_config(self.model)
+        )
+        if chosen is None:
+            raise ValueError(
+                f"to be checked, a network needs an input: call the family once, or extract({level!r}, example=x)"
+            )
+        with self.at(level):
+            extraction.check(self.model, plain, level, chosen, self._core_inputs if level != FULL else _same)
+        return plain
+
+    def recalibrate(self, level: str, batches: Iterable[Any]) -> None:
+        """Take the BatchNorm statistics of a level anew, as the average over batches of inputs."""
+        with self.at(level):
+            norms.recalibrate(self.model, level, self._run, batches)
+
+    def profile(self, example: Any, *, repeats: int = 5) -> Profile:
+        """For each level its parameters, work and latency on the example; print it."""
+        from partialsgd.nested.profile import profile
+
+        return profile(self, examples.as_call(example), repeats)
+
+    def summary(self) -> str:
+        """Which layers were nested, which not, and why; print it."""
+        return pictures.summary(self)
+
+    def draw(self) -> str:
+        """The family as a picture of text, like the paper's Figure 1; print it."""
+        return pictures.draw(self)
+
+    def compile(self, **options: Any) -> None:
+        """torch.compile each level by itself, so that any number of levels stays within the limit of graphs."""
+        options = {"isolate_recompiles": True, **options}
+        self._compiled = {level: torch.compile(self.model.forward, **options) for level in self.levels}
+
+    def nested_modules(self) -> dict[str, NestedModule]:
+        """The modules that are another one at each level, by name."""
+        return {name: m for name, m in self.model.named_modules() if isinstance(m, NestedModule)}
+
+    def extra_repr(self) -> str:
+        return f"levels={self.levels}, level={self.level!r}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_compiled": {}}  # a copy compiles for itself
+
+    def _teach(self, *args: Any, **kwargs: Any) -> None:
+        teacher = self._switch.teacher
+        assert teacher is not None  # asked before
+        with torch.no_grad(), self.at(teacher):
+            taught = self(*args, **kwargs)
+        self._switch.taught = taught
+
+    def _run(self, batch: Any) -> Any:
+        args, kwargs = examples.as_call(batch)
+        return self.model(*args, **kwargs)
+
+    def _core_inputs(self, call: Call) -> Call:
+        """The core of an OutputSum takes its own part of the inputs."""
+        return self.model.share(0, *call) if isinstance(self.model, OutputSum) else call
+
+
+def _same(call: Call) -> Call:
+    return call

@@ -1,0 +1,79 @@
+"""What a nested layer is: one layer of several sizes, of which the switch says the one that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from partialsgd.nested.switch import Switch
+
+
+class NestedModule(nn.Module):
+    """A module that is another one at each level. Its parameters are cut so that a level has whole ones."""
+
+    switch: Switch
+
+    def level_parameters(self, level: str) -> Iterator[nn.Parameter]:
+        """The parameters that the level uses."""
+        raise NotImplementedError
+
+    def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
+        """A module of torch that computes what this one computes at the level; `memo` as in `deepcopy`."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """What was nested, for the summary."""
+        raise NotImplementedError
+
+
+class NestedLayer(NestedModule):
+    """A linear or convolutional layer whose weight is joined from blocks.
+
+    `weight` is a property and no parameter: torch's Transformer fast path and T5 read it without calling forward.
+    """
+
+    def __init__(self, switch: Switch, counts: Mapping[str, int]) -> None:
+        super().__init__()
+        self.switch = switch
+        self.counts = dict(counts)
+        """For each level the number of its blocks, the smallest level's first."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight of the level that runs, as the original layer would hold it."""
+        return self.weight_at(self.switch.level)
+
+    @property
+    def in_features(self) -> int:
+        return self.sizes_at(self.switch.level)[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.sizes_at(self.switch.level)[0]
+
+    def weight_at(self, level: str) -> Tensor:
+        raise NotImplementedError
+
+    def sizes_at(self, level: str) -> tuple[int, int]:
+        """(outputs, inputs) of the level."""
+        raise NotImplementedError
+
+
+def level_parameters(module: nn.Module, level: str) -> Iterator[nn.Parameter]:
+    """The parameters that a level of the network uses, each once."""
+    seen: set[nn.Parameter] = set()
+    for parameter in _walk(module, level):
+        if parameter not in seen:
+            seen.add(parameter)
+            yield parameter
+
+
+def _walk(module: nn.Module, level: str) -> Iterator[nn.Parameter]:
+    if isinstance(module, NestedModule):
+        yield from module.level_parameters(level)
+        return
+    yield from module.parameters(recurse=False)
+    for child in module.children():
+        yield from _walk(child, level)

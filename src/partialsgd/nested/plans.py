@@ -1,0 +1,222 @@
+"""From specs to nested modules: what each spec claims at each level, and the module that takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from torch import nn
+
+from partialsgd.names import matches
+from partialsgd.nested.axes import whole
+from partialsgd.nested.chains import hidden_groups
+from partialsgd.nested.channels import channel_groups
+from partialsgd.nested.depth import Shortened, ShortList, ShortSequential, spread
+from partialsgd.nested.families import feed_forward, query_key
+from partialsgd.nested.forms import Form, form_of
+from partialsgd.nested.groups import Cut, Group
+from partialsgd.nested.levels import Levels, require_growing
+from partialsgd.nested.low_rank import LowRankLayer
+from partialsgd.nested.narrow import NarrowLayer
+from partialsgd.nested.norms import Norms, SeparateNorm, SharedNorm, batch_norms
+from partialsgd.nested.sites import Site
+from partialsgd.nested.specs import Depth, LayerSum, LowRank, Width, as_patterns, as_tuple
+from partialsgd.nested.sums import SumLayer, require_same_signature
+
+Kind = TypeVar("Kind", LowRank, Width, Depth, LayerSum)
+
+
+def plan(site: Site, levels: Levels, norms: Norms) -> None:
+    """Fill the site; the model is as it was."""
+    _plan_low_rank(site, _of(LowRank, levels))
+    _plan_width(site, _of(Width, levels))
+    _plan_depth(site, _of(Depth, levels))
+    _plan_sums(site, _of(LayerSum, levels))
+    _plan_norms(site, norms)
+
+
+def _of(kind: type[Kind], levels: Levels) -> dict[str, list[Kind]]:
+    return {level: [one for one in specs if isinstance(one, kind)] for level, specs in levels.items()}
+
+
+def _plan_low_rank(site: Site, specs: Mapping[str, Sequence[LowRank]]) -> None:
+    ranks: dict[str, dict[str, int]] = {}
+    inits: dict[str, LowRank] = {}
+    for level, given in specs.items():
+        for spec in given:
+            for name in _low_rank_layers(site, spec):
+                form = site.form(name)
+                ratio = next((r for p, r in spec.ratios.items() if matches(name, p)), spec.ratio)
+                least = min(form.outputs, form.inputs * _places(form))
+                if level in ranks.setdefault(name, {}):
+                    raise ValueError(f"{name!r} is claimed by two LowRank specs at level {level!r}")
+                ranks[name][level] = max(1, round(as_tuple(ratio)[0] * least))
+                if inits.setdefault(name, spec).init != spec.init:
+                    raise ValueError(f"{name!r} is to start in two ways, {inits[name].init!r} and {spec.init!r}")
+    for name, sizes in ranks.items():
+        form = site.form(name)
+        require_growing(name, sizes, min(form.outputs, form.inputs * _places(form)) + 1, site.switch.levels)
+        layer = LowRankLayer(site.modules[name], form, sizes, site.switch, init=inits[name].init, key=site.key(name))
+        site.claim(name, "LowRank", layer)
+
+
+def _low_rank_layers(site: Site, spec: LowRank) -> list[str]:
+    for pattern in spec.ratios:
+        site.match([pattern])
+    excluded = set(site.match(as_patterns(spec.exclude)))
+    forms = {name: form_of(module) for name, module in site.modules.items()}
+    nestable = [name for name, form in forms.items() if isinstance(form, Form)]
+    if spec.where is None:
+        for name in nestable:
+            if name in excluded or site.refusal(name) or name == nestable[-1]:
+                why = "excluded" if name in excluded else site.refusal(name)
+                site.skipped[name] = (
+                    why or "the output layer: its rank bounds what the network can say; `where` can name it"
+                )
+        chosen = [name for name in nestable if name not in site.skipped]
+    else:
+        covered = site.match(as_patterns(spec.where))
+        chosen = [name for name in covered if name in nestable and name not in excluded]
+        site.skipped |= {name: "excluded" for name in covered if name in nestable and name in excluded}
+        for pattern in as_patterns(spec.where):
+            if not any(matches(name, pattern) for name in nestable):
+                name = next(name for name in covered if matches(name, pattern))
+                raise ValueError(f"{name!r} cannot be nested: {forms[name]}")
+    if not chosen:
+        raise ValueError(f"LowRank has no layer left in {type(site.model).__name__}")
+    return chosen
+
+
+def _places(form: Form) -> int:
+    places = 1
+    for length in form.kernel:
+        places *= length
+    return places
+
+
+def _plan_width(site: Site, specs: Mapping[str, Sequence[Width]]) -> None:
+    cuts: dict[str, Cut] = {}
+    for level, given in specs.items():
+        for spec in given:
+            for group in _groups(site, spec):
+                cut = cuts.setdefault(group.name, Cut(group, {}, spec.order))
+                if cut.group != group or level in cut.sizes:
+                    raise ValueError(f"{group.name!r} is claimed by two Width specs that do not agree")
+                cut.sizes[level] = max(1, round(as_tuple(spec.ratio)[0] * group.units))
+    for name, cut in cuts.items():
+        require_growing(name, cut.sizes, cut.group.units, site.switch.levels)
+    _narrow(site, list(cuts.values()))
+
+
+def _groups(site: Site, spec: Width) -> list[Group]:
+    groups = hidden_groups(site, spec.chains) if spec.chains else feed_forward(site) or channel_groups(site)
+    if spec.query_key:
+        groups = [*groups, *query_key(site)]
+    excluded = set(site.match(as_patterns(spec.exclude)))
+    for group in groups:
+        inside = [p.name for p in group.producers] + list(group.consumers)
+        if left := [name for name in inside if name in excluded]:
+            site.skipped |= {name: f"its hidden units go with {left[0]!r}, which is excluded" for name in inside}
+    groups = [g for g in groups if not any(p.name in site.skipped for p in g.producers)]
+    if not groups:
+        raise ValueError(f"Width has no hidden layer left in {type(site.model).__name__}")
+    return groups
+
+
+def _narrow(site: Site, cuts: Sequence[Cut]) -> None:
+    rows = {p.name: (cut, cut.producer_axis(site, p)) for cut in cuts for p in cut.group.producers}
+    columns = {name: cut.consumer_axis(site, name) for cut in cuts for name in cut.group.consumers}
+    for name in dict.fromkeys([*rows, *columns]):
+        form = site.form(name)
+        out = rows[name][1] if name in rows else whole(form.outputs)
+        pads = name in rows and rows[name][0].group.pads
+        layer = NarrowLayer(
+            site.modules[name], form, out, columns.get(name, whole(form.inputs)), site.switch, pads=pads
+        )
+        site.claim(name, "Width", layer)
+    site.narrowed |= {name: cut.norm_axis(site) for cut in cuts for name in cut.group.norms}
+
+
+def _plan_depth(site: Site, specs: Mapping[str, Sequence[Depth]]) -> None:
+    kept: dict[str, dict[str, tuple[int, ...]]] = {}
+    for level, given in specs.items():
+        for spec in given:
+            for name in _lists(site, spec):
+                total = len(site.modules[name]._modules)
+                keep = spec.count(total)
+                if keep > total:
+                    raise ValueError(f"{name!r} has {total} blocks and cannot keep {keep}")
+                if level in kept.setdefault(name, {}):
+                    raise ValueError(f"{name!r} is claimed by two Depth specs at level {level!r}")
+                kept[name][level] = spread(total, keep, even=spec.pick == "even")
+    for name, sets in kept.items():
+        _require_chain(site, name, sets)
+        blocks = site.modules[name]
+        kind: type[Shortened] = ShortList if isinstance(blocks, nn.ModuleList) else ShortSequential
+        site.claim(name, "Depth", kind(blocks, sets, site.switch))
+
+
+def _lists(site: Site, spec: Depth) -> list[str]:
+    found = []
+    for pattern in as_patterns(spec.layers):
+        # The list itself, not all that lies inside it.
+        covered = [n for n in site.match([pattern]) if not matches(n.rpartition(".")[0], pattern)]
+        lists = [n for n in covered if type(site.modules[n]) in (nn.ModuleList, nn.Sequential)]
+        if not lists:
+            kind = type(site.modules[covered[0]]).__name__
+            raise ValueError(f"{covered[0]!r} is a {kind}; Depth needs an nn.ModuleList or nn.Sequential of blocks")
+        found += lists
+    return found
+
+
+def _require_chain(site: Site, name: str, sets: Mapping[str, tuple[int, ...]]) -> None:
+    everything = tuple(range(len(site.modules[name]._modules)))
+    before: tuple[int, ...] = ()
+    for level in site.switch.levels:
+        now = sets.get(level, everything)
+        if not set(before) <= set(now):
+            raise ValueError(
+                f"levels form a chain, and {name!r} has blocks {list(before)} and then, at {level!r}, {list(now)}: "
+                "order the levels, and with even spacing choose numbers whose blocks contain each other"
+            )
+        before = now
+
+
+def _plan_sums(site: Site, specs: Mapping[str, Sequence[LayerSum]]) -> None:
+    small: dict[str, list[str]] = {}
+    claims: dict[str, LayerSum] = {}
+    for level, given in specs.items():
+        for spec in given:
+            covered = site.match(as_patterns(spec.where))
+            for name in [n for n in covered if n.rpartition(".")[0] not in covered]:  # not what lies inside
+                small.setdefault(name, []).append(level)
+                if claims.setdefault(name, spec) != spec:
+                    raise ValueError(f"{name!r} is claimed by two LayerSum specs")
+    for name, spec in claims.items():
+        require_growing(name, dict.fromkeys(small[name], 1), 2, site.switch.levels)
+        old = site.modules[name]
+        new = spec.make(old)
+        if not isinstance(new, nn.Module):
+            raise TypeError(f"make returned {new!r} for {name!r}; it must return a module")
+        require_same_signature(old, new, name)
+        site.claim(name, "LayerSum", SumLayer(old, new, spec.core, small[name], site.switch))
+
+
+def _plan_norms(site: Site, norms: Norms) -> None:
+    for name, norm in batch_norms(site.model):
+        axis = site.narrowed.get(name)
+        if norms == "shared" and axis is not None:
+            site.claim(name, "norms", SharedNorm(norm, axis, site.switch))
+        elif norms == "separate":
+            levels = [level for level in site.switch.levels if _runs(site, name, level)]
+            site.claim(name, "norms", SeparateNorm(norm, axis or whole(norm.num_features), levels, site.switch))
+
+
+def _runs(site: Site, name: str, level: str) -> bool:
+    """Whether the level has the block that the layer lies in."""
+    for place, module in site.replaced.items():
+        if isinstance(module, Shortened) and name.startswith(f"{place}."):
+            block = name.removeprefix(f"{place}.").partition(".")[0]
+            if module.names.index(block) not in module.kept[level]:
+                return False
+    return True

@@ -1,0 +1,91 @@
+"""Where a family is built: the model as it is, and what is to be replaced in it. Nothing changes before `commit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from torch import nn
+
+from partialsgd import randomness
+from partialsgd.names import Parameters, closest, matches
+from partialsgd.nested.axes import Axis
+from partialsgd.nested.forms import Form, form_of
+from partialsgd.nested.layers import NestedModule
+from partialsgd.nested.switch import Switch
+
+
+@final
+@dataclass
+class Site:
+    """A plan in the making. `nest` either carries out all of it or raises before it has touched the model."""
+
+    model: nn.Module
+    switch: Switch
+    seed: int = 0
+    replaced: dict[str, NestedModule] = field(default_factory=dict)
+    claimed: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Layers that could have been nested, with why they were not."""
+    narrowed: dict[str, Axis] = field(default_factory=dict)
+    """BatchNorm layers whose units are fewer at some level."""
+
+    def __post_init__(self) -> None:
+        self.modules = dict(self.model.named_modules())
+        self.parameters = Parameters(self.model)
+
+    def match(self, patterns: Sequence[str]) -> list[str]:
+        """The modules that a pattern covers; every pattern must cover some."""
+        for pattern in patterns:
+            if not any(matches(name, pattern) for name in self.modules if name):
+                raise ValueError(f"pattern {pattern!r} matches no module; {closest(pattern, set(self.modules))}")
+        return [name for name in self.modules if any(matches(name, pattern) for pattern in patterns)]
+
+    def form(self, name: str) -> Form:
+        """The form of a layer that is to be nested; a layer that cannot be is refused, with why."""
+        reason = self.refusal(name)
+        if reason is not None:
+            raise ValueError(f"{name!r} cannot be nested: {reason}; exclude it, or name other layers")
+        form = form_of(self.modules[name])
+        assert isinstance(form, Form)  # else there was a reason
+        return form
+
+    def refusal(self, name: str) -> str | None:
+        layer = self.modules[name]
+        parent = self.modules[name.rpartition(".")[0]] if name else None
+        if isinstance(parent, nn.MultiheadAttention):
+            return "it belongs to nn.MultiheadAttention, which reads its children's weights without calling them"
+        form = form_of(layer)
+        if isinstance(form, str):
+            return form
+        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+            return "it has hooks, which would be lost"
+        others = [alias for alias in self._aliases(name) if alias.rpartition(".")[0] != name]
+        return f"its weight is tied to {others[0]!r}" if others else None
+
+    def claim(self, name: str, by: str, replacement: NestedModule) -> None:
+        if name in self.claimed:
+            raise ValueError(f"{name!r} is claimed by {self.claimed[name]} and by {by}; a layer is nested in one way")
+        self.claimed[name], self.replaced[name] = by, replacement
+        replacement.training = self.modules[name].training
+
+    def key(self, name: str) -> int:
+        return randomness.key(self.seed, "nest", name)
+
+    def commit(self) -> nn.Module:
+        """Put the nested modules in the places of the old ones, wherever these are registered."""
+        new = {self.modules[name]: replacement for name, replacement in self.replaced.items()}
+        for parent in [*self.model.modules(), *new.values()]:
+            for child, module in parent._modules.items():
+                if module in new and new[module] is not parent:  # a sum keeps the layer that it replaces
+                    parent._modules[child] = new[module]
+        root = new.get(self.model, self.model)
+        for module in root.modules():
+            if isinstance(module, NestedModule):
+                module.switch = self.switch
+        return root
+
+    def _aliases(self, name: str) -> tuple[str, ...]:
+        weight = f"{name}.weight" if name else "weight"
+        return self.parameters.aliases(weight) if weight in self.parameters else ()

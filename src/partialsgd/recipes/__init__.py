@@ -1,0 +1,1 @@
+"""Networks, data and schedules of the experiments."""

@@ -1,0 +1,132 @@
+"""Laws 6 and 7 over every kind of nesting and every network of the zoo.
+
+A level is defined by a mask: the full network with everything outside the mask at zero. It is run structurally,
+and it is taken out as a plain module. All three must be one function, with one gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partialsgd import Nested, nest
+from partialsgd.names import Parameters
+from partialsgd.nested import extraction
+from partialsgd.nested.examples import tensors_of
+from partialsgd.nested.low_rank import LowRankLayer
+from partialsgd.nested.sums import SumLayer
+from partialsgd.perturbations import drop_outside, perturbed
+from tests.zoo import CASES, ZOO, Network, specs_for
+
+
+def built(name: str, kind: str) -> tuple[Network, nn.Module, Nested]:
+    """A network as it was, and the family made of it."""
+    network = ZOO[name]
+    torch.manual_seed(0)
+    model = network.build().double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # nothing at zero or one, so that nothing is right by chance
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    before = copy.deepcopy(model)
+    return network, before, nest(model, **specs_for(network)[kind])
+
+
+def outputs_and_gradients(
+    network: nn.Module, inputs: dict[str, Any], *, over: nn.Module
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """All floating-point outputs, and the gradient of a fixed mixture of them over the parameters of `over`."""
+    outputs = list(tensors_of(network(**inputs)))
+    mixtures = [torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y) for y in outputs]
+    total = sum((y * mixture).sum() for y, mixture in zip(outputs, mixtures, strict=True) if y.requires_grad)
+    assert isinstance(total, Tensor)
+    named = {name: p for name, p in Parameters(over).items() if p.requires_grad}
+    gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    return [y.detach() for y in outputs], {
+        name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(named.items(), gradients, strict=True)
+    }
+
+
+def close(a: list[Tensor], b: list[Tensor]) -> None:
+    assert len(a) == len(b) > 0
+    for x, y in zip(a, b, strict=True):
+        # Llama and T5 normalise in single precision, whatever the dtype.
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6 * max(1.0, float(x.abs().max())))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_masked_structural_and_extracted_are_one_function(name: str, kind: str, training: bool) -> None:
+    network, before, nested = built(name, kind)
+    inputs = network.inputs(3)
+    nested.train(training)
+    before.train(training)
+    if "zero" not in kind and "sum" not in kind:
+        with torch.no_grad():  # law 7
+            close(list(tensors_of(before(**inputs))), list(tensors_of(nested(**inputs))))
+    start = copy.deepcopy(nested.state_dict())
+    for level in nested.levels:
+        nested.load_state_dict(start)
+        with nested.at(level):
+            structural, gradients = outputs_and_gradients(nested, inputs, over=nested)
+        nested.load_state_dict(start)
+        with torch.no_grad(), nested.at(level):
+            close(structural, list(tensors_of(nested(**inputs))))
+        nested.load_state_dict(start)
+        if is_pure_mask(network, kind):
+            parameters = Parameters(nested)
+            mask = nested.mask(level, parameters)
+            with perturbed(parameters, drop_outside(mask)):
+                masked, theirs = outputs_and_gradients(nested, inputs, over=nested)
+            close(structural, masked)
+            inside = [n for n in gradients if mask[n]]
+            close([gradients[n] for n in inside], [theirs[n] for n in inside])
+        nested.load_state_dict(start)
+        check_extracted(nested, level, inputs, structural, gradients)
+
+
+def is_pure_mask(network: Network, kind: str) -> bool:
+    """Separate BatchNorm and blocks of a post-norm network are chosen by structure alone."""
+    by_norms = network.has_norms and ("separate" in kind or "width" not in kind)
+    return not by_norms and (network.is_pre_norm or "depth" not in kind)
+
+
+def check_extracted(
+    nested: Nested, level: str, inputs: dict[str, Any], structural: list[Tensor], gradients: dict[str, Tensor]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # statistics that were never updated
+        plain = nested.extract(level, example=inputs)
+        assert_no_trace(plain)
+        plain.train(nested.training)
+        outputs, theirs = outputs_and_gradients(plain, inputs, over=plain)
+        close(structural, outputs)
+        # Joining is linear: a family whose numbers are gradients, taken out, shows which gradient belongs where.
+        as_numbers = copy.deepcopy(nested)
+        parameters = Parameters(as_numbers)
+        for name, gradient in gradients.items():
+            with torch.no_grad():
+                parameters[name].copy_(gradient)
+        merged = {n for n, m in nested.model.named_modules() if isinstance(m, LowRankLayer) and level not in m.small}
+        for module in as_numbers.model.modules():
+            with torch.no_grad():  # of merged layers the gradient is that of one term
+                if isinstance(module, LowRankLayer) and level not in module.small:
+                    module.U0.zero_()
+                if isinstance(module, SumLayer) and module.is_sum(level):
+                    torch._foreach_zero_(list(module.new.parameters()))
+        ours = dict(Parameters(extraction.extract(as_numbers.model, level)).items())
+    names = [n for n in theirs if not any(n.startswith(f"{m}.") for m in merged) or len(nested.levels) == 2]
+    close([ours[n].detach() for n in names], [theirs[n] for n in names])
+    assert names
+
+
+def assert_no_trace(plain: nn.Module) -> None:
+    for module in plain.modules():
+        assert "partialsgd" not in type(module).__module__ or "recipes" in type(module).__module__
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            assert not hooks
+        assert not any("partialsgd" in type(value).__module__ for value in vars(module).values())

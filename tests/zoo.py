@@ -1,0 +1,223 @@
+"""Networks to nest: an MLP, ResNet-18, torch's Transformer and tiny configurations of six Hugging Face families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from partialsgd import Depth, LayerSum, LowRank, Width
+from partialsgd.recipes.resnet import resnet18
+
+TOKENS = 50
+_SMALL = {"attention_dropout": 0.0}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A way to build a network, inputs for it, and the names that specs need."""
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int], dict[str, Any]]
+    low_rank: tuple[str, ...]
+    lists: tuple[str, ...] = ()
+    is_pre_norm: bool = True
+    has_norms: bool = False
+    hidden: bool = True
+    query_key: bool = False
+    sums: str = ""
+    tags: frozenset[str] = field(default_factory=frozenset)
+
+
+def mlp() -> nn.Module:
+    layers = [nn.Linear(6, 9), nn.Sigmoid(), nn.Linear(9, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)]
+    return nn.Sequential(*layers)
+
+
+def encoder(*, norm_first: bool = True) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=norm_first)
+    return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+
+def bert() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=TOKENS, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=25,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return BertForSequenceClassification(config)
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=TOKENS, n_embd=16, n_layer=3, n_head=2, n_positions=32, n_inner=25,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=TOKENS, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=25,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def t5(*, gated: bool = False) -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=TOKENS, d_model=16, d_kv=6, d_ff=25, num_layers=3, num_decoder_layers=3, num_heads=2,
+        dropout_rate=0.0, feed_forward_proj="gated-gelu" if gated else "relu", decoder_start_token_id=0,
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)
+
+
+def marian() -> nn.Module:
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=TOKENS, d_model=16, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=25, decoder_ffn_dim=21,
+        encoder_attention_heads=2, decoder_attention_heads=2, dropout=0.0, pad_token_id=1, eos_token_id=0,
+        decoder_start_token_id=1, forced_eos_token_id=None, max_position_embeddings=32,
+    )  # fmt: skip
+    return MarianMTModel(config)
+
+
+def vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=25, image_size=8, patch_size=4,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return ViTForImageClassification(config)
+
+
+def tokens(rows: int) -> torch.Tensor:
+    return torch.randint(2, TOKENS, (rows, 7), generator=torch.Generator().manual_seed(rows))
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(shape[0]), dtype=torch.float64)
+
+
+def _ids(rows: int) -> dict[str, Any]:
+    return {"input_ids": tokens(rows)}
+
+
+def _pairs(rows: int) -> dict[str, Any]:
+    return {"input_ids": tokens(rows), "decoder_input_ids": tokens(rows).flip(1)[:, :5]}
+
+
+ZOO = {
+    "mlp": Network(mlp, lambda n: {"input": normal(n, 6)}, ("0", "2"), sums="2", has_norms=True),
+    "resnet18": Network(
+        lambda: resnet18(width=4),
+        lambda n: {"images": normal(n, 3, 8, 8)},
+        ("stages.*.conv1", "stages.*.conv2"),
+        has_norms=True,
+        sums="stages.1.0.conv1",
+    ),
+    "encoder": Network(
+        encoder, lambda n: {"src": normal(n, 5, 8)}, ("*.linear1", "*.linear2"), ("layers",), sums="*.linear1"
+    ),
+    "post_norm_encoder": Network(
+        lambda: encoder(norm_first=False),
+        lambda n: {"src": normal(n, 5, 8)},
+        ("*.linear1", "*.linear2"),
+        ("layers",),
+        is_pre_norm=False,
+        sums="*.linear1",
+    ),
+    "bert": Network(
+        bert,
+        _ids,
+        ("*.query", "*.key", "intermediate.dense"),
+        ("encoder.layer",),
+        is_pre_norm=False,
+        query_key=True,
+        sums="*.intermediate.dense",
+    ),
+    "gpt2": Network(gpt2, _ids, ("*.c_attn", "*.c_fc"), ("transformer.h",), query_key=True, sums="*.c_fc"),
+    "llama": Network(
+        llama, _ids, ("*.q_proj", "*.k_proj", "*.down_proj"), ("model.layers",), query_key=True, sums="*.o_proj"
+    ),
+    "t5": Network(t5, _pairs, ("*.wi", "*.wo", "*.q"), ("encoder.block", "decoder.block"), query_key=True, sums="*.wo"),
+    "t5_gated": Network(lambda: t5(gated=True), _pairs, ("*.wi_0", "*.wi_1", "*.wo"), query_key=True, sums="*.wo"),
+    "marian": Network(
+        marian,
+        _pairs,
+        ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj"),
+        ("encoder.layers", "decoder.layers"),
+        is_pre_norm=False,
+        query_key=True,
+        sums="*.fc1",
+    ),
+    "vit": Network(
+        vit,
+        lambda n: {"pixel_values": normal(n, 3, 8, 8)},
+        ("*.fc1", "projection"),
+        ("layers",),
+        query_key=True,
+        sums="*.fc2",
+    ),
+}
+
+
+def again(layer: nn.Module) -> nn.Module:
+    """A layer of the same signature, of another start."""
+    from copy import deepcopy
+
+    other = deepcopy(layer)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(-0.5).add_(0.01)
+    return other
+
+
+def specs_for(network: Network) -> dict[str, dict[str, Any]]:
+    """Every kind of nesting that the network allows, as arguments of `nest`."""
+    low = network.low_rank
+    kinds: dict[str, dict[str, Any]] = {
+        "low_rank": {"spec": LowRank(1 / 4, where=low)},
+        "low_rank_matched": {"spec": LowRank(1 / 4, where=low, init="matched")},
+        "low_rank_zero": {"spec": LowRank(1 / 4, where=low, init="zero")},
+        "ranks": {"spec": LowRank((1 / 8, 1 / 2), where=low)},
+        "width": {"spec": Width(1 / 2), "norms": "shared"},
+        "widths": {"spec": Width((1 / 4, 1 / 2), order="norm"), "norms": "shared"},
+        "layer_sum_old": {"spec": LayerSum(network.sums, again)},
+        "layer_sum_new": {"spec": LayerSum(network.sums, again, core="new")},
+    }
+    if network.has_norms:
+        kinds |= {
+            "width_separate": {"spec": Width(1 / 2)},
+            "widths_separate": {"spec": Width((1 / 4, 1 / 2), order="norm")},
+        }
+    if network.query_key:
+        kinds["query_key"] = {"spec": Width((1 / 4, 1 / 2), query_key=True, order="norm")}
+    if network.lists:
+        kinds["depth"] = {"spec": Depth(network.lists, keep=1)}
+        kinds["depth_even"] = {"spec": Depth(network.lists, keep=2, pick="even")}
+        kinds["depth_and_rank"] = {
+            "levels": {
+                "small": [Depth(network.lists, keep=2), LowRank(1 / 8, where=low)],
+                "medium": [LowRank(1 / 2, where=low)],
+            }
+        }
+        kinds["depth_and_width"] = {
+            "levels": {"small": [Depth(network.lists, keep=2), Width(1 / 4)], "medium": [Width(1 / 2)]}
+        }
+    return kinds
+
+
+CASES = [(name, kind) for name, network in ZOO.items() for kind in specs_for(network)]
