@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from partialsgd.nested import OutputSum as OutputSum
     from partialsgd.nested import Width as Width
     from partialsgd.nested import nest as nest
+    from partialsgd.nested import soft_cross_entropy as soft_cross_entropy
     from partialsgd.perturbations import Perturbation as Perturbation
     from partialsgd.rules import Branch as Branch
     from partialsgd.rules import Context as Context
@@ -48,6 +49,7 @@ _HOME = {
     "Vector": "vectors",
     "Width": "nested",
     "nest": "nested",
+    "soft_cross_entropy": "nested",
 }
 _MODULES = ("masks", "methods", "perturbations")
 
@@ -72,6 +74,7 @@ __all__ = [
     "methods",
     "nest",
     "perturbations",
+    "soft_cross_entropy",
 ]
 
 

@@ -112,7 +112,8 @@ class Oracle:
     def _pass(
         self, step: Pending, branch: Branch, perturbation: Perturbation, *, last: bool, counts: bool
     ) -> Generator[Pass, None, None]:
-        g = Pass(self.parameters, perturbation, step.abort, level=branch.level, last=last, teacher=step.teacher)
+        teacher = branch.teacher or (lambda: step.teacher)
+        g = Pass(self.parameters, perturbation, step.abort, level=branch.level, last=last, teacher=teacher)
         step.current = g
         del perturbation  # see `branch`: the gradient in it must not outlive its use
         yield g

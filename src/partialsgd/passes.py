@@ -27,14 +27,12 @@ class Pass:
         *,
         level: str | None,
         last: bool,
-        teacher: Any = None,
+        teacher: Callable[[], Any] = lambda: None,
     ) -> None:
         self.level = level
         """The level that runs, or None where a network has no levels."""
         self.last = last
         """Whether the step needs no further gradient after this one."""
-        self.teacher = teacher
-        """The outputs of the step's first (largest) level, detached; None during its own pass."""
         self.outputs: Any = None
         """Put the outputs here to find them in `teacher` at the smaller levels."""
         self.loss: Tensor | float | None = None
@@ -43,7 +41,13 @@ class Pass:
         self.running = False
         self._parameters = parameters
         self._abort = abort
+        self._teacher = teacher
         self._perturbed: AbstractContextManager[None] | None = perturbed(parameters, perturbation)
+
+    @property
+    def teacher(self) -> Any:
+        """The outputs of the largest level for this batch, detached, where the method distills; else None."""
+        return self._teacher()
 
     def __enter__(self) -> Pass:
         if self.ran or self._perturbed is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeAlias, TypeVar, final
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, final
 
 from torch import Tensor
 
@@ -100,6 +100,8 @@ class Branch:
     perturb: PerturbRule = nowhere
     level: str | None = None
     weight: float = 1.0
+    teacher: Callable[[], Any] | None = None
+    """Where `Pass.teacher` comes from; by default it is what the step's first branch has put into `outputs`."""
 
 
 BranchesRule: TypeAlias = Callable[[Context], Sequence[Branch]]

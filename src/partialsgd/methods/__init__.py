@@ -8,19 +8,27 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from partialsgd.methods.alternating import alternating as alternating
     from partialsgd.methods.dropout import dropout as dropout
     from partialsgd.methods.extragradient import extragradient as extragradient
+    from partialsgd.methods.only import only as only
     from partialsgd.methods.plain import plain as plain
     from partialsgd.methods.random_mask import random_mask as random_mask
     from partialsgd.methods.sam import sam as sam
+    from partialsgd.methods.sandwich import sandwich as sandwich
+    from partialsgd.methods.slimmable import slimmable as slimmable
     from partialsgd.methods.top_k import top_k as top_k
 
 SUMMARIES: dict[str, str] = {
+    "alternating": "Alternating training (Algorithm 2): the whole network at even t, the core at odd t.",
     "dropout": "Dropout with one mask a batch: random weights or neurons are dropped and not updated.",
     "extragradient": "Extragradient: take the gradient one step further downhill.",
+    "only": "One level: a nested network is trained at this level alone, and nothing outside it moves.",
     "plain": "Plain training: every coordinate moves, nothing is perturbed.",
     "random_mask": "Random mask: a random share of the coordinates moves, nothing is perturbed.",
     "sam": "Sharpness-aware minimisation: take the gradient at the worst point nearby.",
+    "sandwich": "The sandwich rule: the largest level, the smallest and some drawn between, in one step.",
+    "slimmable": "Slimmable training: one backward pass for each level, then one update with all of them.",
     "top_k": "Top-k: only the coordinates with the largest gradient move.",
 }
 

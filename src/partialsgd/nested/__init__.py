@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from partialsgd.nested.distillation import soft_cross_entropy as soft_cross_entropy
 from partialsgd.nested.family import Nested as Nested
-from partialsgd.nested.nest import nest as nest
+from partialsgd.nested.nesting import nest as nest
 from partialsgd.nested.specs import Depth as Depth
 from partialsgd.nested.specs import LayerSum as LayerSum
 from partialsgd.nested.specs import LowRank as LowRank

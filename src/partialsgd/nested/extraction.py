@@ -78,11 +78,11 @@ def _compare(expected: list[Tensor], got: list[Tensor], level: str, training: bo
         )
     for a, b in zip(expected, got, strict=True):
         tolerance = _TOLERANCE.get(a.dtype, 1e-4)
-        scale = a.abs().nan_to_num(posinf=0).max() if a.numel() else a.new_zeros(())
+        scale = a.detach().abs().nan_to_num(posinf=0).max() if a.numel() else a.new_zeros(())
         if a.shape != b.shape or not torch.allclose(
             a, b, rtol=tolerance, atol=float(tolerance * scale), equal_nan=True
         ):
-            apart = "shapes differ" if a.shape != b.shape else f"they differ by {float((a - b).abs().max()):.2g}"
+            apart = "shapes differ" if a.shape != b.shape else f"they differ by {float((a - b).detach().abs().max()):.2g}"
             raise RuntimeError(
                 f"the extracted level {level!r} does not compute what the family computes in {mode} ({apart}), "
                 "so it is not handed out; a layer between nested ones may depend on their width"

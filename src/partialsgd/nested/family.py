@@ -18,6 +18,7 @@ from partialsgd.nested.layers import NestedModule, level_parameters
 from partialsgd.nested.levels import Levels
 from partialsgd.nested.sums import OutputSum
 from partialsgd.nested.switch import FULL, Switch
+from partialsgd.replay import Buffers
 
 if TYPE_CHECKING:
     from partialsgd.nested.profile import Profile
@@ -143,8 +144,10 @@ class Nested(nn.Module):
     def _teach(self, *args: Any, **kwargs: Any) -> None:
         teacher = self._switch.teacher
         assert teacher is not None  # asked before
+        before = Buffers(self.model)  # a teacher leaves no trace in BatchNorm's statistics
         with torch.no_grad(), self.at(teacher):
             taught = self(*args, **kwargs)
+        before.restore()
         self._switch.taught = taught
 
     def _run(self, batch: Any) -> Any:

@@ -82,7 +82,7 @@ class Cut:
 
 
 def _importance(site: Site, group: Group, order: Order) -> Tensor:
-    """‖its coordinates‖² for each unit: of x, so that little is dropped, or of the gradient, so that c_norm is small."""
+    """‖its coordinates‖² for each unit: of x, so that δx is small, or of the gradient, so that c_norm is."""
     heads = min(producer.heads // producer.stacked for producer in group.producers)
     total = torch.zeros(heads, group.units, dtype=torch.float64)
     for producer in group.producers:

@@ -1,0 +1,37 @@
+"""Largest, smallest and random levels between, in one step: the sandwich rule (Yu and Huang 2019)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from partialsgd.methods.branches import branch_of, known_levels
+from partialsgd.nested import Nested
+from partialsgd.rules import Branch, Context, Method
+
+
+def sandwich(
+    nested: Nested, *, between: int = 2, combine: Literal["sum", "mean"] = "sum", distill: bool = True
+) -> Method:
+    """The sandwich rule: the largest level, the smallest and some drawn between, in one step.
+
+    `between` levels are drawn anew at each step, or all of them where there are not more. With `distill=True` a
+    closure that puts the outputs into `g.outputs` finds those of the whole network in `g.teacher` at the smaller
+    levels, detached, to learn from in place of the labels.
+    """
+    known_levels(nested, None, "levels")
+    if not between >= 0:
+        raise ValueError(f"between must not be negative, got {between}")
+    each = {level: branch_of(nested, level, pupil=distill) for level in nested.levels}
+    smallest, *middle, largest = nested.levels
+
+    def branches(context: Context) -> list[Branch]:
+        drawn = sorted(middle, key=lambda level: context.key(f"sandwich {level}"))[:between]
+        chosen = [largest, *(level for level in reversed(middle) if level in drawn), smallest]
+        return [each[level] for level in chosen]
+
+    return Method(
+        branches=branches,
+        combine=combine,
+        structural=True,
+        name=f"sandwich(levels={list(nested.levels)}, between={between}, combine={combine}, distill={distill})",
+    )

@@ -1,0 +1,68 @@
+"""All levels in one step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from partialsgd import PartialSGD, methods, soft_cross_entropy
+from tests.families import family
+
+X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
+
+
+@pytest.mark.parametrize("combine", ["sum", "mean"])
+def test_the_update_is_by_the_gradients_of_all_levels(combine: str) -> None:
+    nested, by_hand = family(0.25, 0.5), family(0.25, 0.5)
+    weights = {"full": 1.0, "1/2": 2.0, "1/4": 3.0}
+    method = methods.slimmable(nested, combine=combine, weights=weights)
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
+
+    def closure():
+        torch.manual_seed(0)
+        loss = F.cross_entropy(nested(X), Y)
+        loss.backward()
+        return loss
+
+    step = sgd.step(closure)
+    total = {p: torch.zeros_like(p) for p in by_hand.parameters()}
+    for level in ("full", "1/2", "1/4"):
+        with by_hand.at(level):
+            torch.manual_seed(0)
+            loss = F.cross_entropy(by_hand(X), Y)
+            share = weights[level] / (6.0 if combine == "mean" else 1.0)
+            for p, g in zip(total, torch.autograd.grad(loss, list(total), allow_unused=True), strict=True):
+                total[p] += 0 if g is None else share * g
+    assert step.backwards == 3 and [level for level, _ in step.losses] == ["full", "1/2", "1/4"]
+    for p, (q, g) in zip(nested.parameters(), total.items(), strict=True):
+        torch.testing.assert_close(p, q - 0.1 * g, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [methods.slimmable, methods.sandwich])
+@pytest.mark.parametrize("distill", [True, False])
+def test_pupils_learn_from_the_largest_level_if_asked_to(make, distill: bool) -> None:
+    nested = family(0.25, 0.5)
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), make(nested, distill=distill))
+    teachers, first = [], []
+
+    def closure(g):
+        g.outputs = nested(X)
+        teachers.append(g.teacher)
+        first.append(g.outputs.detach())
+        loss = F.cross_entropy(g.outputs, Y) if g.teacher is None else soft_cross_entropy(g.outputs, g.teacher)
+        loss.backward()
+        return loss
+
+    sgd.step(closure)
+    assert teachers[0] is None and len(teachers) == 3
+    for teacher in teachers[1:]:
+        assert (teacher is None) != distill
+        assert not distill or (torch.equal(teacher, first[0]) and not teacher.requires_grad)
+
+
+def test_a_wrong_combination_is_refused() -> None:
+    with pytest.raises(ValueError, match="combine must be"):
+        methods.slimmable(family(), combine="max")
+    with pytest.raises(ValueError, match="no level 'tiny'"):
+        methods.slimmable(family(), weights={"tiny": 1.0})

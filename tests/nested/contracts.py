@@ -1,0 +1,110 @@
+"""Every method that trains a nested network, through every law, on families of each kind."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from partialsgd import Depth, LowRank, Nested, OutputSum, PartialSGD, Width, methods, nest
+from partialsgd.rules import Method
+from partialsgd.testing.contracts import *  # noqa: F403  # the laws: pytest collects them here
+from partialsgd.testing.problems import Problem
+
+METHODS = {
+    "alternating": {"plain": {}, "weights": {"weights": {"full": 1, "core": 2}, "lr": {"core": 0.5}}},
+    "only": {"core": {"level": "core"}},
+    "slimmable": {"sum": {}, "mean": {"combine": "mean", "distill": True}},
+    "sandwich": {"plain": {}},
+}
+
+
+def layers() -> nn.Sequential:
+    body = [nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, 7), nn.Tanh()]
+    return nn.Sequential(*body, nn.Linear(7, 3))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        y: torch.Tensor = self.head(x)
+        return y
+
+
+FAMILIES = {
+    "low_rank": lambda: nest(layers(), LowRank(1 / 4)),
+    "width": lambda: nest(layers(), Width(1 / 2)),
+    "width_shared": lambda: nest(layers(), Width(1 / 2), norms="shared"),
+    "depth": lambda: nest(Residual(), Depth("blocks", keep=1)),
+    "wide_and_deep": lambda: nest(OutputSum(core=layers(), extension=nn.Linear(6, 3))),
+}
+
+
+def evaluate(model: nn.Module, t: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(t)
+    x, y = torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)
+    return F.cross_entropy(model(x), y)
+
+
+@pytest.fixture(params=FAMILIES)
+def problem(request: pytest.FixtureRequest) -> Problem:
+    return Problem(request.param, FAMILIES[request.param], evaluate, is_random=request.param != "depth")
+
+
+@pytest.fixture(params=[f"{name} {case}" for name, cases in METHODS.items() for case in cases])
+def method(request: pytest.FixtureRequest) -> Any:
+    name, case = request.param.split()
+
+    def make(model: nn.Module) -> Method:
+        assert isinstance(model, Nested)
+        made: Method = getattr(methods, name)(model, **METHODS[name][case])
+        return made
+
+    return make
+
+
+OPTIMIZERS = {
+    "Adam": lambda parameters: torch.optim.Adam(parameters, 0.01),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, 0.01, weight_decay=0.1),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_outside_a_level_is_untouched_over_50_alternating_steps(problem: Problem, name: str) -> None:
+    """Parameters and optimizer state, to the bit, at every core step; and the core moves at every step."""
+    nested = problem.model()
+    assert isinstance(nested, Nested)
+    optimizer = OPTIMIZERS[name](nested.parameters())
+    sgd = PartialSGD(nested, optimizer, methods.alternating(nested))
+    core = set(nested.parameters(level="core"))
+    others = [p for p in nested.parameters() if p not in core]
+    assert others and core
+    for t in range(50):
+        before = copy.deepcopy([(p.detach(), optimizer.state.get(p, {})) for p in others])
+        inside = [p.detach().clone() for p in core]
+        step = sgd.step(problem.closure(nested, t))
+        assert step.level == ("full", "core")[t % 2]
+        if step.level == "core":
+            for p, (value, state) in zip(others, before, strict=True):
+                assert torch.equal(p, value)
+                now = optimizer.state.get(p, {})
+                assert now.keys() == state.keys()
+                assert all(
+                    torch.equal(torch.as_tensor(now[k]), torch.as_tensor(state[k]))
+                    for k in state
+                    if state[k] is not None
+                )
+            assert any(not torch.equal(p, q) for p, q in zip(core, inside, strict=True))
+        else:
+            assert any(not torch.equal(p, value) for p, (value, _) in zip(others, before, strict=True))
