@@ -44,7 +44,7 @@ class Oracle:
         before = Buffers(model) if by_gradient or measured else None
         if moves and before is not None:
             noise = RandomState(model)
-            yield from self._pass(step, branch, perturbations.nowhere(), last=False, counts=by_gradient)
+            yield from self._pass(step, branch, branch.at_x, last=False, counts=by_gradient)
             at_x = vectors.take(self.parameters, clone=gradients_are_views(self.given))
             self.scaler.unscale(at_x)
             if by_gradient and self.watch.stops_early(at_x):

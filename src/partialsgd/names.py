@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Hashable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -134,9 +134,10 @@ def _suffixes_of_prefixes(name: str) -> Iterator[str]:
             yield ".".join(parts[start:end])
 
 
-def closest(wanted: str, known: Mapping[str, str] | set[str]) -> str:
+def closest(wanted: str, known: Iterable[str]) -> str:
     # Numbered layers differ by one digit only: what is named should help to see the scheme, not list it.
-    close = difflib.get_close_matches(wanted.strip("*."), list(known), n=3, cutoff=0.4)
+    known = sorted(known)
+    close = difflib.get_close_matches(wanted.strip("*."), known, n=3, cutoff=0.4)
     return (
         f"the closest names are {', '.join(map(repr, close))}" if close else f"names are like {next(iter(known), '')!r}"
     )

@@ -102,6 +102,8 @@ class Branch:
     weight: float = 1.0
     teacher: Callable[[], Any] | None = None
     """Where `Pass.teacher` comes from; by default it is what the step's first branch has put into `outputs`."""
+    at_x: Perturbation = field(default_factory=perturbations.nowhere)
+    """What a pass at x_t runs in, if one is needed; it moves nothing."""
 
 
 BranchesRule: TypeAlias = Callable[[Context], Sequence[Branch]]

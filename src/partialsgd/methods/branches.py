@@ -30,7 +30,8 @@ def branch_of(nested: Nested, level: str, *, weight: float = 1.0, taught: bool =
         return perturbations.switch(lambda: nested.at(level, teacher=full if taught else None))
 
     teacher = None if pupil else (lambda: nested.teacher) if taught else (lambda: None)
-    return Branch(mask, perturb, level, weight, teacher)
+    at_x = perturbations.switch(lambda: nested.at(full, teacher=full)) if taught else perturbations.nowhere()
+    return Branch(mask, perturb, level, weight, teacher, at_x)
 
 
 def known_levels(nested: Nested, levels: Mapping[str, float] | None, what: str) -> dict[str, float]:

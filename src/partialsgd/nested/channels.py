@@ -79,20 +79,29 @@ class _Trace:
             raise ValueError(self._not_understood(f"{_name(node.target)} (at {node.name!r})"))
 
     def groups(self) -> list[Group]:
-        found = [
-            Group(
-                self._units(members),
-                tuple(Producer(name) for name in members),
-                self._members(self.consumers, root),
-                self._members(self.norms, root),
-            )
-            for root in dict.fromkeys(self.root(group) for group in self.producers)
-            if root != _FIXED
-            for members in [self._members(self.producers, root)]
-        ]
+        roots = dict.fromkeys(self.root(group) for group in self.producers)
+        found = [self._group(root) for root in roots if root != _FIXED]
         if not found:
             raise ValueError(f"{type(self.site.model).__name__} has no hidden units that could be fewer")
         return found
+
+    def _group(self, root: int) -> Group:
+        makers, takers = self._members(self.producers, root), self._members(self.consumers, root)
+        forms = [form for name in makers if isinstance(form := form_of(self.site.modules[name]), Form)]
+        units = forms[0].outputs
+        if any(form.outputs != units for form in forms):
+            raise ValueError(self._not_understood(f"the sum of the outputs of {', '.join(map(repr, makers))}"))
+        for name in takers:
+            form = form_of(self.site.modules[name])
+            assert isinstance(form, Form)  # only such layers were noted
+            # A flattened image has its places within a channel, a flattened sequence its units within a place.
+            if form.inputs != units and (form.inputs % units or any(f.kind != "conv2d" for f in forms)):
+                raise ValueError(self._not_understood(f"{name!r}, which takes {form.inputs} inputs of {units} units"))
+        norms = self._members(self.norms, root)
+        for name in norms:
+            if self.site.modules[name].num_features != units:
+                raise ValueError(self._not_understood(f"{name!r}, which normalises more than {units} units"))
+        return Group(units, tuple(Producer(name) for name in makers), takers, norms)
 
     def root(self, group: int) -> int:
         while group != _FIXED and self.parent[group] != group:
@@ -118,6 +127,9 @@ class _Trace:
             self.producers[len(self.parent) - 1] = [name]
             return len(self.parent) - 1
         if isinstance(module, _BatchNorm):
+            if name in self.called:
+                raise ValueError(self._not_understood(f"{name!r}, which runs twice"))
+            self.called.add(name)
             self.norms.setdefault(given[0], []).append(name)
             return given[0]
         if isinstance(module, _KEEP_CHANNELS) or all(group == _FIXED for group in given):
@@ -132,13 +144,6 @@ class _Trace:
 
     def _members(self, table: dict[int, list[str]], root: int) -> tuple[str, ...]:
         return tuple(name for group, names in table.items() if self.root(group) == root for name in names)
-
-    def _units(self, members: tuple[str, ...]) -> int:
-        sizes = {name: form_of(self.site.modules[name]) for name in members}
-        units = {form.outputs for form in sizes.values() if isinstance(form, Form)}
-        if len(units) != 1:
-            raise ValueError(self._not_understood(f"the sum of the outputs of {', '.join(map(repr, members))}"))
-        return units.pop()
 
     def _not_understood(self, what: str) -> str:
         return (

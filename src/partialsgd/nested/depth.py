@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from torch import nn
 
-from partialsgd.nested.layers import NestedModule, level_parameters
+from partialsgd.nested.layers import NestedModule
 from partialsgd.nested.switch import Switch
 
 
@@ -27,9 +28,8 @@ class Shortened(NestedModule):
     def blocks_at(self, level: str) -> list[nn.Module]:
         return [self.get_submodule(self.names[i]) for i in self.kept[level]]
 
-    def level_parameters(self, level: str) -> Iterator[nn.Parameter]:
-        for block in self.blocks_at(level):
-            yield from level_parameters(block, level)
+    def parts(self, level: str) -> Iterator[nn.Module]:
+        yield from self.blocks_at(level)
 
     def describe(self) -> str:
         shorter = [f"{level} has blocks {list(kept)}" for level, kept in self.kept.items() if kept != self.kept["full"]]
@@ -61,7 +61,11 @@ class ShortSequential(Shortened, nn.Sequential):
     """An nn.Sequential to all who ask."""
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
-        return nn.Sequential(*self._copies(level, memo))
+        copies = self._copies(level, memo)
+        names = [self.names[i] for i in self.kept[level]]
+        if all(name.isdigit() for name in self.names):
+            return nn.Sequential(*copies)
+        return nn.Sequential(OrderedDict(zip(names, copies, strict=True)))
 
 
 def renumbered(block: nn.Module, place: int) -> nn.Module:

@@ -12,30 +12,32 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
-_ROWS = 4  # as many rows of an example are kept as a check needs
+_ROWS = 4
+_LARGE = 1_000_000  # numbers; of larger batches only a few rows are kept
 
 
 @final
 @dataclass(frozen=True)
 class Example:
-    """The arguments of one call, cut to a few rows."""
+    """The arguments of one call, of a large one a few rows."""
 
     call: Call
     rows: int
     """The length of the first dimension, which is taken for the batch."""
 
-    def drawn(self, rows: int, generator: torch.Generator) -> Call:
-        """New arguments: floating-point tensors drawn anew, of others rows drawn from the example."""
+    def drawn(self, rows: int | None, generator: torch.Generator) -> Call:
+        """New arguments: floating-point tensors drawn anew, of others rows drawn from the example.
+
+        Without a number of rows, of the shapes that the example has.
+        """
 
         def fresh(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            batched = value.ndim > 0 and len(value) == self.rows
+            if rows is None or value.ndim == 0 or len(value) != self.rows:
+                return torch.randn(value.shape, generator=generator).to(value) if value.is_floating_point() else value
             if value.is_floating_point():
-                shape = (rows, *value.shape[1:]) if batched else value.shape
-                return torch.randn(shape, generator=generator).to(value)
-            if not batched:
-                return value
+                return torch.randn(rows, *value.shape[1:], generator=generator).to(value)
             return value[torch.randint(len(value), (rows,), generator=generator).to(value.device)]
 
         args, kwargs = tree_map(fresh, self.call)
@@ -44,10 +46,12 @@ class Example:
 
 def example_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:
     """What is worth keeping of a call; None if it has no tensors."""
-    lengths = [len(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    lengths = [len(tensor) for tensor in tensors if tensor.ndim > 0]
     if not lengths:
         return None
-    few = min(lengths[0], _ROWS)
+    is_large = sum(tensor.numel() for tensor in tensors) > _LARGE
+    few = min(lengths[0], _ROWS) if is_large else lengths[0]
 
     def cut(value: Any) -> Any:
         if not isinstance(value, Tensor):

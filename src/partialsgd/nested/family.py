@@ -12,13 +12,13 @@ from torch import nn
 from partialsgd import masks
 from partialsgd.masks import Mask
 from partialsgd.names import Parameters
-from partialsgd.nested import examples, extraction, norms, pictures
+from partialsgd.nested import examples, extraction, fast_paths, norms, pictures
 from partialsgd.nested.examples import Call, Example
 from partialsgd.nested.layers import NestedModule, level_parameters
 from partialsgd.nested.levels import Levels
 from partialsgd.nested.sums import OutputSum
 from partialsgd.nested.switch import FULL, Switch
-from partialsgd.replay import Buffers
+from partialsgd.replay import Buffers, RandomState
 
 if TYPE_CHECKING:
     from partialsgd.nested.profile import Profile
@@ -49,6 +49,7 @@ class Nested(nn.Module):
         self._switch = switch
         self._example: Example | None = None
         self._compiled: dict[str, Any] = {}
+        self._fast_paths = fast_paths.leave(model)
         model.register_forward_hook(switch.after_forward)
 
     @property
@@ -95,7 +96,7 @@ class Nested(nn.Module):
         `example` is an input for the check: a tensor, a tuple of arguments or a dict of named ones. It may be left
         out once the family was called, and for Hugging Face models.
         """
-        plain = extraction.extract(self.model, self._switch.known(level))
+        plain = extraction.extract(self.model, self._switch.known(level), self._fast_paths)
         chosen = (
             examples.as_example(example) if example is not None else self._example or examples.from_config(self.model)
         )
@@ -144,10 +145,11 @@ class Nested(nn.Module):
     def _teach(self, *args: Any, **kwargs: Any) -> None:
         teacher = self._switch.teacher
         assert teacher is not None  # asked before
-        before = Buffers(self.model)  # a teacher leaves no trace in BatchNorm's statistics
+        before, noise = Buffers(self.model), RandomState(self.model)
         with torch.no_grad(), self.at(teacher):
             taught = self(*args, **kwargs)
-        before.restore()
+        before.restore()  # a teacher leaves no trace, neither in BatchNorm's statistics nor in the noise
+        noise.restore()
         self._switch.taught = taught
 
     def _run(self, batch: Any) -> Any:

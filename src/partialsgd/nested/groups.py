@@ -44,6 +44,15 @@ class Group:
     def name(self) -> str:
         return self.producers[0].name
 
+    @property
+    def producer_names(self) -> tuple[str, ...]:
+        return tuple(producer.name for producer in self.producers)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The layers that make the units and those that take them."""
+        return self.producer_names + self.consumers
+
 
 @final
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ class NestedModule(nn.Module):
 
     switch: Switch
 
-    def level_parameters(self, level: str) -> Iterator[nn.Parameter]:
-        """The parameters that the level uses."""
+    def parts(self, level: str) -> Iterator[nn.Parameter | nn.Module]:
+        """The parameters and modules inside that the level uses."""
         raise NotImplementedError
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
@@ -63,17 +63,21 @@ class NestedLayer(NestedModule):
 
 def level_parameters(module: nn.Module, level: str) -> Iterator[nn.Parameter]:
     """The parameters that a level of the network uses, each once."""
-    seen: set[nn.Parameter] = set()
-    for parameter in _walk(module, level):
-        if parameter not in seen:
-            seen.add(parameter)
-            yield parameter
+    yield from dict.fromkeys(part for part in _walk(module, level) if isinstance(part, nn.Parameter))
 
 
-def _walk(module: nn.Module, level: str) -> Iterator[nn.Parameter]:
-    if isinstance(module, NestedModule):
-        yield from module.level_parameters(level)
+def level_modules(module: nn.Module, level: str) -> Iterator[nn.Module]:
+    """The modules that a level of the network runs, outermost first."""
+    yield from dict.fromkeys(part for part in _walk(module, level) if isinstance(part, nn.Module))
+
+
+def _walk(part: nn.Module | nn.Parameter, level: str) -> Iterator[nn.Module | nn.Parameter]:
+    yield part
+    if isinstance(part, NestedModule):
+        inside = part.parts(level)
+    elif isinstance(part, nn.Module):
+        inside = iter([*part.parameters(recurse=False), *part.children()])
+    else:
         return
-    yield from module.parameters(recurse=False)
-    for child in module.children():
-        yield from _walk(child, level)
+    for one in inside:
+        yield from _walk(one, level)

@@ -10,6 +10,8 @@ from torch import nn
 from partialsgd.nested.specs import Spec
 from partialsgd.nested.switch import FULL
 
+_TAKEN = ("axis", "levels", "switch")  # attributes of a BatchNorm that has a child for each level
+
 Levels: TypeAlias = dict[str, tuple[Spec, ...]]
 
 
@@ -19,7 +21,10 @@ def resolve(spec: Spec | Sequence[Spec] | None, levels: Mapping[str, Spec | Sequ
         if spec is not None:
             raise ValueError("give either a spec or levels, not both")
         return _named(levels)
-    split = [one.split() for one in _as_specs(spec or ())]
+    specs = _as_specs(() if spec is None else spec)
+    if spec is not None and not specs:
+        raise ValueError("the list of specs is empty; say what is inside the network")
+    split = [one.split() for one in specs]
     depth = max((len(parts) for parts in split), default=1)
     if any(len(parts) not in (1, depth) for parts in split):
         raise ValueError(f"specs with several ratios must have the same number; got {[len(p) for p in split]}")
@@ -36,7 +41,7 @@ def _named(levels: Mapping[str, Spec | Sequence[Spec]]) -> Levels:
     for name, given in levels.items():
         if name == FULL:
             raise ValueError(f"the level {FULL!r} is the whole network; name only the smaller ones")
-        if not name or "." in name or hasattr(nn.Module, name):
+        if not name or "." in name or hasattr(nn.Module, name) or name in _TAKEN:
             raise ValueError(f"a level cannot be called {name!r}: names have no dots and are no attributes of a module")
         specs = _as_specs(given)
         if not specs:

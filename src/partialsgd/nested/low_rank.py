@@ -62,7 +62,7 @@ class LowRankLayer(NestedLayer):
     def sizes_at(self, level: str) -> tuple[int, int]:
         return self.form.outputs, self.form.inputs
 
-    def level_parameters(self, level: str) -> Iterator[nn.Parameter]:
+    def parts(self, level: str) -> Iterator[nn.Parameter]:
         for i in range(self.counts[level]):
             yield self.get_parameter(f"U{i}")
             yield self.get_parameter(f"V{i}")

@@ -63,8 +63,7 @@ class NarrowLayer(NestedLayer):
     def bias_at(self, level: str) -> Tensor | None:
         if not self.has_bias:
             return None
-        parts = [p for i in range(self.counts[level]) if (p := self._parameters.get(f"bias{i}")) is not None]
-        return self.rows.join(parts, 0)
+        return self.rows.join(self._blocks("bias", self.counts[level]), 0)
 
     def weight_at(self, level: str) -> Tensor:
         return self.form.as_stored(self._joined(level))
@@ -73,12 +72,9 @@ class NarrowLayer(NestedLayer):
         m = self.form.outputs if self.pads else self.rows.length(self.rows.units(level))
         return m, self.columns.length(self.columns.units(level))
 
-    def level_parameters(self, level: str) -> Iterator[nn.Parameter]:
-        for i in range(self.counts[level]):
-            for name in (f"columns{i}", f"rows{i}", f"bias{i}"):
-                parameter = self._parameters.get(name)
-                if parameter is not None:
-                    yield parameter
+    def parts(self, level: str) -> Iterator[nn.Parameter]:
+        for name in ("rows", "columns", "bias"):
+            yield from self._blocks(name, self.counts[level])
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
         weight, bias = self._joined(level), self.bias_at(level)
@@ -100,8 +96,7 @@ class NarrowLayer(NestedLayer):
         count = self.counts[level]
         if count == 1:
             return self.rows0
-        rows = [p for i in range(count) if (p := self._parameters.get(f"rows{i}")) is not None]
-        columns = [p for i in range(count) if (p := self._parameters.get(f"columns{i}")) is not None]
+        rows, columns = self._blocks("rows", count), self._blocks("columns", count)
         if not columns:
             return self.rows.join(rows, 0)
         if len(rows) == 1:
@@ -114,12 +109,16 @@ class NarrowLayer(NestedLayer):
                     joined = axis.join([joined, part], dim)
         return joined
 
+    def _blocks(self, name: str, count: int) -> list[nn.Parameter]:
+        found = [self._parameters.get(f"{name}{i}") for i in range(count)]
+        return [block for block in found if block is not None]
+
     def _is_sum_over_columns(self, level: str) -> bool:
         return self.form.kind != "conv2d" and self.counts[level] > 1 and not self.rows.sizes
 
     def _sum_over_columns(self, x: Tensor, level: str, bias: Tensor | None) -> Tensor:
         """Σ W_i x_i over the rectangles: cheaper than joining them by columns, which copies number by number."""
-        parts = [self.rows0, *(self.get_parameter(f"columns{i}") for i in range(1, self.counts[level]))]
+        parts = [self.rows0, *self._blocks("columns", self.counts[level])]
         inputs = torch.split(x.reshape(-1, x.shape[-1]), [part.shape[1] for part in parts], 1)
         y = F.linear(inputs[0], parts[0], bias)
         for part, share in zip(parts[1:], inputs[1:], strict=True):

@@ -40,7 +40,7 @@ def adopt(plain: nn.Module) -> str | None:
             _set(smaller, name, _size(plain, layers))
         with torch.device("meta"):
             fresh = type(plain)(smaller)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         return str(error)
     ours, theirs = plain.state_dict(), fresh.state_dict()
     for key in ours.keys() | theirs.keys():

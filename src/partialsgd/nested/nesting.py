@@ -40,7 +40,7 @@ def nest(
     if unwrap(model) is not model:
         raise ValueError("nest the model first, then wrap it in DistributedDataParallel or torch.compile")
     inside = [module for module in model.modules() if isinstance(module, (NestedModule, Nested))]
-    if any(not isinstance(module, OutputSum) for module in inside):
+    if any(not isinstance(module, OutputSum) or module.switch.levels != (FULL,) for module in inside):
         raise ValueError("the model is nested already; nest it once, with `levels` for several sizes")
     if spec is None and levels is None and not inside:
         raise ValueError("say what is inside the network: nest(model, LowRank(1/32)), Width, Depth or LayerSum")

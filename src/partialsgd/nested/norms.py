@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, final
@@ -14,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from partialsgd.nested.axes import Axis
 from partialsgd.nested.forms import like
-from partialsgd.nested.layers import NestedModule
+from partialsgd.nested.layers import NestedModule, level_modules
 from partialsgd.nested.switch import FULL, Switch
 
 Norms = Literal["separate", "shared"]
@@ -37,9 +38,8 @@ class SeparateNorm(NestedModule):
         y: Tensor = norm(x)
         return y
 
-    def level_parameters(self, level: str) -> Iterator[nn.Parameter]:
-        if level in self.levels:
-            yield from self.get_submodule(level).parameters()
+    def parts(self, level: str) -> Iterator[nn.Module]:
+        yield self.get_submodule(level)
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(self.get_submodule(level), memo)
@@ -57,9 +57,14 @@ class SharedNorm(NestedModule):
     num_batches_tracked: Tensor | None
 
     def __init__(self, norm: _BatchNorm, axis: Axis, switch: Switch) -> None:
+        if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            raise ValueError(
+                f"levels cannot share a {type(norm).__name__} of which one has fewer units; norms='separate'"
+            )
         super().__init__()
         self.switch, self.axis = switch, axis
-        self.kind, self.eps, self.momentum = type(norm), norm.eps, norm.momentum
+        self.eps, self.momentum = norm.eps, norm.momentum
+        self.shell = [copy.deepcopy(norm).to("meta")]  # in a list, so that it is no module of this one
         self.sizes = sorted({axis.units(level) for level in switch.levels})
         for name in _STATISTICS:
             statistic = norm._buffers.get(name)
@@ -68,7 +73,7 @@ class SharedNorm(NestedModule):
         self.register_buffer("num_batches_tracked", None if tracked is None else tracked.clone())
         for name, parameter in norm.named_parameters(recurse=False):
             values = axis.ordered(parameter.detach(), 0)
-            for i, (low, high) in enumerate(zip([0, *self.sizes], self.sizes, strict=False)):
+            for i, (low, high) in enumerate(itertools.pairwise([0, *self.sizes])):
                 self.register_parameter(f"{name}{i}", like(parameter, axis.between(values, 0, low, high)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,14 +86,14 @@ class SharedNorm(NestedModule):
         weight, bias = self._joined("weight", level), self._joined("bias", level)
         return F.batch_norm(x, mean, var, weight, bias, uses_batch, factor or 0.0, self.eps)
 
-    def level_parameters(self, level: str) -> Iterator[nn.Parameter]:
+    def parts(self, level: str) -> Iterator[nn.Parameter]:
         yield from (*self._blocks("weight", level), *self._blocks("bias", level))
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
-        affine = {name: value for name in ("weight", "bias") if (value := self._joined(name, level)) is not None}
+        affine = {name: self._joined(name, level) for name in ("weight", "bias")}
         mean, var = self._statistics(level)
         statistics = {"running_mean": mean, "running_var": var, "num_batches_tracked": self.num_batches_tracked}
-        return _made(self.kind, self.axis.units(level), self.eps, self.momentum, affine, statistics)
+        return _filled(self.shell[0], self.axis.units(level), affine, statistics)
 
     def describe(self) -> str:
         return "one for all levels"
@@ -101,7 +106,8 @@ class SharedNorm(NestedModule):
 
     def _blocks(self, name: str, level: str) -> list[nn.Parameter]:
         count = self.sizes.index(self.axis.units(level)) + 1
-        return [p for i in range(count) if (p := self._parameters.get(f"{name}{i}")) is not None]
+        found = [self._parameters.get(f"{name}{i}") for i in range(count)]
+        return [block for block in found if block is not None]
 
     def _joined(self, name: str, level: str) -> Tensor | None:
         blocks = self._blocks(name, level)
@@ -111,35 +117,32 @@ class SharedNorm(NestedModule):
 def cut(norm: _BatchNorm, axis: Axis, level: str) -> nn.Module:
     """The level's own BatchNorm, with the values of the whole one; its statistics count as never updated."""
     units = axis.units(level)
-    affine = {
-        name: nn.Parameter(axis.between(axis.ordered(p.detach(), 0), 0, 0, units), p.requires_grad)
-        for name, p in norm.named_parameters(recurse=False)
-    }
-    statistics = {
-        name: None if (b := norm._buffers.get(name)) is None else axis.between(axis.ordered(b, 0), 0, 0, units)
-        for name in _STATISTICS
-    }
+
+    def share(values: Tensor | None) -> Tensor | None:
+        return None if values is None else axis.between(axis.ordered(values.detach(), 0), 0, 0, units)
+
+    affine: dict[str, Tensor | None] = {}
+    for name, parameter in norm._parameters.items():
+        part = share(parameter)
+        affine[name] = None if part is None or parameter is None else nn.Parameter(part, parameter.requires_grad)
+    statistics = {name: share(norm._buffers.get(name)) for name in _STATISTICS}
     tracked = norm._buffers.get("num_batches_tracked")
     if level != FULL and tracked is not None:
         tracked = torch.zeros_like(tracked)
-    return _made(type(norm), units, norm.eps, norm.momentum, affine, {**statistics, "num_batches_tracked": tracked})
+    return _filled(norm, units, affine, {**statistics, "num_batches_tracked": tracked})
 
 
-def _made(
-    kind: type[_BatchNorm],
-    units: int,
-    eps: float,
-    momentum: float | None,
-    affine: Mapping[str, Tensor],
-    statistics: Mapping[str, Tensor | None],
+def _filled(
+    norm: _BatchNorm, units: int, affine: Mapping[str, Tensor | None], statistics: Mapping[str, Tensor | None]
 ) -> nn.Module:
-    tracks = statistics["running_mean"] is not None
-    norm = kind(units, eps, momentum, affine=bool(affine), track_running_stats=tracks, device="meta")
+    """A BatchNorm like the given one, of another size and with other numbers."""
+    made = copy.deepcopy(norm)
+    made.num_features = units
     for name, values in affine.items():
-        norm.register_parameter(name, nn.Parameter(values.detach().clone(), values.requires_grad))
+        made._parameters[name] = None if values is None else nn.Parameter(values.detach().clone(), values.requires_grad)
     for name, statistic in statistics.items():
-        norm.register_buffer(name, None if statistic is None else statistic.detach().clone())
-    return norm
+        made._buffers[name] = None if statistic is None else statistic.detach().clone()
+    return made
 
 
 def batch_norms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
@@ -167,7 +170,11 @@ def warn_if_never_updated(plain: nn.Module, level: str) -> None:
 @torch.no_grad()
 def recalibrate(model: nn.Module, level: str, run: Callable[[Any], object], batches: Iterable[Any]) -> None:
     """The statistics that the level uses, taken anew: the average over the batches."""
-    norms = [norm for norm in _at(model, level) if norm.num_batches_tracked is not None]
+    norms: list[Any] = [
+        module
+        for module in level_modules(model, level)
+        if isinstance(module, (_BatchNorm, SharedNorm)) and module.num_batches_tracked is not None
+    ]
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     model.eval()
@@ -187,15 +194,3 @@ def recalibrate(model: nn.Module, level: str, run: Callable[[Any], object], batc
             norm.momentum = momentum
     if not seen:
         raise ValueError("recalibrate got no batches; the statistics are as they were")
-
-
-def _at(module: nn.Module, level: str) -> Iterator[Any]:
-    """The BatchNorm layers of a level, with a count of their batches."""
-    if isinstance(module, (_BatchNorm, SharedNorm)):
-        yield module
-    elif isinstance(module, SeparateNorm):
-        if level in module.levels:
-            yield module.get_submodule(level)
-    else:
-        for child in module.children():
-            yield from _at(child, level)

@@ -16,7 +16,9 @@ def summary(nested: Nested) -> str:
     lines += [
         f"  {name:{width}}  {nested.claimed.get(name, 'OutputSum'):8}  {m.describe()}" for name, m in modules.items()
     ]
-    lines += [f"  {name:{width}}  {'-':8}  not nested: {why}" for name, why in nested.skipped.items()]
+    lines += [
+        f"  {name:{width}}  {'-':8}  not nested: {why}" for name, why in nested.skipped.items() if name not in modules
+    ]
     counts = {level: sum(p.numel() for p in nested.parameters(level=level)) for level in nested.levels}
     lines.append("  " + ", ".join(f"{level}: {count:,} parameters" for level, count in counts.items()))
     return "\n".join(lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -61,29 +63,31 @@ def _plan_low_rank(site: Site, specs: Mapping[str, Sequence[LowRank]]) -> None:
 
 
 def _low_rank_layers(site: Site, spec: LowRank) -> list[str]:
-    for pattern in spec.ratios:
-        site.match([pattern])
     excluded = set(site.match(as_patterns(spec.exclude)))
     forms = {name: form_of(module) for name, module in site.modules.items()}
     nestable = [name for name, form in forms.items() if isinstance(form, Form)]
     if spec.where is None:
-        for name in nestable:
-            if name in excluded or site.refusal(name) or name == nestable[-1]:
-                why = "excluded" if name in excluded else site.refusal(name)
-                site.skipped[name] = (
-                    why or "the output layer: its rank bounds what the network can say; `where` can name it"
-                )
-        chosen = [name for name in nestable if name not in site.skipped]
+        skipped = {name: why for name in nestable if (why := site.refusal(name)) is not None}
+        if len(nestable) > 1:
+            skipped.setdefault(
+                nestable[-1], "the output layer, whose rank bounds what the network can say; `where` can name it"
+            )
+        chosen = [name for name in nestable if name not in skipped]
     else:
-        covered = site.match(as_patterns(spec.where))
-        chosen = [name for name in covered if name in nestable and name not in excluded]
-        site.skipped |= {name: "excluded" for name in covered if name in nestable and name in excluded}
+        covered, skipped = site.match(as_patterns(spec.where)), {}
+        chosen = [name for name in covered if name in nestable]
         for pattern in as_patterns(spec.where):
             if not any(matches(name, pattern) for name in nestable):
                 name = next(name for name in covered if matches(name, pattern))
                 raise ValueError(f"{name!r} cannot be nested: {forms[name]}")
+    site.skipped |= skipped | {name: "excluded" for name in chosen if name in excluded}
+    chosen = [name for name in chosen if name not in excluded]
     if not chosen:
         raise ValueError(f"LowRank has no layer left in {type(site.model).__name__}")
+    for pattern in spec.ratios:
+        site.match([pattern])
+        if not any(matches(name, pattern) for name in chosen):
+            raise ValueError(f"ratios names {pattern!r}, and no layer of `where` is called so")
     return chosen
 
 
@@ -100,7 +104,7 @@ def _plan_width(site: Site, specs: Mapping[str, Sequence[Width]]) -> None:
         for spec in given:
             for group in _groups(site, spec):
                 cut = cuts.setdefault(group.name, Cut(group, {}, spec.order))
-                if cut.group != group or level in cut.sizes:
+                if cut.group != group or level in cut.sizes or cut.order != spec.order:
                     raise ValueError(f"{group.name!r} is claimed by two Width specs that do not agree")
                 cut.sizes[level] = max(1, round(as_tuple(spec.ratio)[0] * group.units))
     for name, cut in cuts.items():
@@ -113,17 +117,20 @@ def _groups(site: Site, spec: Width) -> list[Group]:
     if spec.query_key:
         groups = [*groups, *query_key(site)]
     excluded = set(site.match(as_patterns(spec.exclude)))
+    left = [group for group in groups if not excluded & set(group.members)]
     for group in groups:
-        inside = [p.name for p in group.producers] + list(group.consumers)
-        if left := [name for name in inside if name in excluded]:
-            site.skipped |= {name: f"its hidden units go with {left[0]!r}, which is excluded" for name in inside}
-    groups = [g for g in groups if not any(p.name in site.skipped for p in g.producers)]
-    if not groups:
+        if group not in left:
+            site.skipped |= {name: "its hidden units go with an excluded layer" for name in group.members}
+    if not left:
         raise ValueError(f"Width has no hidden layer left in {type(site.model).__name__}")
-    return groups
+    return left
 
 
 def _narrow(site: Site, cuts: Sequence[Cut]) -> None:
+    for members in zip(*((c.group.producer_names, c.group.consumers, c.group.norms) for c in cuts), strict=True):
+        twice = [name for name, count in Counter(itertools.chain(*members)).items() if count > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} belongs to two groups of hidden units; a layer can be cut in one way only")
     rows = {p.name: (cut, cut.producer_axis(site, p)) for cut in cuts for p in cut.group.producers}
     columns = {name: cut.consumer_axis(site, name) for cut in cuts for name in cut.group.consumers}
     for name in dict.fromkeys([*rows, *columns]):
@@ -194,11 +201,14 @@ def _plan_sums(site: Site, specs: Mapping[str, Sequence[LayerSum]]) -> None:
                     raise ValueError(f"{name!r} is claimed by two LayerSum specs")
     for name, spec in claims.items():
         require_growing(name, dict.fromkeys(small[name], 1), 2, site.switch.levels)
+        if (why := site.entanglement(name)) is not None:
+            raise ValueError(f"{name!r} cannot be nested: {why}")
         old = site.modules[name]
         new = spec.make(old)
         if not isinstance(new, nn.Module):
             raise TypeError(f"make returned {new!r} for {name!r}; it must return a module")
         require_same_signature(old, new, name)
+        new.train(old.training)
         site.claim(name, "LayerSum", SumLayer(old, new, spec.core, small[name], site.switch))
 
 

@@ -39,8 +39,9 @@ class Site:
         """The modules that a pattern covers; every pattern must cover some."""
         for pattern in patterns:
             if not any(matches(name, pattern) for name in self.modules if name):
-                raise ValueError(f"pattern {pattern!r} matches no module; {closest(pattern, set(self.modules))}")
-        return [name for name in self.modules if any(matches(name, pattern) for pattern in patterns)]
+                known = {name for name in self.modules if name}
+                raise ValueError(f"pattern {pattern!r} matches no module; {closest(pattern, known)}")
+        return [name for name in self.modules if name and any(matches(name, pattern) for pattern in patterns)]
 
     def form(self, name: str) -> Form:
         """The form of a layer that is to be nested; a layer that cannot be is refused, with why."""
@@ -52,17 +53,22 @@ class Site:
         return form
 
     def refusal(self, name: str) -> str | None:
+        form = form_of(self.modules[name])
+        return form if isinstance(form, str) else self.entanglement(name)
+
+    def entanglement(self, name: str) -> str | None:
+        """What would break if another module stood in the place of this one."""
         layer = self.modules[name]
-        parent = self.modules[name.rpartition(".")[0]] if name else None
-        if isinstance(parent, nn.MultiheadAttention):
+        if name and isinstance(self.modules[name.rpartition(".")[0]], nn.MultiheadAttention):
             return "it belongs to nn.MultiheadAttention, which reads its children's weights without calling them"
-        form = form_of(layer)
-        if isinstance(form, str):
-            return form
         if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
             return "it has hooks, which would be lost"
-        others = [alias for alias in self._aliases(name) if alias.rpartition(".")[0] != name]
-        return f"its weight is tied to {others[0]!r}" if others else None
+        inside = f"{name}." if name else ""
+        for parameter, _ in layer.named_parameters():
+            for alias in self.parameters.aliases(inside + parameter):
+                if not alias.startswith(inside):
+                    return f"its {parameter} is tied to {alias!r}"
+        return None
 
     def claim(self, name: str, by: str, replacement: NestedModule) -> None:
         if name in self.claimed:
@@ -85,7 +91,3 @@ class Site:
             if isinstance(module, NestedModule):
                 module.switch = self.switch
         return root
-
-    def _aliases(self, name: str) -> tuple[str, ...]:
-        weight = f"{name}.weight" if name else "weight"
-        return self.parameters.aliases(weight) if weight in self.parameters else ()

@@ -103,6 +103,8 @@ class Depth:
 
     def __post_init__(self) -> None:
         require_choice("pick", self.pick, ("first", "even"))
+        if not self._keeps():
+            raise ValueError("keep must say how many blocks stay")
         for keep in self._keeps():
             if isinstance(keep, float):
                 require_ratios(keep)

@@ -6,16 +6,17 @@ import copy
 import inspect
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, fx, nn
 
 from partialsgd.nested.forms import form_of, weight_of
-from partialsgd.nested.layers import NestedModule, level_parameters
+from partialsgd.nested.layers import NestedModule
 from partialsgd.nested.switch import FULL, Switch
 
-Taken = Sequence[int | str]
+Taken: TypeAlias = Sequence[int | str]
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Sum(NestedModule):
@@ -26,10 +27,10 @@ class Sum(NestedModule):
     def is_sum(self, level: str) -> bool:
         raise NotImplementedError
 
-    def level_parameters(self, level: str) -> Iterator[nn.Parameter]:
+    def parts(self, level: str) -> Iterator[nn.Module]:
         for name, child in self.named_children():
             if self.is_sum(level) or name == self.core_name:
-                yield from level_parameters(child, level)
+                yield child
 
     def describe(self) -> str:
         parts = " + ".join(f"{name} ({type(child).__name__})" for name, child in self.named_children())
@@ -115,12 +116,8 @@ class OutputSum(Sum):
         return tuple(args[i] for i in taken if isinstance(i, int)), {i: kwargs[i] for i in taken if isinstance(i, str)}
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
-        core = copy.deepcopy(self.core, memo)
-        return (
-            core
-            if level != FULL
-            else _sum_of({"core": core, "extension": copy.deepcopy(self.extension, memo)}, self.inputs)
-        )
+        names = ("core", "extension") if self.is_sum(level) else ("core",)
+        return _sum_of({name: copy.deepcopy(self.get_submodule(name), memo) for name in names}, self.inputs)
 
 
 def add(a: Any, b: Any) -> Any:
@@ -139,13 +136,13 @@ def require_same_signature(old: nn.Module, new: nn.Module, name: str) -> None:
     form = form_of(old)
     if isinstance(form, str):
         return
-    x = weight_of(old, form).new_zeros(1, form.inputs, *[9 * k for k in form.kernel])
+    x = weight_of(old, form).new_zeros(2, form.inputs, *[9 * k for k in form.kernel])
     try:
-        with torch.no_grad():
-            add(old(x), new(x))
+        with torch.no_grad():  # copies, in evaluation: no statistics move, no noise is drawn
+            add(copy.deepcopy(old).eval()(x), copy.deepcopy(new).eval()(x))
     except Exception as error:
         raise ValueError(
-            f"{name!r} and the layer made for it do not add up on an input of {tuple(x.shape)}: {error}"
+            f"{name!r} and the layer made for it do not add up on an input of shape {tuple(x.shape)}: {error}"
         ) from error
 
 
@@ -164,21 +161,36 @@ def _total(terms: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _sum_of(parts: dict[str, nn.Module], inputs: tuple[Taken, Taken] | None = None) -> nn.Module:
-    """A module of torch that adds the outputs of its parts."""
+    """A module of torch that adds the outputs of its parts. One part of all inputs stands for itself."""
+    if inputs is None and len(parts) == 1:
+        return next(iter(parts.values()))
     graph = fx.Graph()
-    if inputs is None:
-        said = inspect.signature(next(iter(parts.values())).forward).parameters.values()
-        named = [p for p in said if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        places = [graph.placeholder(p.name, default_value=p.default) for p in named] or [graph.placeholder("x")]
-        shares: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(tuple(places), {})] * len(parts)
-    else:
-        count = 1 + max((i for taken in inputs for i in taken if isinstance(i, int)), default=-1)
-        given: dict[int | str, fx.Node] = {i: graph.placeholder(f"input_{i}") for i in range(count)}
-        given |= {i: graph.placeholder(i) for taken in inputs for i in taken if isinstance(i, str) and i not in given}
-        shares = [
-            (tuple(given[i] for i in taken if isinstance(i, int)), {i: given[i] for i in taken if isinstance(i, str)})
-            for taken in inputs
-        ]
-    terms = [graph.call_module(name, args, kwargs) for name, (args, kwargs) in zip(parts, shares, strict=True)]
-    graph.output(graph.call_function(operator.add, tuple(terms)))
+    shares = _shared(graph, list(parts.values())) if inputs is None else _chosen(graph, inputs)
+    terms = [graph.call_module(name, args, kwargs) for name, (args, kwargs) in zip(parts, shares, strict=False)]
+    graph.output(graph.call_function(operator.add, tuple(terms)) if len(terms) > 1 else terms[0])
     return fx.GraphModule(parts, graph)
+
+
+def _shared(graph: fx.Graph, parts: Sequence[nn.Module]) -> list[Arguments]:
+    """All inputs for each: what the first part must have in order, what it may have by name, to those who know it."""
+    known = [inspect.signature(part.forward).parameters for part in parts]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [p for p in known[0].values() if p.kind not in variadic]
+    needed = [p for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
+    args = tuple(graph.placeholder(p.name) for p in needed) or (graph.placeholder("x"),)
+    others = {p.name: graph.placeholder(p.name, default_value=p.default) for p in named if p not in needed}
+    return [(args, {name: node for name, node in others.items() if name in theirs}) for theirs in known]
+
+
+def _chosen(graph: fx.Graph, inputs: tuple[Taken, Taken]) -> list[Arguments]:
+    """For each part its own inputs."""
+    wanted = [i for taken in inputs for i in taken]
+    count = 1 + max((i for i in wanted if isinstance(i, int)), default=-1)
+    given: dict[int | str, fx.Node] = {i: graph.placeholder(f"input_{i}") for i in range(count)}
+    for i in wanted:
+        if isinstance(i, str) and i not in given:
+            given[i] = graph.placeholder(i)
+    return [
+        (tuple(given[i] for i in taken if isinstance(i, int)), {i: given[i] for i in taken if isinstance(i, str)})
+        for taken in inputs
+    ]
