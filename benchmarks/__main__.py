@@ -14,7 +14,16 @@ from benchmarks.figures import FEWEST_ROUNDS, THREADS, record
 from benchmarks.harness import Track, Watcher
 from benchmarks.machine import Company
 
-NAMES = ("plain", "whole_tensor", "element_masks", "two_gradients", "memory")
+NAMES = (
+    "plain",
+    "whole_tensor",
+    "element_masks",
+    "two_gradients",
+    "memory",
+    "nested_transformer",
+    "nested_resnet",
+    "level_switch",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

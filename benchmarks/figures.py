@@ -56,6 +56,11 @@ def ratio(what: str, times: Times, name: str, baseline: str, limit: float | None
     return Figure(what, times.ratio(name, baseline), limit, medians=times.medians(name, baseline))
 
 
+def sum_ratio(what: str, times: Times, name: str, parts: Sequence[str], limit: float | None = None) -> Figure:
+    """One contestant's time ÷ that of several others together."""
+    return Figure(what, times.ratio_to_sum(name, parts), limit, medians=times.medians(name, *parts))
+
+
 @final
 @dataclass(frozen=True)
 class Record:

@@ -66,6 +66,12 @@ class Times:
     def ratio(self, name: str, baseline: str) -> Estimate:
         return estimate([a / b for a, b in self.of(name, baseline)])
 
+    def ratio_to_sum(self, name: str, parts: Sequence[str]) -> Estimate:
+        return estimate([a / sum(others) for a, *others in self.of(name, *parts)])
+
+    def estimate(self, name: str) -> Estimate:
+        return estimate(self.seconds[name])
+
     def difference(self, name: str, baseline: str) -> Estimate:
         return estimate([a - b for a, b in self.of(name, baseline)])
 

@@ -10,9 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from partialsgd import Method, PartialSGD
+from partialsgd import LowRank, Method, Nested, PartialSGD, Width, nest
+from partialsgd import methods as registry
 from partialsgd.testing.problems import PROBLEMS
 from tests.contracts import METHODS
+from tests.nested import contracts as nested_contracts
 from tests.switchable import alternating, build
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
@@ -100,3 +102,34 @@ def skipping(rank: int, folder: str) -> None:
         {"skipped": skipped, "parameters": [p.detach() for p in model.parameters()]}, Path(folder) / f"{rank}.pt"
     )
     dist.destroy_process_group()
+
+
+def families(rank: int, folder: str) -> None:
+    """Every method for nested networks, on families of two kinds."""
+    start(rank, folder)
+    found = {}
+    for kind in FAMILIES:
+        for name in nested_contracts.METHODS:
+            nested = family(kind)
+            ddp = DistributedDataParallel(nested, find_unused_parameters=True)
+            sgd = PartialSGD(ddp, torch.optim.AdamW(nested.parameters(), 0.01), method(name, nested))
+            for t in range(STEPS):
+                sgd.step(closure(ddp, nested, t, rank))
+            found[f"{kind} {name}"] = [p.detach() for p in nested.parameters()]
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+FAMILIES = ("low rank", "width")
+
+
+def family(kind: str) -> Nested:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+    return nest(model, LowRank((0.1, 0.3)) if kind == "low rank" else Width((0.25, 0.5)), seed=1)
+
+
+def method(name: str, nested: Nested) -> Method:
+    """One of the registry's methods for families."""
+    made: Method = registry.only(nested, nested.levels[0]) if name == "only" else getattr(registry, name)(nested)
+    return made

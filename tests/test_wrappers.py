@@ -17,6 +17,7 @@ from partialsgd.wrappers import data_parallel, gradients_are_views, require_unus
 from tests import distributed
 from tests.contracts import METHODS
 from tests.distributed import MLP, STEPS
+from tests.nested import contracts as nested_contracts
 from tests.switchable import alternating, build
 
 
@@ -43,6 +44,27 @@ def test_every_method_trains_alike_on_two_ranks(tmp_path: Path) -> None:
 
 def _both_halves(model: nn.Module, t: int) -> torch.Tensor:
     loss = (MLP.evaluate(model, 2 * t) + MLP.evaluate(model, 2 * t + 1)) / 2
+    loss.backward()
+    return loss
+
+
+def test_every_method_for_families_trains_alike_on_two_ranks(tmp_path: Path) -> None:
+    zero, one = two_processes(distributed.families, tmp_path)
+    assert zero.keys() == {f"{kind} {name}" for kind in distributed.FAMILIES for name in nested_contracts.METHODS}
+    for key, parameters in zero.items():
+        assert all(torch.equal(a, b) for a, b in zip(parameters, one[key], strict=True)), f"ranks differ: {key}"
+        kind, _, name = key.rpartition(" ")
+        nested = distributed.family(kind)
+        sgd = PartialSGD(nested, torch.optim.AdamW(nested.parameters(), 0.01), distributed.method(name, nested))
+        for t in range(STEPS):
+            sgd.step(lambda t=t, nested=nested: _both_ranks(nested, t))
+        for ours, alone in zip(parameters, nested.parameters(), strict=True):
+            torch.testing.assert_close(ours, alone, rtol=1e-3, atol=1e-4)
+
+
+def _both_ranks(model: nn.Module, t: int) -> torch.Tensor:
+    halves = [torch.randn(5, 6, generator=torch.Generator().manual_seed(2 * t + rank)) for rank in (0, 1)]
+    loss = torch.stack([model(x).square().mean() for x in halves]).mean()
     loss.backward()
     return loss
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from partialsgd import export as export
     from partialsgd import masks as masks
     from partialsgd import methods as methods
     from partialsgd import perturbations as perturbations
@@ -51,7 +52,7 @@ _HOME = {
     "nest": "nested",
     "soft_cross_entropy": "nested",
 }
-_MODULES = ("masks", "methods", "perturbations")
+_MODULES = ("export", "masks", "methods", "perturbations")
 
 __all__ = [
     "Branch",
@@ -70,6 +71,7 @@ __all__ = [
     "Vector",
     "Width",
     "__version__",
+    "export",
     "masks",
     "methods",
     "nest",

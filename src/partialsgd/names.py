@@ -101,8 +101,7 @@ class Parameters(Mapping[str, nn.Parameter]):
     def _match(self, pattern: str) -> set[str]:
         covered = {canonical for name, canonical in self._canonical.items() if matches(name, pattern)}
         if not covered:
-            known = {s for name in self._canonical for s in _suffixes_of_prefixes(name)}
-            raise ValueError(f"pattern {pattern!r} matches no parameter or module; {closest(pattern, known)}")
+            raise ValueError(f"pattern {pattern!r} matches no parameter or module; {closest(pattern, self._canonical)}")
         return covered
 
 
@@ -124,7 +123,7 @@ def _clean(name: str) -> str:
 
 def matches(name: str, pattern: str) -> bool:
     """Whether the pattern covers the name: it matches it, or a module around it, or a dotted suffix of these."""
-    return any(fnmatchcase(suffix, pattern) for suffix in _suffixes_of_prefixes(name))
+    return bool(name) and any(fnmatchcase(suffix, pattern) for suffix in _suffixes_of_prefixes(name))
 
 
 def _suffixes_of_prefixes(name: str) -> Iterator[str]:
@@ -134,10 +133,11 @@ def _suffixes_of_prefixes(name: str) -> Iterator[str]:
             yield ".".join(parts[start:end])
 
 
-def closest(wanted: str, known: Iterable[str]) -> str:
+def closest(wanted: str, names: Iterable[str]) -> str:
+    """What could have been meant: a name, a module around it, or a dotted suffix of these."""
+    known = sorted({part for name in names if name for part in _suffixes_of_prefixes(name)})
     # Numbered layers differ by one digit only: what is named should help to see the scheme, not list it.
-    known = sorted(known)
     close = difflib.get_close_matches(wanted.strip("*."), known, n=3, cutoff=0.4)
-    return (
-        f"the closest names are {', '.join(map(repr, close))}" if close else f"names are like {next(iter(known), '')!r}"
-    )
+    if close:
+        return f"the closest names are {', '.join(map(repr, close))}"
+    return f"names are like {max(known, key=len, default='')!r}"

@@ -92,6 +92,26 @@ def test_digits_plain_is_the_loop_without_partialsgd() -> None:
     assert_same(model, digits.train("plain", data, 2, lambda: None).model)
 
 
+# --- every_size
+
+
+def test_every_size_trains_three_networks_and_takes_the_smallest_out(capsys: pytest.CaptureFixture[str]) -> None:
+    every_size = example("every_size")
+    nested, small = every_size.main(epochs=30)
+    _, x, _, y = every_size.digits()
+    found = {}
+    for level in nested.levels:
+        with nested.at(level):
+            found[level] = every_size.accuracy(nested, x, y)
+    *_, smallest, medium, full, alone = capsys.readouterr().out.splitlines()
+    expected = [f"{level}: {share:.1%} of 450 test images" for level, share in found.items()]
+    assert [smallest, medium, full] == expected
+    assert alone == f"1/16 by itself: {found['1/16']:.1%}" and every_size.accuracy(small, x, y) == found["1/16"]
+    assert found["1/16"] > 0.8 and found["1/4"] > 0.9 and found["full"] > 0.9
+    assert all(type(module).__module__.startswith("torch.") for module in small.modules())
+    assert sum(p.numel() for p in small.parameters()) == sum(p.numel() for p in nested.parameters(level="1/16"))
+
+
 # --- plain_loop
 
 

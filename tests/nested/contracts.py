@@ -15,7 +15,7 @@ from partialsgd.rules import Method
 from partialsgd.testing.contracts import *  # noqa: F403  # the laws: pytest collects them here
 from partialsgd.testing.problems import Problem
 
-METHODS = {
+METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "alternating": {"plain": {}, "weights": {"weights": {"full": 1, "core": 2}, "lr": {"core": 0.5}}},
     "only": {"core": {"level": "core"}},
     "slimmable": {"sum": {}, "mean": {"combine": "mean", "distill": True}},

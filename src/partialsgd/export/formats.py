@@ -6,13 +6,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from partialsgd.export import files, graphs, models, states
+from partialsgd.export import files, graphs, models, pretrained, states
 from partialsgd.export.checkpoints import family_of
-from partialsgd.nested import Nested, native
+from partialsgd.nested import Nested
 from partialsgd.nested.specs import require_choice
 
 Format = Literal["safetensors", "onnx", "transformers"]
@@ -40,36 +39,14 @@ def export(
         graphs.require_onnx()
     plain = family.extract(level, example=example).eval()
     if format == "transformers":
-        _require_native(plain, level)
+        pretrained.require_native(plain, level)
     with files.staged(place) as stage:
         if format == "onnx":
             graphs.write(plain, graphs.inputs_for(family, level, example), stage / "model.onnx")
         elif format == "transformers":
-            _write_pretrained(plain, stage)
+            pretrained.write(plain, stage)
         else:
             _write_safetensors(family, plain, level, stage)
-
-
-def _require_native(plain: nn.Module, level: str) -> None:
-    reason = native.adopt(plain)
-    if reason is not None:
-        raise ValueError(
-            f'the level {level!r} cannot be loaded by from_pretrained: {reason}; use format="safetensors" or "onnx"'
-        )
-
-
-def _write_pretrained(plain: Any, stage: Path) -> None:
-    """Some classes leave out weights that they can make themselves, and make them as they were at the start."""
-    plain.save_pretrained(stage)
-    with torch.random.fork_rng(devices=[]):
-        back = type(plain).from_pretrained(stage, dtype=plain.dtype).state_dict()
-    for name, value in plain.state_dict().items():
-        ours = value.to(back[name])
-        if not ((ours == back[name]) | (ours.isnan() & back[name].isnan())).all():
-            raise ValueError(
-                f"{name!r} does not survive save_pretrained: {type(plain).__name__} does not store it, and its "
-                'values are not those of a fresh model; use format="safetensors"'
-            )
 
 
 def _write_safetensors(family: Nested, plain: nn.Module, level: str, stage: Path) -> None:

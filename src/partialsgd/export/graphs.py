@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from partialsgd.nested import Nested, examples
+from partialsgd.nested import Nested
 from partialsgd.nested.examples import Call, Example
-from partialsgd.nested.switch import FULL
 
 _ONE_FILE = 1_500_000_000  # bytes; a protobuf holds two gigabytes, beyond which weights lie beside it
 
@@ -43,14 +42,9 @@ def require_onnx() -> None:
 
 def inputs_for(nested: Nested, level: str, given: Any) -> Inputs:
     """The inputs of a level, from an example, a call before, or the configuration."""
-    if given is not None:
-        example, call = examples.as_example(given), examples.as_call(given)
-    else:
-        found = nested._example or examples.from_config(nested.model)
-        assert found is not None  # extract has asked for one
-        example, call = found, found.call
-    calls = (example.drawn(2, torch.Generator().manual_seed(0)), _free(example), call)
-    return Inputs(*(calls if level == FULL else map(nested._core_inputs, calls)))
+    example = nested.example(given)
+    calls = (example.drawn(2, torch.Generator().manual_seed(0)), _free(example), example.call)
+    return Inputs(*(nested.inputs_of(level, call) for call in calls))
 
 
 def write(plain: nn.Module, inputs: Inputs, path: Path) -> None:

@@ -21,7 +21,7 @@ def stored(model: nn.Module) -> dict[str, Tensor]:
         if name not in tied:
             values = tensor.detach().cpu().contiguous()
             place = values.untyped_storage().data_ptr()
-            once[name] = values
+            once[name] = values.clone() if place in seen else values
             seen.add(place)
     return once
 
@@ -32,7 +32,6 @@ def describe(model: nn.Module) -> Said:
     outside = {name: b for name, b in model.named_buffers() if name not in entries}
     return {
         "tied": ties(entries),
-        "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
         # Rotary frequencies, for one, are in no state dict; a model that was cast has them rounded.
         "dtypes": {name: str(b.dtype).removeprefix("torch.") for name, b in outside.items() if b.is_floating_point()},
     }
@@ -49,8 +48,6 @@ def fill(model: nn.Module, said: Said, tensors: Mapping[str, Tensor]) -> None:
         if name in said["dtypes"]:
             _cast(buffer, getattr(torch, said["dtypes"][name]))
     model.load_state_dict(whole)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in said["frozen"])
 
 
 def ties(entries: Mapping[str, Tensor]) -> dict[str, str]:

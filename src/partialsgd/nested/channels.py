@@ -132,7 +132,8 @@ class _Trace:
             self.called.add(name)
             self.norms.setdefault(given[0], []).append(name)
             return given[0]
-        if isinstance(module, _KEEP_CHANNELS) or all(group == _FIXED for group in given):
+        cuts_channels = isinstance(module, nn.Flatten) and module.start_dim != 1
+        if (isinstance(module, _KEEP_CHANNELS) and not cuts_channels) or all(group == _FIXED for group in given):
             return given[0] if given else _FIXED
         raise ValueError(self._not_understood(f"{name!r}, a {type(module).__name__}"))
 

@@ -47,7 +47,7 @@ def extract(model: nn.Module, level: str, fast: Mapping[str, bool] | None = None
 def check(model: nn.Module, plain: nn.Module, level: str, example: Example, theirs: Callable[[Call], Call]) -> None:
     """Run both on fresh inputs: two batch sizes, training and evaluation, with and without gradients."""
     generator = torch.Generator().manual_seed(0)
-    with _untouched(model), _untouched(plain):
+    with _untouched(model), _untouched(plain), fast_paths.off():
         for rows in (2, 3):
             call = _accepted(model, example, rows, generator)
             for training in (True, False):
@@ -97,7 +97,7 @@ def _run_masked(model: nn.Module, level: str, call: Call, seed: int) -> list[Ten
     switch = next(module.switch for module in model.modules() if isinstance(module, NestedModule))
     parameters = Parameters(model)
     mask = masks.only_parameters(parameters, level_parameters(model, level))
-    with switch.at(FULL), perturbed(parameters, drop_outside(mask)):
+    with torch.no_grad(), switch.at(FULL), perturbed(parameters, drop_outside(mask)):
         return _run(model, call, seed)
 
 

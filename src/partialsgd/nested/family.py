@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -97,16 +98,22 @@ class Nested(nn.Module):
         out once the family was called, and for Hugging Face models.
         """
         plain = extraction.extract(self.model, self._switch.known(level), self._fast_paths)
-        chosen = (
-            examples.as_example(example) if example is not None else self._example or examples.from_config(self.model)
-        )
-        if chosen is None:
-            raise ValueError(
-                f"to be checked, a network needs an input: call the family once, or extract({level!r}, example=x)"
-            )
         with self.at(level):
-            extraction.check(self.model, plain, level, chosen, self._core_inputs if level != FULL else _same)
+            extraction.check(self.model, plain, level, self.example(example), partial(self.inputs_of, level))
         return plain
+
+    def example(self, given: Any = None) -> Example:
+        """Inputs to try a level with: those given, or of the first call, or as a Hugging Face configuration asks."""
+        if given is not None:
+            return examples.as_example(given)
+        found = self._example or examples.from_config(self.model)
+        if found is None:
+            raise ValueError("to be checked, a network needs an input: call the family once, or give example=x")
+        return found
+
+    def inputs_of(self, level: str, call: Call) -> Call:
+        """What the level, taken out, needs of the family's inputs: the core of an OutputSum has its own part."""
+        return self.model.share(0, *call) if isinstance(self.model, OutputSum) and level != FULL else call
 
     def recalibrate(self, level: str, batches: Iterable[Any]) -> None:
         """Take the BatchNorm statistics of a level anew, as the average over batches of inputs."""
@@ -155,11 +162,3 @@ class Nested(nn.Module):
     def _run(self, batch: Any) -> Any:
         args, kwargs = examples.as_call(batch)
         return self.model(*args, **kwargs)
-
-    def _core_inputs(self, call: Call) -> Call:
-        """The core of an OutputSum takes its own part of the inputs."""
-        return self.model.share(0, *call) if isinstance(self.model, OutputSum) else call
-
-
-def _same(call: Call) -> Call:
-    return call

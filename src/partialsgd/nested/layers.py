@@ -53,6 +53,8 @@ class NestedLayer(NestedModule):
     def out_features(self) -> int:
         return self.sizes_at(self.switch.level)[0]
 
+    in_channels, out_channels = in_features, out_features
+
     def weight_at(self, level: str) -> Tensor:
         raise NotImplementedError
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from torch import nn
-
+from partialsgd.nested.layers import NestedModule
 from partialsgd.nested.specs import Spec
 from partialsgd.nested.switch import FULL
 
-_TAKEN = ("axis", "levels", "switch")  # attributes of a BatchNorm that has a child for each level
+# A BatchNorm of a family has a child for each level, beside these attributes.
+_TAKEN = frozenset((*dir(NestedModule()), "axis", "levels", "switch"))
 
 Levels: TypeAlias = dict[str, tuple[Spec, ...]]
 
@@ -41,7 +41,7 @@ def _named(levels: Mapping[str, Spec | Sequence[Spec]]) -> Levels:
     for name, given in levels.items():
         if name == FULL:
             raise ValueError(f"the level {FULL!r} is the whole network; name only the smaller ones")
-        if not name or "." in name or hasattr(nn.Module, name) or name in _TAKEN:
+        if not name or "." in name or name in _TAKEN:
             raise ValueError(f"a level cannot be called {name!r}: names have no dots and are no attributes of a module")
         specs = _as_specs(given)
         if not specs:

@@ -43,9 +43,10 @@ def adopt(plain: nn.Module) -> str | None:
     except (TypeError, ValueError) as error:
         return str(error)
     ours, theirs = plain.state_dict(), fresh.state_dict()
-    for key in ours.keys() | theirs.keys():
+    for key in {**ours, **theirs}:
         if key not in ours or key not in theirs or ours[key].shape != theirs[key].shape:
-            return f"{key!r} is not what a {type(plain).__name__} has; low rank and narrow heads have no class there"
+            which = "another size of" if key in ours and key in theirs else "no" if key in ours else "also"
+            return f"a {type(plain).__name__} has {which} {key!r}: low rank and narrow heads have no class there"
     for name, module in fresh.named_modules():
         if getattr(module, "config", None) is not None:
             plain.get_submodule(name).config = module.config

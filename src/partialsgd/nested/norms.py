@@ -175,6 +175,8 @@ def recalibrate(model: nn.Module, level: str, run: Callable[[Any], object], batc
         for module in level_modules(model, level)
         if isinstance(module, (_BatchNorm, SharedNorm)) and module.num_batches_tracked is not None
     ]
+    if not norms:
+        raise ValueError(f"no BatchNorm of the level {level!r} keeps statistics; there is nothing to take anew")
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     model.eval()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def summary(nested: Nested) -> str:
     """One line a layer: how it was nested, or why not."""
     lines = [f"{type(nested.model).__name__}: levels {' < '.join(nested.levels)}"]
-    modules = nested.nested_modules()
+    modules = {name or "the model": module for name, module in nested.nested_modules().items()}
     width = max((len(name) for name in (*modules, *nested.skipped)), default=0)
     lines += [
         f"  {name:{width}}  {nested.claimed.get(name, 'OutputSum'):8}  {m.describe()}" for name, m in modules.items()

@@ -39,8 +39,7 @@ class Site:
         """The modules that a pattern covers; every pattern must cover some."""
         for pattern in patterns:
             if not any(matches(name, pattern) for name in self.modules if name):
-                known = {name for name in self.modules if name}
-                raise ValueError(f"pattern {pattern!r} matches no module; {closest(pattern, known)}")
+                raise ValueError(f"pattern {pattern!r} matches no module; {closest(pattern, self.modules)}")
         return [name for name in self.modules if name and any(matches(name, pattern) for pattern in patterns)]
 
     def form(self, name: str) -> Form:

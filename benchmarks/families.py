@@ -1,0 +1,134 @@
+"""The networks that are nested: the paper's IWSLT Transformer, and ResNet-18 at the shape of CIFAR."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import partialsgd as ps
+from benchmarks.baselines import RATE, Training, fused_adam
+from benchmarks.harness import Run
+from partialsgd.recipes.resnet import resnet18
+
+LAYERS = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
+"""What the paper nests."""
+LENGTH = 32
+
+
+def transformer() -> nn.Module:
+    """6 + 6 layers, d 512, feed-forward 1024, 4 heads, post-norm; a joint vocabulary of 10,000."""
+    from transformers import MarianConfig, MarianMTModel
+
+    torch.manual_seed(0)
+    config = MarianConfig(
+        vocab_size=10_000,
+        d_model=512,
+        encoder_layers=6,
+        decoder_layers=6,
+        encoder_ffn_dim=1024,
+        decoder_ffn_dim=1024,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        activation_function="relu",
+        dropout=0.3,
+        pad_token_id=1,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+        max_position_embeddings=LENGTH,
+    )
+    return MarianMTModel(config).train()
+
+
+def sentences(tokens: int) -> dict[str, Tensor]:
+    """So many target tokens, and as many source tokens."""
+    draw = torch.Generator().manual_seed(0)
+    shape = (round(tokens / LENGTH), LENGTH)
+    return {name: torch.randint(2, 10_000, shape, generator=draw) for name in ("input_ids", "labels")}
+
+
+def pictures(count: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(count, 3, 32, 32, generator=draw), torch.randint(10, (count,), generator=draw)
+
+
+def translation(model: nn.Module, batch: dict[str, Tensor]) -> Training:
+    """Forward, backward and fused Adam of whatever translates."""
+
+    def closure() -> Tensor:
+        loss: Tensor = model(**batch).loss
+        loss.backward()
+        return loss
+
+    return Training(model, fused_adam(list(model.parameters())), closure, len(batch["labels"]))
+
+
+def classification(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Training:
+    """The same for images, by SGD with momentum as the paper trains it."""
+    images, labels = batch
+
+    def closure() -> Tensor:
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        return loss
+
+    optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=0.9, weight_decay=5e-4, fused=True)
+    return Training(model, optimizer, closure, len(labels))
+
+
+def small_resnet() -> nn.Module:
+    torch.manual_seed(0)
+    return resnet18(width=32).train()
+
+
+def large_resnet() -> nn.Module:
+    torch.manual_seed(0)
+    return resnet18().train()
+
+
+def at(training: Training, level: str) -> Run:
+    """The raw loop at a level of the family."""
+    nested = training.model
+    assert isinstance(nested, ps.Nested)
+
+    def run() -> None:
+        with nested.at(level):
+            training.closure()
+        training.update()
+
+    return run
+
+
+def steps(training: Training, method: Callable[[ps.Nested], ps.Method], count: int) -> Run:
+    """So many steps of a method, through PartialSGD."""
+    nested = training.model
+    assert isinstance(nested, ps.Nested)
+    sgd = ps.PartialSGD(nested, training.optimizer, method(nested))
+
+    def run() -> None:
+        for _ in range(count):
+            sgd.step(training.closure)
+
+    return run
+
+
+def alternating_by_hand(training: Training) -> Run:
+    """One full and one core step, written as a loop."""
+    full, core = at(training, "full"), at(training, "core")
+
+    def run() -> None:
+        full()
+        core()
+
+    return run
+
+
+def extracted(nested: ps.Nested, example: Any) -> nn.Module:
+    """The core, built plain at its size."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # statistics of BatchNorm do not matter to the clock
+        return nested.extract("core", example=example).train()

@@ -1,0 +1,107 @@
+"""One level in a file: what is in it, what reads it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model
+from torch import nn
+
+from partialsgd import LowRank, Nested, Width, export, nest
+from tests.nested.test_laws import built
+from tests.zoo import ZOO, specs_for
+
+X = torch.linspace(-1, 1, 12).view(2, 6)
+
+
+def mlp(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def keys_of(directory: Path) -> set[str]:
+    with safe_open(directory / "model.safetensors", "pt") as file:
+        return set(file.keys())
+
+
+def test_a_narrow_level_is_read_by_a_narrow_network(tmp_path: Path) -> None:
+    nested = nest(mlp(), Width(1 / 2))
+    export.export(nested, "core", tmp_path, example=X)
+    small = mlp(4)
+    assert load_model(small, tmp_path / "model.safetensors") == (set(), [])
+    with nested.at("core"):
+        torch.testing.assert_close(small(X), nested(X))
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert (said["level"], said["of"]) == ("core", ["core", "full"])
+    assert said["parameters"] == sum(p.numel() for p in small.parameters())
+    assert said["model"] == {"class": "torch.nn.modules.container.Sequential"}
+
+
+def test_the_full_level_has_the_names_of_the_model(tmp_path: Path) -> None:
+    nested = nest(mlp(), LowRank(1 / 2, where="0"))
+    nested(X)  # an input is then known
+    export.export(nested, "full", tmp_path)
+    fresh = mlp()
+    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    torch.testing.assert_close(fresh(X), nested(X))
+
+
+def test_a_tied_tensor_is_in_the_file_once(tmp_path: Path) -> None:
+    _, before, nested = built("t5", "low_rank")
+    export.export(nested, "full", tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert said["tied"]["lm_head.weight"] == "shared.weight"
+    assert keys_of(tmp_path) == set(before.state_dict()) - set(said["tied"])
+    fresh = ZOO["t5"].build().double()
+    load_model(fresh, tmp_path / "model.safetensors")
+    inputs = ZOO["t5"].inputs(2)
+    torch.testing.assert_close(fresh.eval()(**inputs).logits, nested.eval()(**inputs).logits)
+    assert said["model"]["config"]["d_ff"] == 25
+
+
+def test_a_family_in_the_directory_is_not_lost(tmp_path: Path) -> None:
+    nested = nest(mlp(), Width(1 / 2))
+    export.save(nested, tmp_path)
+    with pytest.raises(ValueError, match="is a whole family and would be lost; export to another directory"):
+        export.export(nested, "core", tmp_path, example=X)
+    export.load(tmp_path, mlp())
+    export.export(nested, "core", tmp_path / "core", example=X)
+    with pytest.raises(ValueError, match="no record of a family"):
+        export.load(tmp_path / "core", mlp())
+
+
+def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    nested = nest(mlp(), Width(1 / 2))
+    for level in nested.levels:
+        export.export(nested, level, tmp_path, example=X)
+    assert json.loads((tmp_path / "config.json").read_text())["level"] == "full"
+    assert load_file(tmp_path / "model.safetensors")["0.weight"].shape == (8, 6)
+    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def bad(nested: Nested, directory: Path, **options: object) -> None:
+    export.export(nested, options.pop("level", "core"), directory, **options)
+
+
+def test_bad_input_writes_nothing(tmp_path: Path) -> None:
+    nested = nest(mlp(), Width(1 / 2))
+    with pytest.raises(ValueError, match="to be checked, a network needs an input"):
+        bad(nested, tmp_path / "new")
+    with pytest.raises(ValueError, match="format must be one of 'safetensors', 'onnx', 'transformers'; got 'pickle'"):
+        bad(nested, tmp_path / "new", format="pickle")
+    with pytest.raises(ValueError, match="no level 'small'; there are 'core', 'full'"):
+        bad(nested, tmp_path / "new", level="small", example=X)
+    with pytest.raises(TypeError, match="got a Sequential"):
+        bad(nested.model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_level_is_exported_for_evaluation_and_the_family_stays_as_it_is(tmp_path: Path) -> None:
+    network, _, nested = built("vit", "widths")
+    nested.train()
+    assert "widths" in specs_for(network)
+    export.export(nested, nested.levels[1], tmp_path, format="transformers")
+    assert nested.training and nested.level == "full"

@@ -1,0 +1,217 @@
+"""`nest`: either all is done, or the model is as it was."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import skip_init
+
+from partialsgd import Depth, LayerSum, LowRank, OutputSum, Width, nest
+from partialsgd.testing.problems import Tied
+from tests.nested.checks import untouched
+from tests.zoo import ZOO, again, encoder, gpt2, llama, marian, mlp, specs_for, t5
+
+
+class Sub(nn.Linear):
+    pass
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def grouped() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1, groups=2), nn.ReLU(), nn.Conv2d(4, 4, 1))
+
+
+def ordered(*specs: Any) -> dict[str, Any]:
+    return {"levels": dict(zip(("small", "medium"), specs, strict=True))}
+
+
+def one(spec: Any) -> dict[str, Any]:
+    return {"spec": spec}
+
+
+def linear(inputs: int, outputs: int) -> nn.Module:
+    """A layer that draws nothing."""
+    return skip_init(nn.Linear, inputs, outputs)
+
+
+def wrong_shape(layer: nn.Module) -> nn.Module:
+    return linear(layer.in_features, layer.out_features + 1)
+
+
+def would_broadcast(layer: nn.Module) -> nn.Module:
+    return linear(layer.in_features, 1)
+
+
+BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], str]] = {
+    "nothing said": (wide, {}, ValueError, "say what is inside"),
+    "no spec": (wide, one(1 / 4), TypeError, "a spec is LowRank"),
+    "norms": (wide, one(LowRank(0.5)) | {"norms": "none"}, ValueError, "norms must be one of 'separate', 'shared'"),
+    "low rank, no match": (llama, one(LowRank(0.5, where="*.q_prj")), ValueError, r"'\*\.q_prj' matches no .*q_proj"),
+    "one of two no match": (llama, one(LowRank(0.5, where=("*.q_proj", "*.f"))), ValueError, r"'\*\.f' matches no"),
+    "exclude, no match": (llama, one(LowRank(0.5, exclude="*.gate")), ValueError, r"'\*\.gate' matches no .*gate_proj"),
+    "ratios, no match": (llama, one(LowRank(0.5, ratios={"q_prj": 0.1})), ValueError, r"'q_prj' matches no .*q_proj"),
+    "width, no match": (wide, one(Width(0.5, hidden=("0", "fc"))), ValueError, "'fc' matches no module"),
+    "width exclude": (llama, one(Width(0.5, exclude="*.gate")), ValueError, r"'\*\.gate' matches no"),
+    "depth, no match": (llama, one(Depth("decoder.layers", keep=1)), ValueError, r"matches no .*model\.layers"),
+    "sum, no match": (llama, one(LayerSum("*.o_prj", again)), ValueError, r"'\*\.o_prj' matches no .*o_proj"),
+    "everything excluded": (wide, one(LowRank(0.5, exclude="*")), ValueError, "LowRank has no layer left"),
+    "all of width excluded": (wide, one(Width(0.5, exclude="*")), ValueError, "Width has no hidden layer left"),
+    "grouped": (grouped, one(LowRank(0.5, where="1")), ValueError, r"'1' cannot be nested: .*groups=2"),
+    "grouped in width": (grouped, one(Width(0.5)), ValueError, "'1'"),
+    "multihead": (encoder, one(LowRank(0.5, where="*.out_proj")), ValueError, "out_proj' cannot be nested"),
+    "subclass": (lambda: nn.Sequential(Sub(3, 3), nn.Linear(3, 3)), one(LowRank(0.5, where="0")), ValueError, "a Sub,"),
+    "norm named": (llama, one(LowRank(0.5, where="*.input_layernorm")), ValueError, "is a LlamaRMSNorm; only Linear"),
+    "norm in hidden": (encoder, one(Width(0.5, hidden=("*.linear1", "*.norm1"))), ValueError, "norm1' cannot be nested"),
+    "hidden sizes": (wide, one(Width(0.5, hidden=("4", "2"))), ValueError, "'4' makes 3 units and '2' takes 8"),
+    "query_key": (encoder, one(Width(0.5, query_key=True)), ValueError, "query and key are packed"),
+    "query_key of no attention": (wide, one(Width(0.5, query_key=True)), ValueError, "no attention of a known structure"),
+    "gradient": (llama, one(Width(0.5, order="gradient")), ValueError, "gate_proj' has none: run loss.backward"),
+    "tied GPT-2": (gpt2, one(LowRank(0.5, where="lm_head")), ValueError, r"tied to 'transformer\.wte\.weight'"),
+    "tied T5": (t5, one(LowRank(0.5, where="lm_head")), ValueError, r"tied to 'shared\.weight'"),
+    "tied Marian": (marian, one(LowRank(0.5, where="lm_head")), ValueError, r"tied to 'model\.shared\.weight'"),
+    "tied sum": (gpt2, one(LayerSum("lm_head", again)), ValueError, r"tied to 'transformer\.wte\.weight'"),
+    "tied width": (Tied, one(Width(0.5, hidden=("head", "head"))), ValueError, "tied"),
+    "sum in multihead": (encoder, one(LayerSum("*.out_proj", again)), ValueError, "MultiheadAttention"),
+    "ranks out of order": (wide, one(LowRank((1 / 2, 1 / 8))), ValueError, "order the levels"),
+    "widths out of order": (wide, one(Width((1 / 2, 1 / 8))), ValueError, "order the levels"),
+    "depths out of order": (llama, one(Depth("layers", keep=(2, 1))), ValueError, "order the levels"),
+    "no chain": (llama, ordered(Depth("layers", keep=2), Depth("layers", keep=2, pick="even")), ValueError, "chain"),
+    "low rank comes back": (wide, ordered(LowRank(0.5, where="0"), LowRank(0.5, where="2")), ValueError, "order the"),
+    "width comes back": (
+        wide, ordered(Width(0.5, hidden=("0", "2")), Width(0.5, hidden=("2", "4"))), ValueError, "order the levels",
+    ),
+    "sum comes back": (wide, ordered(LayerSum("0", again), LayerSum("2", again)), ValueError, "order the levels"),
+    "depth comes back": (t5, ordered(Depth("encoder.block", keep=1), Depth("decoder.block", keep=1)), ValueError, "chain"),
+    "rank and width": (wide, one([LowRank(0.5), Width(0.5)]), ValueError, "'0' is claimed by LowRank and by Width"),
+    "rank and sum": (
+        wide, one([LowRank(0.5, where="2"), LayerSum("2", again)]), ValueError, "'2' is claimed by LowRank and by Layer",
+    ),
+    "two ranks": (wide, one([LowRank(0.5, where="0"), LowRank(0.25, where="*")]), ValueError, "'0' is claimed by two"),
+    "two widths": (wide, one([Width(0.5), Width(0.5)]), ValueError, "'0' is claimed by two"),
+    "two depths": (llama, one([Depth("layers", keep=1), Depth("layers", keep=2)]), ValueError, "claimed by two Depth"),
+    "two sums": (wide, one([LayerSum("0", again), LayerSum("0", wrong_shape)]), ValueError, "claimed by two LayerSum"),
+    "two starts": (
+        wide, ordered(LowRank(0.1, where="0"), LowRank(0.5, where="0", init="zero")), ValueError, "start in two ways",
+    ),
+    "two orders": (wide, ordered(Width(0.25, order="norm"), Width(0.5)), ValueError, "order|agree"),
+    "more blocks than there are": (llama, one(Depth("layers", keep=4)), ValueError, "has 3 blocks and cannot keep 4"),
+    "no list": (llama, one(Depth("model.layers.0.mlp", keep=1)), ValueError, "is a LlamaMLP; Depth needs"),
+    "unequal outputs": (wide, one(LayerSum("2", wrong_shape)), ValueError, r"'2' .* \(\d, 8\) and \(\d, 9\)"),
+    "outputs that broadcast": (wide, one(LayerSum("2", would_broadcast)), ValueError, r"'2' .* \(\d, 8\) and \(\d, 1\)"),
+    "other inputs": (wide, one(LayerSum("2", lambda _: linear(7, 8))), ValueError, "'2' and the layer made for it"),
+    "no module made": (wide, one(LayerSum("2", lambda _: None)), TypeError, "make returned None for '2'"),
+    "make raises": (wide, one(LayerSum("2", lambda _: 1 / 0)), ZeroDivisionError, "division"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_refused_leaves_the_model_as_it_was(case: str) -> None:
+    build, arguments, error, message = BAD[case]
+    model = build().eval()
+    with untouched(model), pytest.raises(error, match=message):
+        nest(model, **arguments)
+
+
+@pytest.mark.parametrize("where", ["*", "?", "0*"])
+def test_a_pattern_for_everything_is_never_a_pattern_for_nothing(where: str) -> None:
+    """The root's name is empty, and a star matches it."""
+    nested = nest(wide(), LayerSum(where, again))
+    assert nested.nested_modules(), "something matched, so something is nested"
+
+
+def test_depth_of_everything_names_the_list_or_what_is_none() -> None:
+    with pytest.raises(ValueError, match="Depth needs"):
+        nest(wide(), Depth("*", keep=1))
+
+
+def test_only_modules_that_are_not_nested_or_wrapped_yet() -> None:
+    with pytest.raises(TypeError, match="model comes first and must be an nn.Module, got LowRank"):
+        nest(LowRank(0.5), wide())  # type: ignore[arg-type]
+    nested = nest(wide(), LowRank(0.5))
+    for again_ in (nested, nested.model, nn.Sequential(nested.model)):
+        with pytest.raises(ValueError, match="nested already"):
+            nest(again_, LowRank(0.5))
+    with pytest.raises(ValueError, match="nest the model first"):
+        nest(nn.DataParallel(wide()), LowRank(0.5))
+
+
+def test_a_nested_output_sum_is_nested_already() -> None:
+    nested = nest(OutputSum(nn.Linear(3, 2), nn.Linear(3, 2)))
+    with pytest.raises(ValueError, match="nested already"):
+        nest(nested.model)
+
+
+def test_it_takes_the_model_over_in_place_and_keeps_what_it_does_not_nest() -> None:
+    model = mlp().eval()
+    last, norm = model[5], model[3]
+    nested = nest(model, LowRank(1 / 2, where="0"), norms="shared")
+    assert nested.model is model and model[5] is last and model[3] is norm
+    assert not nested.training and nested.levels == ("core", "full") and nested.level == "full"
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["low_rank", "width", "width_separate", "layer_sum_old"])
+def test_the_mode_of_the_model_is_the_mode_of_all_that_is_new_in_it(kind: str, training: bool) -> None:
+    """A BatchNorm that trains in a model that evaluates moves its statistics."""
+    nested = nest(mlp().train(training), **specs_for(ZOO["mlp"])[kind])
+    assert {module.training for module in nested.modules()} == {training}
+
+
+def test_a_made_module_takes_the_mode_too() -> None:
+    nested = nest(wide().eval(), LayerSum("0", lambda _: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5))))
+    x = torch.randn(4, 6)
+    assert torch.equal(nested(x), nested(x)), "no dropout in evaluation"
+
+
+def test_a_single_frozen_batch_norm_stays_frozen_at_every_level() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    model[1].eval()
+    nested = nest(model, Width(1 / 2))
+    for level in nested.levels:
+        before = copy.deepcopy(nested.state_dict())
+        with nested.at(level):
+            nested(torch.randn(5, 4))
+        assert all(torch.equal(value, before[key]) for key, value in nested.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["low_rank_matched", "low_rank_zero", "widths", "layer_sum_new"])
+def test_it_draws_from_its_seed_and_leaves_the_global_generator_alone(kind: str) -> None:
+    network, states = ZOO["encoder"], []
+    start = network.build()
+    for outside in (1, 2):
+        torch.manual_seed(outside)
+        random = torch.get_rng_state()
+        states.append(nest(copy.deepcopy(start), **specs_for(network)[kind]).state_dict())
+        assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+
+
+def test_another_seed_is_another_start() -> None:
+    start = wide()
+    a, b = (nest(copy.deepcopy(start), LowRank(0.5, init="matched"), seed=seed).state_dict() for seed in (0, 1))
+    assert not torch.equal(a["model.0.U0"], b["model.0.U0"])
+    assert not torch.equal(a["model.0.U0"].flatten()[:6], a["model.2.U0"].flatten()[:6]), "nor of another layer"
+
+
+@pytest.mark.parametrize("spec", [LowRank(1 / 4), Width(1 / 2), Depth("layers", keep=1)])
+def test_what_is_frozen_stays_frozen_and_the_rest_trained(spec: Any) -> None:
+    model = encoder()
+    for layer in model.layers[1:]:
+        layer.requires_grad_(False)
+    nested = nest(model, spec)
+    for name, parameter in nested.named_parameters():
+        assert parameter.requires_grad is name.startswith("model.layers.0."), name
+
+
+def test_nan_in_a_ratio_is_found_when_the_spec_is_written() -> None:
+    with pytest.raises(ValueError, match="got nan"):
+        nest(wide(), LowRank(math.nan))

@@ -1,0 +1,112 @@
+"""Specs: what they mean, and what they refuse to mean."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from partialsgd import Depth, LayerSum, LowRank, Width
+from partialsgd.nested.specs import name_of
+from tests.nested.checks import many
+
+BAD = [0, 0.0, -0.5, 1.0001, 2, math.nan, math.inf, "1/2", None, "half"]
+
+
+@pytest.mark.parametrize("kind", [LowRank, Width])
+@pytest.mark.parametrize("ratio", [*BAD, [0.5, 2.0], (math.nan,), (0.25, 0)])
+def test_a_ratio_outside_0_to_1_is_refused_and_named(kind, ratio) -> None:
+    with pytest.raises(ValueError, match=r"a ratio must be in \(0, 1\], got"):
+        kind(ratio)
+
+
+def test_a_ratio_for_a_single_layer_is_looked_at_too() -> None:
+    with pytest.raises(ValueError, match=r"a ratio must be in \(0, 1\], got nan"):
+        LowRank(0.5, ratios={"*.fc1": math.nan})
+    with pytest.raises(ValueError, match="as many ratios as the others have, 2"):
+        LowRank((0.25, 0.5), ratios={"*.fc1": 0.5})
+
+
+@pytest.mark.parametrize("kind", [LowRank, Width])
+def test_no_ratio_is_refused(kind) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        kind(())
+
+
+@pytest.mark.parametrize("keep", [0, -1, 0.0, 1.5, math.nan, (1, 0), (0.5, 1.5)])
+def test_no_block_and_more_than_all_are_refused(keep) -> None:
+    with pytest.raises(ValueError, match=r"at least 1 block|\(0, 1\]"):
+        Depth("layers", keep=keep)
+
+
+def test_an_empty_list_of_depths_is_refused() -> None:
+    with pytest.raises(ValueError, match="how many blocks stay"):
+        Depth("layers", keep=())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: LowRank(0.5, init="random"), "init must be one of 'svd', 'matched', 'zero'; got 'random'"),
+        (lambda: Width(0.5, order="last"), "order must be one of 'first', 'norm', 'gradient'; got 'last'"),
+        (lambda: Depth("layers", keep=1, pick="odd"), "pick must be one of 'first', 'even'; got 'odd'"),
+        (lambda: LayerSum("fc", nn.Identity, core="full"), "core must be one of 'old', 'new'; got 'full'"),
+        (lambda: Width(0.5, hidden="*.fc1"), r"like \(\"\*\.fc1\", \"\*\.fc2\"\); got '\*\.fc1'"),
+        (lambda: Width(0.5, hidden=("*.fc1",)), r"makers and a taker"),
+        (lambda: Width(0.5, hidden=(("a", "b"), ("c",))), r"makers and a taker"),
+    ],
+)
+def test_a_choice_that_does_not_exist_lists_those_that_do(build, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_make_must_be_a_function() -> None:
+    with pytest.raises(TypeError, match="make must be a function of the layer"):
+        LayerSum("fc", nn.Linear(2, 2).weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "name"),
+    [(1 / 32, "1/32"), (1 / 3, "1/3"), (0.3, "3/10"), (1, "1"), (1.0, "1"), (0.35, "7/20"), (2 / 3, "2/3")],
+)
+def test_a_level_is_called_by_the_fraction_that_the_ratio_is(ratio: float, name: str) -> None:
+    assert name_of(ratio) == name
+
+
+def test_several_ratios_are_one_spec_each_with_all_else_the_same() -> None:
+    spec = LowRank((1 / 8, 1 / 2), where="*.fc1", exclude="0.fc1", ratios={"*.q": (1 / 4, 1)}, init="zero")
+    first, second = spec.split()
+    assert first == (
+        "1/8",
+        LowRank(1 / 8, where="*.fc1", exclude="0.fc1", ratios={"*.q": 1 / 4}, init="zero"),
+    )
+    assert second == ("1/2", LowRank(1 / 2, where="*.fc1", exclude="0.fc1", ratios={"*.q": 1}, init="zero"))
+    width = Width([1 / 8, 1 / 2], hidden=("a", "b"), exclude="c", query_key=True, order="norm")
+    assert [part.ratio for _, part in width.split()] == [1 / 8, 1 / 2]
+    assert {(part.hidden, part.exclude, part.query_key, part.order) for _, part in width.split()} == {
+        (("a", "b"), "c", True, "norm")
+    }
+    assert [name for name, _ in Depth("layers", keep=(1, 3)).split()] == ["1", "3"]
+    assert [name for name, _ in Depth("layers", keep=(0.25, 0.5)).split()] == ["1/4", "1/2"]
+
+
+@many
+@given(st.integers(1, 40), st.floats(1e-3, 1.0))
+def test_a_share_of_blocks_is_rounded_and_never_none_or_more_than_all(total: int, share: float) -> None:
+    count = Depth("layers", keep=share).count(total)
+    assert 1 <= count <= total and abs(count - share * total) <= max(0.5, 1 - share * total)
+    assert Depth("layers", keep=min(3, total)).count(total) == min(3, total), "a whole number is a number of blocks"
+
+
+def test_one_is_a_block_and_one_point_zero_all_of_them() -> None:
+    assert Depth("layers", keep=1).count(7) == 1 and Depth("layers", keep=1.0).count(7) == 7
+
+
+def test_hidden_is_one_chain_or_several() -> None:
+    assert Width(0.5, hidden=["a", "b", "c"]).chains == (("a", "b", "c"),)
+    assert Width(0.5, hidden=[("a", "b"), ["c", "d", "e"]]).chains == (("a", "b"), ("c", "d", "e"))
+    assert Width(0.5).chains == ()
