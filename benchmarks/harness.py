@@ -5,8 +5,10 @@ A noisy machine slows neighbours in time alike, so a ratio within a round is ste
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +18,8 @@ from time import perf_counter
 from typing import TypeAlias, final
 
 import torch
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 Run: TypeAlias = Callable[[], object]
 Contestant: TypeAlias = Callable[[], Run]
@@ -131,10 +135,15 @@ def _quiet(threads: int) -> Iterator[None]:
 
 
 def _keep_freed_memory() -> None:
-    """Teach glibc not to hand freed gradients back to the system, whence they return as page faults.
+    """Tell glibc not to hand freed memory back to the system, whence it returns as page faults.
 
-    Freeing a large block makes malloc keep blocks up to that size. Without it a raw step of 5 M parameters spends
-    a quarter of its time in page faults at batch 32, and how many depends on what the process freed before: each
-    contestant would be measured by the history of the heap.
+    By default large blocks are mapped anew each time, and the top of the heap is given back when much of it is free:
+    then a raw step of 5 M parameters spends a quarter of its time in page faults at batch 32, and how many depends on
+    what lies above it: each contestant would be measured by the history of the heap.
     """
-    torch.empty(31 << 20, dtype=torch.uint8)
+    if sys.platform != "linux":
+        return
+    glibc = ctypes.CDLL(None)
+    if hasattr(glibc, "mallopt"):
+        glibc.mallopt(_M_MMAP_MAX, 0)
+        glibc.mallopt(_M_TRIM_THRESHOLD, -1)

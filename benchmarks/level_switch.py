@@ -24,7 +24,7 @@ def _switch(track: Track, layers: int) -> Figure:
             with nested.at("core"):
                 pass
 
-    what = f"level switch alone, {layers} nested layers"
+    what = f"level switch alone, {layers} nested {'layer' if layers == 1 else 'layers'}"
     taken = track.race(what, {"switch": ready(run)}, repeat=5).estimate("switch")
     each = Estimate(*(seconds / SWITCHES * 1e6 for seconds in (taken.value, taken.low, taken.high)))
     return Figure(what, each, 20 + 1.0 * layers, "µs")

@@ -15,6 +15,10 @@ from partialsgd.names import Parameters
 from partialsgd.perturbations import Perturbation, perturbed
 
 
+class _Several:
+    """Outputs of more than one micro-batch: a teacher that nobody should ask."""
+
+
 @final
 class Pass:
     """`with g:` run forward and backward once. x is x̃ inside, exactly x again outside."""
@@ -30,11 +34,11 @@ class Pass:
         teacher: Callable[[], Any] = lambda: None,
     ) -> None:
         self.level = level
-        """The level that runs, or None where a network has no levels."""
+        """The level that the branch trains, or None where a network has no levels. A pass at x_t runs the whole one."""
         self.last = last
         """Whether the step needs no further gradient after this one."""
-        self.outputs: Any = None
-        """Put the outputs here to find them in `teacher` at the smaller levels."""
+        self._outputs: Any = None
+        self._given = 0
         self.loss: Tensor | float | None = None
         """Put the loss here to have it checked and find it in `Step`; `step(closure)` does."""
         self.ran = False
@@ -47,7 +51,23 @@ class Pass:
     @property
     def teacher(self) -> Any:
         """The outputs of the largest level for this batch, detached, where the method distills; else None."""
-        return self._teacher()
+        found = self._teacher()
+        if isinstance(found, _Several):
+            raise RuntimeError(
+                "the largest level has put outputs into g.outputs several times, one for each micro-batch, and which "
+                "of them teaches this one is not known: distill with one batch in the closure"
+            )
+        return found
+
+    @property
+    def outputs(self) -> Any:
+        """Put the outputs here, once, to find them in `teacher` at the smaller levels."""
+        return self._outputs
+
+    @outputs.setter
+    def outputs(self, outputs: Any) -> None:
+        self._outputs = outputs
+        self._given += 1
 
     def __enter__(self) -> Pass:
         if self.ran or self._perturbed is None:
@@ -81,6 +101,8 @@ class Pass:
 
     def for_pupils(self) -> Any:
         """The outputs as smaller levels may use them."""
+        if self._given > 1:
+            return _Several()
         if self.outputs is None:
             return None
         return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, self.outputs)

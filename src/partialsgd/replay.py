@@ -24,6 +24,18 @@ class RandomState:
 
 
 @final
+class Modes:
+    """Whether each module of the model is in training, as it is now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._saved = [(module, module.training) for module in model.modules()]
+
+    def restore(self) -> None:
+        for module, mode in self._saved:
+            module.training = mode
+
+
+@final
 class Buffers:
     """The model's buffers (BatchNorm statistics among them) as they are now."""
 

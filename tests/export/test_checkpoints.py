@@ -12,8 +12,8 @@ from safetensors import safe_open
 from torch import nn
 
 from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, Width, export, nest
-from partialsgd.export import checkpoints
 from partialsgd.nested.examples import tensors_of
+from partialsgd.nested.family import family_of
 from tests.nested.test_laws import built
 from tests.zoo import CASES, ZOO, again, specs_for
 
@@ -172,9 +172,9 @@ def test_wrong_metrics_are_refused_before_anything_is_written(tmp_path: Path) ->
 
 def test_a_wrapped_family_is_found_and_a_plain_model_is_not(tmp_path: Path) -> None:
     nested = nest(mlp(), Width(1 / 2))
-    assert checkpoints.family_of(nn.DataParallel(nested)) is nested
-    assert checkpoints.family_of(torch.compile(nested, backend="eager")) is nested
-    with pytest.raises(TypeError, match=r"as nest.* returns it; got a Sequential"):
+    assert family_of(nn.DataParallel(nested)) is nested
+    assert family_of(torch.compile(nested, backend="eager")) is nested
+    with pytest.raises(TypeError, match=r"as ps.nest.* returns it; got a Sequential"):
         export.save(nested.model, tmp_path)
 
 

@@ -25,7 +25,7 @@ few = settings(
     phases=[Phase.explicit, Phase.generate],  # a network of another size is as good an example as the smallest
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-many = settings(few, max_examples=60)
+many = settings(few, max_examples=50)
 
 
 def hooks_of(module: nn.Module) -> list[int]:

@@ -114,8 +114,7 @@ def _heads(m: Net, x: Tensor) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("order", ["first", "norm"])
-@pytest.mark.parametrize("name", UNDERSTOOD)
+@pytest.mark.parametrize(("name", "order"), [*((name, "norm") for name in UNDERSTOOD), ("residual", "first")])
 def test_what_keeps_channels_apart_is_understood_and_every_level_is_one_function(name: str, order: str) -> None:
     model = shaken(copy.deepcopy(UNDERSTOOD[name]))
     before = copy.deepcopy(model)
@@ -138,7 +137,7 @@ NOT_UNDERSTOOD: dict[str, tuple[Net, str]] = {
     "flatten all": (Net(lambda m, x: m.d(m.b(m.a(x)).flatten(0)), d=nn.Linear(192, 2)), "flatten"),
     "group norm": (Net(lambda m, x: m.c(m.n(m.b(m.a(x))).flatten(1)), n=nn.GroupNorm(2, 4)), "'n', a GroupNorm"),
     "prelu": (Net(lambda m, x: m.c(m.n(m.b(m.a(x))).flatten(1)), n=nn.PReLU(4)), "'n', a PReLU"),
-    "grouped": (Net(lambda m, x: m.c(m.n(m.b(m.a(x))).flatten(1)), n=nn.Conv2d(4, 4, 1, groups=4)), "'n', a Conv2d"),
+    "grouped": (Net(lambda m, x: m.c(m.n(m.b(m.a(x))).flatten(1)), n=nn.Conv2d(4, 4, 1, groups=4)), "'n'.*grouped"),
     "transposed": (
         Net(lambda m, x: m.c(m.n(m.b(m.a(x))).flatten(1)), n=nn.ConvTranspose2d(4, 4, 1)), "'n', a ConvTranspose2d",
     ),
@@ -184,7 +183,7 @@ def test_a_flatten_module_that_does_not_begin_at_the_channels(start: int) -> Non
 
 def test_a_model_that_cannot_be_traced_is_named() -> None:
     model = Net(lambda m, x: m.c(m.b(m.a(x)).flatten(1)) if x.sum() > 0 else m.c(m.a(x).flatten(1)))
-    with untouched(model), pytest.raises(ValueError, match="does not understand Net: .* cannot be traced .*hidden="):
+    with untouched(model), pytest.raises(ValueError, match=r"does not understand Net: .* cannot be traced .*hidden="):
         nest(model, Width(1 / 2))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -196,12 +196,12 @@ def test_llama_is_one_function(data: st.DataObject) -> None:
     assert_one_function(before, nest(model, levels=levels), {"input_ids": tokens(2)[:, :4]})
 
 
-@few
+@settings(few, max_examples=8)
 @given(st.data())
 def test_t5_is_one_function(data: st.DataObject) -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    layers = data.draw(st.integers(1, 2))
+    layers = data.draw(st.sampled_from([1, 1, 2]))
     config = T5Config(
         vocab_size=TOKENS, d_model=data.draw(st.integers(2, 7)), d_kv=data.draw(st.integers(1, 4)),
         d_ff=data.draw(st.integers(1, 9)), num_layers=layers, num_decoder_layers=layers, use_cache=False,

@@ -29,7 +29,7 @@ def model() -> nn.Sequential:
 SPECS: dict[str, dict[str, Any]] = {
     "width": {"spec": Width((1 / 4, 1 / 2))},
     "width shared": {"spec": Width((1 / 4, 1 / 2), order="norm"), "norms": "shared"},
-    "low rank": {"spec": LowRank((1 / 8, 1 / 2))},
+    "low rank": {"spec": LowRank((1 / 4, 1 / 2))},
 }
 
 
@@ -101,8 +101,8 @@ def test_parameters_of_a_level_are_counted_by_hand_and_are_the_mask() -> None:
 
 def test_what_is_outside_a_level_does_not_matter_there() -> None:
     for kind in SPECS:
-        nested = family(kind).eval()
-        for level in nested.levels[:-1]:
+        for level in family(kind).levels[:-1]:
+            nested = family(kind).eval()
             with nested.at(level):
                 before = nested(x())
                 used = set(nested.parameters(level=level))
@@ -146,11 +146,14 @@ def test_a_backward_at_another_level_raises_and_moves_no_gradient(spec: Any, ree
     with pytest.raises(RuntimeError, match=r"began at level 'full', its forward ran at level 'core'"):
         loss.backward()
     whole = nested(given).square().sum()
-    with nested.at("core"), pytest.raises(RuntimeError, match=r"began at level 'core', its forward ran at level 'full'"):
+    with (
+        nested.at("core"),
+        pytest.raises(RuntimeError, match=r"began at level 'core', its forward ran at level 'full'"),
+    ):
         whole.backward()
     assert all(p.grad is None for p in nested.parameters()) and given.grad is None
     with nested.at("core"):
-        loss.backward()
+        nested(given).square().sum().backward()
     assert {p for p in nested.parameters() if p.grad is not None} == set(nested.parameters(level="core"))
 
 
@@ -211,7 +214,7 @@ def test_losses_inside_the_outputs_are_watched() -> None:
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_teacher_is_run_on_the_same_inputs_and_leaves_no_trace(kind: str) -> None:
-    nested = nest(nn.Sequential(nn.Dropout(0.5), model()), **{**SPECS[kind], "spec": _inside(SPECS[kind]["spec"])})
+    nested = nest(nn.Sequential(nn.Dropout(0.5), model()), **SPECS[kind])
     torch.manual_seed(3)
     expected = nested(x()).detach()
     before = {name: b.clone() for name, b in nested.named_buffers()}
@@ -231,10 +234,6 @@ def test_a_teacher_is_run_on_the_same_inputs_and_leaves_no_trace(kind: str) -> N
     with nested.at("1/4"):
         nested(x())
     assert torch.equal(torch.get_rng_state(), random), "the noise is that of a run without a teacher"
-
-
-def _inside(spec: LowRank | Width) -> LowRank | Width:
-    return spec
 
 
 def test_a_teacher_of_a_model_with_outputs_in_a_container() -> None:
@@ -273,6 +272,14 @@ def test_a_copy_has_its_own_switch_for_all_of_its_layers(kind: str, through: Cal
     with nested.at("1/4"), pytest.raises(RuntimeError):
         loss.backward()
     assert type(other.extract("full")) is nn.Sequential
+
+
+def test_a_copy_that_is_made_at_a_level_is_not_bound_to_it() -> None:
+    nested = family()
+    with nested.at("1/4"):
+        other = copy.deepcopy(nested)
+        assert nested.level == "1/4"
+    assert other.level == "full", "no `with` block would ever bring it back"
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -325,7 +332,7 @@ class _Cast(nn.Module):
 
 AUTOCAST = [
     ("encoder", "ranks"), ("encoder", "widths"), ("encoder", "depth"), ("gpt2", "query_key"), ("gpt2", "ranks"),
-    ("mlp", "widths"), ("mlp", "widths_separate"), ("mlp", "layer_sum_new"),
+    ("mlp", "widths"), ("mlp", "widths_separate"), ("encoder", "layer_sum_new"),
 ]  # fmt: skip
 
 
@@ -334,7 +341,7 @@ def test_autocast_is_close_to_single_precision_at_each_level(name: str, kind: st
     network = ZOO[name]
     torch.manual_seed(0)
     nested = nest(network.build(), **specs_for(network)[kind])
-    inputs = {k: v.float() if v.is_floating_point() else v for k, v in network.inputs(3).items()}
+    inputs = {k: v.float() if v.is_floating_point() else v for k, v in network.inputs(40).items()}
     for level in nested.levels:
         results = []
         for enabled in (False, True):
@@ -383,6 +390,11 @@ def dynamo() -> Any:
     torch._dynamo.reset()
 
 
+def short() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
 def switched(nested: Nested, run: Callable[[Tensor], Tensor], eager: Nested, rounds: int) -> None:
     """Every level in training and evaluation, forward and backward; the same as the eager family, step by step."""
     given = x()
@@ -404,22 +416,26 @@ def switched(nested: Nested, run: Callable[[Tensor], Tensor], eager: Nested, rou
                         torch.testing.assert_close(a.grad, b.grad)
 
 
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize(
+    "kind",
+    ["width", pytest.param("width shared", marks=pytest.mark.slow), pytest.param("low rank", marks=pytest.mark.slow)],
+)
 def test_compiled_once_for_each_level_and_mode_however_often_it_switches(kind: str, dynamo: None) -> None:
-    nested, eager = family(kind), family(kind)
-    switched(nested, torch.compile(nested, backend="aot_eager", fullgraph=True), eager, rounds=2)
-    assert graphs() == 3 * 2
-    compiled = torch.compile(nested, backend="aot_eager", fullgraph=True)
+    nested, eager = (nest(short(), **SPECS[kind]) for _ in range(2))
     given = x()
-    for step in range(200):
-        with nested.at(nested.levels[step % 3]), torch.no_grad():
+    compiled = torch.compile(nested, backend="aot_eager", fullgraph=True)
+    switched(nested, compiled, eager, rounds=2)
+    assert graphs() == 3 * 2
+    for step in range(1000 if kind == "width" else 60):
+        nested.training = step % 6 < 3  # of the family alone: the modules inside say how they run
+        with nested.at(nested.levels[step % 3]):
             compiled(given)
-    assert graphs() <= 3 * 2 + 3, "only the graphs without gradients are new"
+    assert graphs() == 3 * 2
 
 
 def test_more_levels_than_graphs_are_allowed_compile_one_callable_each(dynamo: None) -> None:
     ratios = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
-    nested, eager = (nest(model(), Width(ratios)) for _ in range(2))
+    nested, eager = (nest(short(), Width(ratios)) for _ in range(2))
     assert len(nested.levels) == 6
     nested.compile(backend="aot_eager", fullgraph=True)
     switched(nested, nested, eager, rounds=2)
@@ -466,6 +482,7 @@ def test_blocks_and_sums_compile_too(dynamo: None) -> None:
     assert graphs() == 2 * 2 or graphs() == 2, "nothing here depends on the mode"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_inductor(dynamo: None) -> None:
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     nested = nest(network, Width(1 / 2))

@@ -46,9 +46,9 @@ BAD: list[tuple[Any, Any, type[Exception], str]] = [
     (None, {"a.b": LOW}, ValueError, r"cannot be called 'a\.b'"),
     (None, {"": LOW}, ValueError, "cannot be called ''"),
     (None, {"forward": LOW}, ValueError, "cannot be called 'forward'"),
-    (0.5, None, TypeError, r"LowRank, Width, Depth or LayerSum, got 0\.5"),
+    (0.5, None, TypeError, "LowRank, Width, Depth or LayerSum, got a float"),
     ("*.fc1", None, TypeError, "LowRank, Width, Depth or LayerSum"),
-    (None, {"small": [LOW, 1 / 8]}, TypeError, r"LowRank, Width, Depth or LayerSum, got 0\.125"),
+    (None, {"small": [LOW, 1 / 8]}, TypeError, "LowRank, Width, Depth or LayerSum, got a float"),
 ]
 
 

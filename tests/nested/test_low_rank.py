@@ -92,7 +92,7 @@ def test_the_full_layer_is_the_layer_before(name: str, init: str) -> None:
     expected = layer(x)
     nested, made = nested_layer(layer, 1 / 4, 1 / 2, init=init)
     torch.testing.assert_close(nested(x), expected)
-    torch.testing.assert_close(made.weight, layer.weight)
+    torch.testing.assert_close(made.weight.detach(), layer.weight.detach())
     assert made.bias is layer.bias, "one bias, shared"
 
 
@@ -131,12 +131,18 @@ def test_what_is_drawn_beyond_the_first_rank_starts_without_effect_but_learns(in
     assert bool(made.V1.grad.any()) and bool(made.U1.detach().any())
 
 
-@pytest.mark.parametrize("name", LAYERS)
+WIDE: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(128, 96),
+    "tall": lambda: nn.Linear(96, 160, bias=False),
+    "conv": lambda: nn.Conv2d(32, 96, 3),
+    "one by one": lambda: nn.Conv2d(128, 96, 1),
+    "Conv1D": lambda: conv1d(96, 128),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
 def test_matched_gives_the_core_the_variance_of_the_layer(name: str) -> None:
-    sizes = {"conv": (32, 96), "conv circular": (32, 96)}.get(name, (128, 96))
-    build = {"conv": lambda i, o: nn.Conv2d(i, o, 3), "conv circular": lambda i, o: nn.Conv2d(i, o, 3),
-             "one by one": lambda i, o: nn.Conv2d(i, o, 1), "Conv1D": lambda i, o: conv1d(o, i)}.get(name, nn.Linear)  # fmt: skip
-    layer = build(*sizes)
+    layer = WIDE[name]()
     with torch.no_grad():
         layer.weight.mul_(3.0)  # not a fresh layer: the scale must come from the weights
     before = matrix(layer)

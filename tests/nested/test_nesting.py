@@ -70,10 +70,10 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "multihead": (encoder, one(LowRank(0.5, where="*.out_proj")), ValueError, "out_proj' cannot be nested"),
     "subclass": (lambda: nn.Sequential(Sub(3, 3), nn.Linear(3, 3)), one(LowRank(0.5, where="0")), ValueError, "a Sub,"),
     "norm named": (llama, one(LowRank(0.5, where="*.input_layernorm")), ValueError, "is a LlamaRMSNorm; only Linear"),
-    "norm in hidden": (encoder, one(Width(0.5, hidden=("*.linear1", "*.norm1"))), ValueError, "norm1' cannot be nested"),
+    "norm in hidden": (encoder, one(Width(0.5, hidden=("*.linear1", "*.norm1"))), ValueError, "norm1' cannot be"),
     "hidden sizes": (wide, one(Width(0.5, hidden=("4", "2"))), ValueError, "'4' makes 3 units and '2' takes 8"),
     "query_key": (encoder, one(Width(0.5, query_key=True)), ValueError, "query and key are packed"),
-    "query_key of no attention": (wide, one(Width(0.5, query_key=True)), ValueError, "no attention of a known structure"),
+    "query_key of no attention": (wide, one(Width(0.5, query_key=True)), ValueError, "no attention of a known"),
     "gradient": (llama, one(Width(0.5, order="gradient")), ValueError, "gate_proj' has none: run loss.backward"),
     "tied GPT-2": (gpt2, one(LowRank(0.5, where="lm_head")), ValueError, r"tied to 'transformer\.wte\.weight'"),
     "tied T5": (t5, one(LowRank(0.5, where="lm_head")), ValueError, r"tied to 'shared\.weight'"),
@@ -90,10 +90,12 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
         wide, ordered(Width(0.5, hidden=("0", "2")), Width(0.5, hidden=("2", "4"))), ValueError, "order the levels",
     ),
     "sum comes back": (wide, ordered(LayerSum("0", again), LayerSum("2", again)), ValueError, "order the levels"),
-    "depth comes back": (t5, ordered(Depth("encoder.block", keep=1), Depth("decoder.block", keep=1)), ValueError, "chain"),
+    "depth comes back": (
+        t5, ordered(Depth("encoder.block", keep=1), Depth("decoder.block", keep=1)), ValueError, "chain",
+    ),
     "rank and width": (wide, one([LowRank(0.5), Width(0.5)]), ValueError, "'0' is claimed by LowRank and by Width"),
     "rank and sum": (
-        wide, one([LowRank(0.5, where="2"), LayerSum("2", again)]), ValueError, "'2' is claimed by LowRank and by Layer",
+        wide, one([LowRank(0.5, where="2"), LayerSum("2", again)]), ValueError, "'2' is claimed by LowRank and by",
     ),
     "two ranks": (wide, one([LowRank(0.5, where="0"), LowRank(0.25, where="*")]), ValueError, "'0' is claimed by two"),
     "two widths": (wide, one([Width(0.5), Width(0.5)]), ValueError, "'0' is claimed by two"),
@@ -106,7 +108,7 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "more blocks than there are": (llama, one(Depth("layers", keep=4)), ValueError, "has 3 blocks and cannot keep 4"),
     "no list": (llama, one(Depth("model.layers.0.mlp", keep=1)), ValueError, "is a LlamaMLP; Depth needs"),
     "unequal outputs": (wide, one(LayerSum("2", wrong_shape)), ValueError, r"'2' .* \(\d, 8\) and \(\d, 9\)"),
-    "outputs that broadcast": (wide, one(LayerSum("2", would_broadcast)), ValueError, r"'2' .* \(\d, 8\) and \(\d, 1\)"),
+    "broadcast": (wide, one(LayerSum("2", would_broadcast)), ValueError, r"'2' .* \(\d, 8\) and \(\d, 1\)"),
     "other inputs": (wide, one(LayerSum("2", lambda _: linear(7, 8))), ValueError, "'2' and the layer made for it"),
     "no module made": (wide, one(LayerSum("2", lambda _: None)), TypeError, "make returned None for '2'"),
     "make raises": (wide, one(LayerSum("2", lambda _: 1 / 0)), ZeroDivisionError, "division"),
@@ -134,7 +136,7 @@ def test_depth_of_everything_names_the_list_or_what_is_none() -> None:
 
 
 def test_only_modules_that_are_not_nested_or_wrapped_yet() -> None:
-    with pytest.raises(TypeError, match="model comes first and must be an nn.Module, got LowRank"):
+    with pytest.raises(TypeError, match=r"model comes first and must be an nn\.Module, got LowRank"):
         nest(LowRank(0.5), wide())  # type: ignore[arg-type]
     nested = nest(wide(), LowRank(0.5))
     for again_ in (nested, nested.model, nn.Sequential(nested.model)):

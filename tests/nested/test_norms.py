@@ -369,6 +369,21 @@ def test_a_frozen_norm_stays_frozen() -> None:
         assert [p.requires_grad for p in plain.parameters()] == [True, True, False, False, True, True]
 
 
+@pytest.mark.parametrize("norms", ["separate", "shared"])
+def test_hooks_of_a_norm_are_called_at_every_level_or_refused(norms: str) -> None:
+    network, calls = model(), []
+    network[1].register_forward_hook(lambda *_: calls.append(1))
+    try:
+        nested = nest(network, Width(1 / 2), norms=norms)  # type: ignore[arg-type]
+    except ValueError as error:
+        assert "hooks" in str(error)
+    else:
+        for count, level in enumerate(nested.levels, start=1):
+            with nested.at(level):
+                nested(batches()[0])
+            assert len(calls) == count
+
+
 def test_a_norm_that_is_registered_twice_is_one_norm() -> None:
     norm = nn.BatchNorm1d(4)
     network = nn.ModuleDict({"a": norm, "b": nn.Linear(4, 4), "c": norm, "d": nn.Linear(4, 4)})

@@ -74,6 +74,13 @@ def test_sums_and_norms_say_what_they_are() -> None:
     ]  # fmt: skip
 
 
+def test_what_lies_inside_a_sum_is_called_what_it_is() -> None:
+    model = nn.ModuleDict({"t": nn.Sequential(network(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))})
+    said = nest(model, [LayerSum("t", again), LowRank(1 / 2, where="t.0.0"), Depth("t.1", keep=1)]).summary()
+    kinds = {line.split()[1] for line in said.splitlines()[1:-1]}
+    assert kinds == {"LayerSum", "LowRank", "Depth"}
+
+
 def test_looking_draws_no_random_numbers_and_knows_every_level() -> None:
     nested = nest(encoder(), Depth("layers", keep=(1, 2)))
     with nested.at("1"):

@@ -149,10 +149,10 @@ class Product(nn.Module):
 def test_units_of_one_layer_belong_to_one_group(hidden) -> None:
     """Otherwise each group would order them in its own way, and the network would be another function."""
     model = Product()
-    with untouched(model), pytest.raises(ValueError, match="claimed|two groups"):
+    with untouched(model), pytest.raises(ValueError, match=r"claimed|two groups"):
         nest(model, Width(1 / 2, hidden=hidden, order="norm"))
     specs = [Width(1 / 2, hidden=one, order="norm") for one in hidden]
-    with untouched(model), pytest.raises(ValueError, match="claimed|two groups"):
+    with untouched(model), pytest.raises(ValueError, match=r"claimed|two groups"):
         nest(model, specs)
 
 

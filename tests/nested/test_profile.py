@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 from partialsgd import Depth, LowRank, Width, nest
+from partialsgd.nested import extraction, flops
 from tests.nested.checks import untouched
-from tests.zoo import encoder, llama, tokens
+from tests.zoo import ZOO, encoder, llama, specs_for, tokens
 
 
 def test_the_numbers_are_those_of_the_formulas() -> None:
@@ -32,6 +35,27 @@ def test_low_rank_by_hand() -> None:
     assert core.parameters == 2 * 4 * 32 and full.parameters == core.parameters + 32 * 32
     assert core.forward == 2 * 100 * (4 * 32 + 32 * 4)
     assert full.forward == 2 * 100 * 32 * 32 + 2 * 4 * 32 * 32
+
+
+COSTS = [
+    ("resnet18", "width"), ("resnet18", "low_rank"), ("encoder", "low_rank"), ("encoder", "depth"), ("gpt2", "widths"),
+    ("bert", "query_key"), ("gpt2", "query_key"), ("llama", "query_key"), ("t5", "depth"), ("t5_gated", "ranks"),
+    ("marian", "depth_and_width"), ("vit", "low_rank"), ("mlp", "layer_sum_new"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), COSTS)
+def test_a_small_level_costs_exactly_what_it_costs_alone(name: str, kind: str) -> None:
+    """Forward and training, as torch and as the paper count."""
+    network = ZOO[name]
+    nested, inputs = nest(network.build().double(), **specs_for(network)[kind]), network.inputs(3)
+    for level in nested.levels[:-1]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # statistics that were never updated
+            plain = extraction.extract(nested.model, level)
+        with nested.at(level):
+            assert flops.count(nested.model, **inputs) == flops.count(plain, **inputs)
+        assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in nested.parameters(level=level))
 
 
 @pytest.mark.parametrize("level", ["core", "full"])

@@ -12,8 +12,8 @@ from torch import nn
 
 from partialsgd.export import files, models, specs_json, states
 from partialsgd.export.files import Record
-from partialsgd.names import unwrap
 from partialsgd.nested import Nested, nest
+from partialsgd.nested.family import family_of
 from partialsgd.nested.levels import Levels, resolve
 from partialsgd.nested.specs import Spec
 
@@ -60,14 +60,6 @@ def load(
     states.fill(nested.model, record["state"], tensors)
     nested.specs = specs
     return nested
-
-
-def family_of(nested: nn.Module) -> Nested:
-    """The family inside DistributedDataParallel and torch.compile."""
-    family = unwrap(nested)
-    if not isinstance(family, Nested):
-        raise TypeError(f"a family is needed, as nest(model, …) returns it; got a {type(family).__name__}")
-    return family
 
 
 def _nested(model: nn.Module, specs: Levels, record: Record) -> Nested:

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from partialsgd.export import files, graphs, models, pretrained, states
-from partialsgd.export.checkpoints import family_of
 from partialsgd.nested import Nested
+from partialsgd.nested.family import family_of
 from partialsgd.nested.specs import require_choice
 
 Format = Literal["safetensors", "onnx", "transformers"]

@@ -1,4 +1,4 @@
-"""The tensors of a network, each once, and what else its state dict does not say: ties, dtypes, what is trained."""
+"""The tensors of a network, each once, and what else its state dict does not say: ties and dtypes."""
 
 from __future__ import annotations
 

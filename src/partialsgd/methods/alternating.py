@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partialsgd.methods.branches import branch_of, known_levels, scaled
+from partialsgd.methods.branches import branch_of, numbers_of, require_levels, scaled
 from partialsgd.nested import Nested
+from partialsgd.nested.family import family_of
 from partialsgd.rules import Branch, Context, Method
 
 
@@ -24,9 +25,10 @@ def alternating(
     rate of a level's steps (the paper's alternate_lr_coef). With `distill=True` a step of a smaller level runs the
     whole network first, without a gradient, and the closure finds its outputs in `g.teacher`.
     """
-    odds, factors = known_levels(nested, weights, "weights"), known_levels(nested, lr, "lr")
+    nested = family_of(nested)
+    odds, factors = numbers_of(nested, weights, "weights"), numbers_of(nested, lr, "lr")
+    require_levels(nested, () if order is None else order, "order")
     cycle = tuple(reversed(nested.levels)) if order is None else tuple(order)
-    known_levels(nested, dict.fromkeys(cycle, 1.0), "order")
     if order is not None and weights is not None:
         raise ValueError("order is a fixed cycle and weights draws at random: give one of them")
     if not cycle or (weights is not None and not sum(odds.values()) > 0):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from partialsgd import perturbations
 from partialsgd.masks import Mask
+from partialsgd.names import Parameters
 from partialsgd.nested import Nested
 from partialsgd.perturbations import Perturbation
 from partialsgd.rules import Branch, Context, ScaleRule
@@ -18,9 +19,12 @@ def branch_of(nested: Nested, level: str, *, weight: float = 1.0, taught: bool =
     a pupil finds there what the step's first branch left, and others find nothing.
     """
     full = nested.levels[-1]
+    made: list[tuple[Parameters, Mask]] = []  # here and not with the parameters, which may be copied without the method
 
     def mask(context: Context) -> Mask:
-        return context.parameters.once(("level", id(nested), level), lambda: nested.mask(level, context.parameters))
+        if not made or made[0][0] is not context.parameters:
+            made[:] = [(context.parameters, nested.mask(level, context.parameters))]
+        return made[0][1]
 
     def perturb(context: Context) -> Perturbation:
         if nested.level != full:
@@ -34,17 +38,22 @@ def branch_of(nested: Nested, level: str, *, weight: float = 1.0, taught: bool =
     return Branch(mask, perturb, level, weight, teacher, at_x)
 
 
-def known_levels(nested: Nested, levels: Mapping[str, float] | None, what: str) -> dict[str, float]:
+def numbers_of(nested: Nested, numbers: Mapping[str, float] | None, what: str) -> dict[str, float]:
     """Numbers by level; a level that the network does not have is refused, and so is a number below zero."""
-    if not isinstance(nested, Nested):
-        raise TypeError(f"the method needs a nested network: ps.nest(model, …) first; got {type(nested).__name__}")
-    given = dict(levels or {})
+    given = dict(numbers or {})
+    require_levels(nested, list(given), what)
     for level, value in given.items():
-        if level not in nested.levels:
-            raise ValueError(f"{what}: there is no level {level!r}; there are {', '.join(map(repr, nested.levels))}")
         if not value >= 0:
             raise ValueError(f"{what} of {level!r} must not be negative, got {value}")
     return given
+
+
+def require_levels(nested: Nested, levels: Sequence[str], what: str) -> None:
+    if isinstance(levels, str):
+        raise TypeError(f"{what} must be a list of levels, got the string {levels!r}; write [{levels!r}]")
+    for level in levels:
+        if level not in nested.levels:
+            raise ValueError(f"{what}: there is no level {level!r}; there are {', '.join(map(repr, nested.levels))}")
 
 
 def scaled(factors: Mapping[str, float]) -> ScaleRule:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from partialsgd.methods.branches import branch_of, known_levels
+from partialsgd.methods.branches import branch_of, require_levels
 from partialsgd.nested import Nested
+from partialsgd.nested.family import family_of
 from partialsgd.rules import Method
 
 
 def only(nested: Nested, level: str = "core") -> Method:
     """One level: a nested network is trained at this level alone, and nothing outside it moves."""
-    known_levels(nested, {level: 1.0}, "level")
+    nested = family_of(nested)
+    require_levels(nested, [level], "level")
     branch = branch_of(nested, level)
     return Method(branches=lambda context: [branch], structural=True, name=f"only(level={level})")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from partialsgd.methods.branches import branch_of, known_levels
+from partialsgd.methods.branches import branch_of
 from partialsgd.nested import Nested
+from partialsgd.nested.family import family_of
 from partialsgd.rules import Branch, Context, Method
 
 
@@ -18,7 +19,7 @@ def sandwich(
     closure that puts the outputs into `g.outputs` finds those of the whole network in `g.teacher` at the smaller
     levels, detached, to learn from in place of the labels.
     """
-    known_levels(nested, None, "levels")
+    nested = family_of(nested)
     if not between >= 0:
         raise ValueError(f"between must not be negative, got {between}")
     each = {level: branch_of(nested, level, pupil=distill) for level in nested.levels}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from partialsgd.methods.branches import branch_of, known_levels
+from partialsgd.methods.branches import branch_of, numbers_of
 from partialsgd.nested import Nested
+from partialsgd.nested.family import family_of
 from partialsgd.rules import Method
 
 
@@ -23,7 +24,8 @@ def slimmable(
     `weights` are the levels' weights in it. With `distill=True` a closure that puts the outputs into
     `g.outputs` finds those of the whole network in `g.teacher` at the smaller levels.
     """
-    given = known_levels(nested, weights, "weights")
+    nested = family_of(nested)
+    given = numbers_of(nested, weights, "weights")
     each = [branch_of(nested, level, weight=given.get(level, 1.0), pupil=distill) for level in reversed(nested.levels)]
     return Method(
         branches=lambda context: each,

@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from partialsgd.nested.forms import Form, form_of
 from partialsgd.nested.groups import Group, Producer
 from partialsgd.nested.sites import Site
+from partialsgd.replay import Modes
 
 _FIXED = -1  # the group of what must not be narrowed: the network's inputs and outputs
 
@@ -34,11 +35,25 @@ _SUMS = (operator.add, operator.iadd, torch.add)
 
 def channel_groups(site: Site) -> list[Group]:
     """The hidden channels and units of a network that torch.fx can trace."""
+    modes = Modes(site.model)
     try:
-        graph = fx.Tracer().trace(site.model)
+        found = [_groups_in(site, site.model.train(training)) for training in (True, False)]
+    finally:
+        modes.restore()
+    if found[0] != found[1]:
+        raise ValueError(
+            f"Width does not understand {type(site.model).__name__}, which runs other layers in training than in "
+            'evaluation; say the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
+        )
+    return found[0]
+
+
+def _groups_in(site: Site, model: nn.Module) -> list[Group]:
+    try:
+        graph = fx.Tracer().trace(model)
     except Exception as error:
         raise ValueError(
-            f"Width does not understand {type(site.model).__name__}: no Transformer layer of a known structure, and "
+            f"Width does not understand {type(model).__name__}: no Transformer layer of a known structure, and "
             f'it cannot be traced ({error}); say the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
         ) from error
     trace = _Trace(site)
@@ -118,7 +133,10 @@ class _Trace:
 
     def _module(self, name: str, given: list[int]) -> int:
         module = self.site.modules[name]
-        if isinstance(form_of(module), Form):
+        form = form_of(module)
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and isinstance(form, str):
+            raise ValueError(self._not_understood(f"{name!r}: {form}"))
+        if isinstance(form, Form):
             if name in self.called:
                 raise ValueError(self._not_understood(f"{name!r}, which runs twice"))
             self.called.add(name)

@@ -16,6 +16,8 @@ from partialsgd.nested.switch import Switch
 class Shortened(NestedModule):
     """A container of blocks that shows those of the level to whoever iterates, counts or indexes."""
 
+    by = "Depth"
+
     def __init__(self, blocks: nn.Module, kept: Mapping[str, tuple[int, ...]], switch: Switch) -> None:
         nn.Module.__init__(self)
         self.switch = switch
@@ -44,6 +46,21 @@ class Shortened(NestedModule):
     def __getitem__(self, index: Any) -> Any:
         return self.blocks_at(self.switch.level)[index]
 
+    def __setitem__(self, index: Any, block: nn.Module) -> None:
+        raise TypeError(f"a list of blocks that is nested does not change ({index!r}); change it before nest")
+
+    def insert(self, index: int, block: nn.Module) -> Any:
+        self[index] = block
+
+    def append(self, block: nn.Module) -> Any:
+        self[len(self)] = block
+
+    def extend(self, blocks: Any) -> Any:
+        self[len(self)] = blocks
+
+    def __delitem__(self, index: Any) -> None:
+        self[index] = nn.Identity()
+
     def _copies(self, level: str, memo: dict[int, Any]) -> list[nn.Module]:
         return [renumbered(copy.deepcopy(block, memo), i) for i, block in enumerate(self.blocks_at(level))]
 
@@ -59,6 +76,10 @@ class ShortList(Shortened, nn.ModuleList):
 @final
 class ShortSequential(Shortened, nn.Sequential):
     """An nn.Sequential to all who ask."""
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return nn.Sequential(*found) if isinstance(found, list) else found
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
         copies = self._copies(level, memo)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 _ROWS = 4
-_LARGE = 1_000_000  # numbers; of larger batches only a few rows are kept
+_LARGE = 1_000_000  # bytes; of larger batches only a few rows are kept
 
 
 @final
@@ -24,6 +24,8 @@ class Example:
     call: Call
     rows: int
     """The length of the first dimension, which is taken for the batch."""
+    of: tuple[torch.dtype, torch.device] | None = None
+    """What the network's parameters were when it was recorded."""
 
     def drawn(self, rows: int | None, generator: torch.Generator) -> Call:
         """New arguments: floating-point tensors drawn anew, of others rows drawn from the example.
@@ -43,6 +45,36 @@ class Example:
         args, kwargs = tree_map(fresh, self.call)
         return args, kwargs
 
+    def moved(self, model: nn.Module) -> Example:
+        """On the device of the model, and in its dtype where it had the model's before."""
+        now = _kind(model)
+        if self.of is None or now is None or now == self.of:
+            return self
+        was, (dtype, device) = self.of[0], now
+
+        def move(value: Any) -> Any:
+            return value.to(device, dtype if value.dtype == was else None) if isinstance(value, Tensor) else value
+
+        return Example(tree_map(move, self.call), self.rows, now)
+
+
+def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:
+    """An example without the numbers of floating-point inputs, which are drawn anew anyway."""
+
+    def hollow(value: Any) -> Any:
+        is_floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.detach().new_zeros(()).expand(value.shape) if is_floating else value
+
+    with torch.inference_mode(False):  # what is kept will be used for training too
+        args, kwargs = tree_map(hollow, (args, kwargs))
+        example = example_of(args, kwargs)
+    return None if example is None else replace(example, of=_kind(model))
+
+
+def _kind(model: nn.Module) -> tuple[torch.dtype, torch.device] | None:
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
+    return None if first is None else (first.dtype, first.device)
+
 
 def example_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:
     """What is worth keeping of a call; None if it has no tensors."""
@@ -50,14 +82,15 @@ def example_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:
     lengths = [len(tensor) for tensor in tensors if tensor.ndim > 0]
     if not lengths:
         return None
-    is_large = sum(tensor.numel() for tensor in tensors) > _LARGE
+    is_large = sum(tensor.untyped_storage().nbytes() for tensor in tensors) > _LARGE
     few = min(lengths[0], _ROWS) if is_large else lengths[0]
 
     def cut(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         batched = value.ndim > 0 and len(value) == lengths[0]
-        return (value[:few] if batched else value).detach().clone()
+        part = (value[:few] if batched else value).detach()
+        return part if 0 in part.stride() else part.clone()  # what is hollow stays so
 
     return Example(tree_map(cut, (args, kwargs)), few)
 

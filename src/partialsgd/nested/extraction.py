@@ -19,15 +19,21 @@ from partialsgd.nested.norms import SharedNorm, warn_if_never_updated
 from partialsgd.nested.sums import OutputSum
 from partialsgd.nested.switch import FULL, Switch
 from partialsgd.perturbations import drop_outside, perturbed
-from partialsgd.replay import Buffers, RandomState
+from partialsgd.replay import Buffers, Modes, RandomState
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-def extract(model: nn.Module, level: str, fast: Mapping[str, bool] | None = None) -> nn.Module:
+def extract(model: nn.Module, level: str, fast: Mapping[str, int] | None = None) -> nn.Module:
     """A copy of the model in which every nested module is the plain one of the level. Ties stay ties."""
     if isinstance(model, OutputSum) and not model.is_sum(level):
         return extract(model.core, level, fast)  # by itself it takes its own part of the inputs
+    for name, module in model.named_modules():
+        if "forward" in vars(module):
+            raise ValueError(
+                f"the forward of {name or 'the model'!r} was replaced on the object, and a copy would call the "
+                "family's: take such wrappers off first, or put them around the family and not around its model"
+            )
     memo: dict[int, Any] = {}
     # Innermost first: a list of blocks, or a sum, copies what lies inside it.
     for module in reversed([m for m in level_modules(model, level) if isinstance(m, NestedModule)]):
@@ -38,7 +44,7 @@ def extract(model: nn.Module, level: str, fast: Mapping[str, bool] | None = None
     for key, hook in list(plain._forward_hooks.items()):
         if isinstance(getattr(hook, "__self__", None), Switch):
             del plain._forward_hooks[key]
-    fast_paths.take(plain, fast or {})
+    fast_paths.take(model, fast or {}, memo)
     native.adopt(plain)
     warn_if_never_updated(plain, level)
     return plain
@@ -81,8 +87,11 @@ def _run(network: nn.Module, call: Call, seed: int) -> list[Tensor]:
         outputs = [y.detach() for y in tensors_of(network(*args, **kwargs))]
     finally:
         before.restore()
-    if not outputs:
-        raise RuntimeError("the network has no floating-point tensors among its outputs, so nothing can be compared")
+    if not any(bool(y.isfinite().any()) for y in outputs):
+        raise RuntimeError(
+            "the network gave no floating-point tensor with a finite number for inputs drawn like the example, so "
+            "nothing can be compared: give another example="
+        )
     return outputs
 
 
@@ -123,12 +132,7 @@ def _compare(expected: list[Tensor], got: list[Tensor], level: str, training: bo
 @contextmanager
 def _untouched(network: nn.Module) -> Iterator[None]:
     """Noise, statistics and modes are as before afterwards."""
-    modes = [(module, module.training) for module in network.modules()]
     with ExitStack() as after:
-        after.callback(RandomState(network).restore)
-        after.callback(Buffers(network).restore)
-        try:
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        for saved in (RandomState(network), Buffers(network), Modes(network)):
+            after.callback(saved.restore)
+        yield

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
 
-from partialsgd import masks
 from partialsgd.masks import Mask
-from partialsgd.names import Parameters
-from partialsgd.nested import examples, extraction, fast_paths, norms, pictures
+from partialsgd.names import Parameters, parameters_of, unwrap
+from partialsgd.nested import examples, extraction, fast_paths, pictures
+from partialsgd.nested.arithmetic import exact
 from partialsgd.nested.examples import Call, Example
 from partialsgd.nested.layers import NestedModule, level_parameters
 from partialsgd.nested.levels import Levels
+from partialsgd.nested.norms import Norms, recalibrate
 from partialsgd.nested.sums import OutputSum
 from partialsgd.nested.switch import FULL, Switch
 from partialsgd.replay import Buffers, RandomState
@@ -38,7 +40,7 @@ class Nested(nn.Module):
         model: nn.Module,
         switch: Switch,
         specs: Levels,
-        norms: norms.Norms,
+        norms: Norms,
         claimed: Mapping[str, str],
         skipped: Mapping[str, str],
     ) -> None:
@@ -70,11 +72,13 @@ class Nested(nn.Module):
     @property
     def teacher(self) -> Any:
         """What the teacher gave for the last inputs, or None where none was asked for."""
+        if self._switch.teacher is not None and self._switch.taught is None:
+            raise RuntimeError("the teacher has not run yet: call the family itself, nested(x), before you ask for it")
         return self._switch.taught
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._example is None and not torch.compiler.is_compiling():
-            self._example = examples.example_of(args, kwargs)
+            self._example = examples.recorded(self.model, args, kwargs)
         if self._switch.teacher is not None:
             self._teach(*args, **kwargs)
         if not self._compiled:
@@ -85,7 +89,12 @@ class Nested(nn.Module):
 
     def mask(self, level: str, parameters: Parameters | None = None) -> Mask:
         """p of the level: True for what it uses. Everything else may be zero, and the full network is this level."""
-        return masks.only_parameters(parameters or self, self.parameters(level=level))
+        known = parameters_of(self) if parameters is None else parameters
+        used, own = set(self.parameters(level=level)), set(super().parameters())
+        if not own <= set(known.values()):
+            raise ValueError("the parameters are not of this family: build the method for the family that is trained")
+        # What lies around the family belongs to every level.
+        return Mask(known, {name: p in used or p not in own for name, p in known.items()})
 
     def parameters(self, recurse: bool = True, *, level: str | None = None) -> Iterator[nn.Parameter]:
         """The parameters that a level uses, or all."""
@@ -97,8 +106,8 @@ class Nested(nn.Module):
         `example` is an input for the check: a tensor, a tuple of arguments or a dict of named ones. It may be left
         out once the family was called, and for Hugging Face models.
         """
-        plain = extraction.extract(self.model, self._switch.known(level), self._fast_paths)
-        with self.at(level):
+        with exact(self.model), self.at(level):
+            plain = extraction.extract(self.model, level, self._fast_paths)
             extraction.check(self.model, plain, level, self.example(example), partial(self.inputs_of, level))
         return plain
 
@@ -106,7 +115,7 @@ class Nested(nn.Module):
         """Inputs to try a level with: those given, or of the first call, or as a Hugging Face configuration asks."""
         if given is not None:
             return examples.as_example(given)
-        found = self._example or examples.from_config(self.model)
+        found = self._example.moved(self.model) if self._example else examples.from_config(self.model)
         if found is None:
             raise ValueError("to be checked, a network needs an input: call the family once, or give example=x")
         return found
@@ -118,7 +127,7 @@ class Nested(nn.Module):
     def recalibrate(self, level: str, batches: Iterable[Any]) -> None:
         """Take the BatchNorm statistics of a level anew, as the average over batches of inputs."""
         with self.at(level):
-            norms.recalibrate(self.model, level, self._run, batches)
+            recalibrate(self.model, level, self._run, batches)
 
     def profile(self, example: Any, *, repeats: int = 5) -> Profile:
         """For each level its parameters, work and latency on the example; print it."""
@@ -136,12 +145,21 @@ class Nested(nn.Module):
 
     def compile(self, **options: Any) -> None:
         """torch.compile each level by itself, so that any number of levels stays within the limit of graphs."""
-        options = {"isolate_recompiles": True, **options}
-        self._compiled = {level: torch.compile(self.model.forward, **options) for level in self.levels}
+        if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+            options = {"isolate_recompiles": True, **options}
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self.model(*args, **kwargs)
+
+        self._compiled = {level: torch.compile(run, **options) for level in self.levels}
 
     def nested_modules(self) -> dict[str, NestedModule]:
         """The modules that are another one at each level, by name."""
         return {name: m for name, m in self.model.named_modules() if isinstance(m, NestedModule)}
+
+    def size(self, level: str) -> int:
+        """How many parameters the level uses."""
+        return sum(p.numel() for p in self.parameters(level=level))
 
     def extra_repr(self) -> str:
         return f"levels={self.levels}, level={self.level!r}"
@@ -152,13 +170,21 @@ class Nested(nn.Module):
     def _teach(self, *args: Any, **kwargs: Any) -> None:
         teacher = self._switch.teacher
         assert teacher is not None  # asked before
-        before, noise = Buffers(self.model), RandomState(self.model)
-        with torch.no_grad(), self.at(teacher):
-            taught = self(*args, **kwargs)
-        before.restore()  # a teacher leaves no trace, neither in BatchNorm's statistics nor in the noise
-        noise.restore()
+        with ExitStack() as after:  # a teacher leaves no trace, neither in BatchNorm's statistics nor in the noise
+            after.callback(Buffers(self.model).restore)
+            after.callback(RandomState(self.model).restore)
+            with torch.no_grad(), self.at(teacher):
+                taught = self(*args, **kwargs)
         self._switch.taught = taught
 
     def _run(self, batch: Any) -> Any:
         args, kwargs = examples.as_call(batch)
         return self.model(*args, **kwargs)
+
+
+def family_of(nested: nn.Module) -> Nested:
+    """The family itself, out of DistributedDataParallel and torch.compile."""
+    family = unwrap(nested) if isinstance(nested, nn.Module) else nested
+    if not isinstance(family, Nested):
+        raise TypeError(f"a family is needed, as ps.nest(model, …) returns it; got a {type(family).__name__}")
+    return family

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from partialsgd.nested.narrow import NarrowLayer
 
@@ -23,33 +22,30 @@ def off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def leave(model: nn.Module) -> dict[str, bool]:
-    """Switch it off where a layer is two products and has no one weight; how it was, by the name of the encoder."""
-    before = {}
+def leave(model: nn.Module) -> dict[str, int]:
+    """Switch it off where a layer is two products and has no one weight; what was said before, by name."""
+    before: dict[str, int] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.TransformerEncoderLayer) and not _has_weights(module):
-            module.activation_relu_or_gelu = 0
-        if isinstance(module, nn.TransformerEncoder):
-            before[name] = module.use_nested_tensor
-            module.use_nested_tensor &= all(_has_weights(layer) for layer in module.layers.children())
+            before[name], module.activation_relu_or_gelu = module.activation_relu_or_gelu, 0
+        if isinstance(module, nn.TransformerEncoder) and not _have_weights(module):
+            before[name], module.use_nested_tensor = module.use_nested_tensor, False
     return before
 
 
-def take(model: nn.Module, before: Mapping[str, bool]) -> None:
-    """Switch it on again where all layers are plain."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and _has_weights(module):
-            module.activation_relu_or_gelu = _fused_activation(module.activation)
-        if isinstance(module, nn.TransformerEncoder) and all(_has_weights(layer) for layer in module.layers.children()):
-            module.use_nested_tensor = before.get(name, module.use_nested_tensor)
+def take(model: nn.Module, before: Mapping[str, int], copies: Mapping[int, nn.Module]) -> None:
+    """In a copy, by the original's id, switch it on again where all layers are plain."""
+    for name, said in before.items():
+        copied = copies.get(id(model.get_submodule(name)))
+        if isinstance(copied, nn.TransformerEncoderLayer) and _has_weights(copied):
+            copied.activation_relu_or_gelu = said
+        if isinstance(copied, nn.TransformerEncoder) and _have_weights(copied):
+            copied.use_nested_tensor = bool(said)
+
+
+def _have_weights(encoder: nn.TransformerEncoder) -> bool:
+    return all(_has_weights(layer) for layer in encoder.layers.children())
 
 
 def _has_weights(layer: nn.Module) -> bool:
     return all(isinstance(getattr(layer, name, None), (nn.Linear, NarrowLayer)) for name in ("linear1", "linear2"))
-
-
-def _fused_activation(activation: object) -> int:
-    """0, 1 or 2 for none, ReLU and GELU, as torch's constructor decides it."""
-    if activation is F.relu or isinstance(activation, nn.ReLU):
-        return 1
-    return 2 if activation is F.gelu or isinstance(activation, nn.GELU) else 0

@@ -14,6 +14,8 @@ class NestedModule(nn.Module):
     """A module that is another one at each level. Its parameters are cut so that a level has whole ones."""
 
     switch: Switch
+    by: str
+    """What asked for it."""
 
     def parts(self, level: str) -> Iterator[nn.Parameter | nn.Module]:
         """The parameters and modules inside that the level uses."""
@@ -26,6 +28,9 @@ class NestedModule(nn.Module):
     def describe(self) -> str:
         """What was nested, for the summary."""
         raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return self.describe()
 
 
 class NestedLayer(NestedModule):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from torch import nn
+
 from partialsgd.nested.layers import NestedModule
 from partialsgd.nested.specs import Spec
 from partialsgd.nested.switch import FULL
@@ -35,6 +37,8 @@ def resolve(spec: Spec | Sequence[Spec] | None, levels: Mapping[str, Spec | Sequ
 
 
 def _named(levels: Mapping[str, Spec | Sequence[Spec]]) -> Levels:
+    if not isinstance(levels, Mapping):
+        raise TypeError(f"levels maps names to specs: levels={{'small': [...]}}; got a {type(levels).__name__}")
     if not levels:
         raise ValueError('levels must name at least one: levels={"small": [...]}')
     named: Levels = {}
@@ -54,10 +58,12 @@ def _named(levels: Mapping[str, Spec | Sequence[Spec]]) -> Levels:
 
 
 def _as_specs(given: Spec | Sequence[Spec]) -> tuple[Spec, ...]:
-    specs = tuple(given) if isinstance(given, Sequence) else (given,)
+    specs = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     for one in specs:
         if not isinstance(one, Spec):
-            raise TypeError(f"a spec is LowRank, Width, Depth or LayerSum, got {one!r}")
+            hint = "; for named levels write levels={…}" if isinstance(one, Mapping) else ""
+            hint = "; an OutputSum is the model: nest(OutputSum(…))" if isinstance(one, nn.Module) else hint
+            raise TypeError(f"a spec is LowRank, Width, Depth or LayerSum, got a {type(one).__name__}{hint}")
     return specs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, final
 
 import torch
@@ -14,6 +15,7 @@ from partialsgd import randomness
 from partialsgd.nested.forms import Form, like, weight_of
 from partialsgd.nested.layers import NestedLayer
 from partialsgd.nested.switch import Switch
+from partialsgd.nested.unmade import Unmade
 
 Init = Literal["svd", "matched", "zero"]
 
@@ -24,6 +26,8 @@ class LowRankLayer(NestedLayer):
 
     U and V lie in blocks, one for each level's share of the rank, so that a level moves whole parameters.
     """
+
+    by = "LowRank"
 
     U0: nn.Parameter
     V0: nn.Parameter
@@ -53,6 +57,13 @@ class LowRankLayer(NestedLayer):
         if self._merging_is_cheaper(x):
             return self.form.apply(x, self._merged(u, v), self.bias)
         return self.form.apply(x, self.W, self.bias) + self.form.pointwise(self.form.apply(x, u, None), v, None)
+
+    @property
+    def weight(self) -> Tensor:
+        """The product VU, or W + VU, made when it is used for more than its dtype."""
+        if torch.compiler.is_compiling():
+            return self.weight_at(self.switch.level)
+        return Unmade(self.W, self.form.as_stored(self.W).shape, partial(self.weight_at, self.switch.level))
 
     def weight_at(self, level: str) -> Tensor:
         u, v = self._factors(level)

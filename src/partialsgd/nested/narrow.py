@@ -22,6 +22,8 @@ class NarrowLayer(NestedLayer):
     `pads`: what the level does not compute is zero in the outputs, which keep their width (query and key).
     """
 
+    by = "Width"
+
     rows0: nn.Parameter
 
     def __init__(

@@ -29,27 +29,43 @@ _FIELDS = {
 
 
 def adopt(plain: nn.Module) -> str | None:
-    """Give an extracted Hugging Face model the configuration of its size; why that cannot be, if so."""
+    """Give an extracted Hugging Face model the configuration of its size; why its class has no such network, if so."""
     config = getattr(plain, "config", None)
     fields = _FIELDS.get(getattr(config, "model_type", ""))
     if fields is None:
         return f"{type(plain).__name__} is not one of the Hugging Face models {', '.join(_FIELDS)}"
-    try:
-        smaller = copy.deepcopy(config)
-        for name, layers in fields.items():
+    if _difference(plain, _built(plain, config)) is None:
+        return None  # the whole network, or one that the configuration describes as it is
+    smaller, reasons = copy.deepcopy(config), []
+    for name, layers in fields.items():
+        try:
             _set(smaller, name, _size(plain, layers))
+        except ValueError as error:
+            reasons.append(str(error))
+    fresh = _built(plain, smaller)
+    for name, module in fresh.named_modules() if fresh is not None else ():
+        if getattr(module, "config", None) is not None:
+            plain.get_submodule(name).config = module.config
+    return reasons[0] if reasons else _difference(plain, fresh)
+
+
+def _built(plain: nn.Module, config: Any) -> nn.Module | None:
+    """A network of the class without numbers, or None where the class takes more than a configuration."""
+    try:
         with torch.device("meta"):
-            fresh = type(plain)(smaller)
-    except (TypeError, ValueError) as error:
-        return str(error)
+            return type(plain)(config)
+    except (TypeError, ValueError):
+        return None
+
+
+def _difference(plain: nn.Module, fresh: nn.Module | None) -> str | None:
+    if fresh is None:
+        return f"{type(plain).__name__} cannot be built from its configuration alone"
     ours, theirs = plain.state_dict(), fresh.state_dict()
     for key in {**ours, **theirs}:
         if key not in ours or key not in theirs or ours[key].shape != theirs[key].shape:
             which = "another size of" if key in ours and key in theirs else "no" if key in ours else "also"
             return f"a {type(plain).__name__} has {which} {key!r}: low rank and narrow heads have no class there"
-    for name, module in fresh.named_modules():
-        if getattr(module, "config", None) is not None:
-            plain.get_submodule(name).config = module.config
     return None
 
 
@@ -71,6 +87,6 @@ def _size(plain: nn.Module, layers: str) -> int | None:
         kind = type(plain).__name__
         raise ValueError(f"low rank has no class of its own in {kind}: {next(iter(sizes))!r} is more than one layer")
     if len(set(sizes.values())) > 1:
-        first, other = list(dict((size, name) for name, size in sizes.items()).values())[:2]
+        first, other = list({size: name for name, size in sizes.items()}.values())[:2]
         raise ValueError(f"layers of one size are needed, and {first!r} and {other!r} differ")
     return next(iter(sizes.values()))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from partialsgd.names import unwrap
+from partialsgd.nested.arithmetic import exact
 from partialsgd.nested.family import Nested
 from partialsgd.nested.layers import NestedModule
 from partialsgd.nested.levels import resolve
@@ -47,6 +48,8 @@ def nest(
     require_choice("norms", norms, ("separate", "shared"))
     each = resolve(spec, levels)
     site = Site(model, Switch((*each, FULL)), seed)
-    plan(site, each, norms)
+    with exact(model):
+        plan(site, each, norms)
+        site.require_registered()
     root = site.commit()
     return Nested(root, site.switch, each, norms, site.claimed, site.skipped)

@@ -17,6 +17,7 @@ from partialsgd.nested.axes import Axis
 from partialsgd.nested.forms import like
 from partialsgd.nested.layers import NestedModule, level_modules
 from partialsgd.nested.switch import FULL, Switch
+from partialsgd.replay import Buffers, Modes
 
 Norms = Literal["separate", "shared"]
 _STATISTICS = ("running_mean", "running_var")
@@ -25,6 +26,8 @@ _STATISTICS = ("running_mean", "running_var")
 @final
 class SeparateNorm(NestedModule):
     """Each level has its own BatchNorm: affine parameters and statistics."""
+
+    by = "norms"
 
     def __init__(self, norm: _BatchNorm, axis: Axis, levels: Sequence[str], switch: Switch) -> None:
         super().__init__()
@@ -44,6 +47,24 @@ class SeparateNorm(NestedModule):
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(self.get_submodule(level), memo)
 
+    @property
+    def weight(self) -> Tensor | None:
+        return self._now.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._now.bias
+
+    @property
+    def num_features(self) -> int:
+        return self._now.num_features
+
+    @property
+    def _now(self) -> _BatchNorm:
+        norm = self.get_submodule(self.switch.level)
+        assert isinstance(norm, _BatchNorm)  # made of one
+        return norm
+
     def describe(self) -> str:
         return f"one for each of {', '.join(self.levels)}"
 
@@ -51,6 +72,8 @@ class SeparateNorm(NestedModule):
 @final
 class SharedNorm(NestedModule):
     """One BatchNorm; a narrow level uses the first units of its parameters and statistics."""
+
+    by = "norms"
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -94,6 +117,18 @@ class SharedNorm(NestedModule):
         mean, var = self._statistics(level)
         statistics = {"running_mean": mean, "running_var": var, "num_batches_tracked": self.num_batches_tracked}
         return _filled(self.shell[0], self.axis.units(level), affine, statistics)
+
+    @property
+    def weight(self) -> Tensor | None:
+        return self._joined("weight", self.switch.level)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._joined("bias", self.switch.level)
+
+    @property
+    def num_features(self) -> int:
+        return self.axis.units(self.switch.level)
 
     def describe(self) -> str:
         return "one for all levels"
@@ -177,7 +212,7 @@ def recalibrate(model: nn.Module, level: str, run: Callable[[Any], object], batc
     ]
     if not norms:
         raise ValueError(f"no BatchNorm of the level {level!r} keeps statistics; there is nothing to take anew")
-    modes = {module: module.training for module in model.modules()}
+    modes, before = Modes(model), Buffers(model)
     momenta = {norm: norm.momentum for norm in norms}
     model.eval()
     seen = 0
@@ -189,9 +224,14 @@ def recalibrate(model: nn.Module, level: str, run: Callable[[Any], object], batc
             if seen == 1:
                 torch._foreach_zero_([norm.num_batches_tracked for norm in norms])
             run(batch)
+    except BaseException as error:
+        before.restore()
+        if isinstance(error, TypeError):
+            hint = "batches are inputs of the network; of pairs give the first, (x for x, _ in loader)"
+            raise TypeError(f"{error}: {hint}") from error
+        raise
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        modes.restore()
         for norm, momentum in momenta.items():
             norm.momentum = momentum
     if not seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -49,7 +50,7 @@ def _plan_low_rank(site: Site, specs: Mapping[str, Sequence[LowRank]]) -> None:
             for name in _low_rank_layers(site, spec):
                 form = site.form(name)
                 ratio = next((r for p, r in spec.ratios.items() if matches(name, p)), spec.ratio)
-                least = min(form.outputs, form.inputs * _places(form))
+                least = min(form.outputs, form.inputs * math.prod(form.kernel))
                 if level in ranks.setdefault(name, {}):
                     raise ValueError(f"{name!r} is claimed by two LowRank specs at level {level!r}")
                 ranks[name][level] = max(1, round(as_tuple(ratio)[0] * least))
@@ -57,7 +58,7 @@ def _plan_low_rank(site: Site, specs: Mapping[str, Sequence[LowRank]]) -> None:
                     raise ValueError(f"{name!r} is to start in two ways, {inits[name].init!r} and {spec.init!r}")
     for name, sizes in ranks.items():
         form = site.form(name)
-        require_growing(name, sizes, min(form.outputs, form.inputs * _places(form)) + 1, site.switch.levels)
+        require_growing(name, sizes, min(form.outputs, form.inputs * math.prod(form.kernel)) + 1, site.switch.levels)
         layer = LowRankLayer(site.modules[name], form, sizes, site.switch, init=inits[name].init, key=site.key(name))
         site.claim(name, "LowRank", layer)
 
@@ -89,13 +90,6 @@ def _low_rank_layers(site: Site, spec: LowRank) -> list[str]:
         if not any(matches(name, pattern) for name in chosen):
             raise ValueError(f"ratios names {pattern!r}, and no layer of `where` is called so")
     return chosen
-
-
-def _places(form: Form) -> int:
-    places = 1
-    for length in form.kernel:
-        places *= length
-    return places
 
 
 def _plan_width(site: Site, specs: Mapping[str, Sequence[Width]]) -> None:
@@ -160,6 +154,7 @@ def _plan_depth(site: Site, specs: Mapping[str, Sequence[Depth]]) -> None:
         _require_chain(site, name, sets)
         blocks = site.modules[name]
         kind: type[Shortened] = ShortList if isinstance(blocks, nn.ModuleList) else ShortSequential
+        site.require_no_hooks(name)
         site.claim(name, "Depth", kind(blocks, sets, site.switch))
 
 
@@ -215,6 +210,8 @@ def _plan_sums(site: Site, specs: Mapping[str, Sequence[LayerSum]]) -> None:
 def _plan_norms(site: Site, norms: Norms) -> None:
     for name, norm in batch_norms(site.model):
         axis = site.narrowed.get(name)
+        if norms == "separate" or axis is not None:
+            site.require_no_hooks(name)
         if norms == "shared" and axis is not None:
             site.claim(name, "norms", SharedNorm(norm, axis, site.switch))
         elif norms == "separate":

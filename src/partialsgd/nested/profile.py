@@ -11,6 +11,7 @@ import torch
 
 from partialsgd.nested import flops
 from partialsgd.nested.examples import Call
+from partialsgd.replay import Modes
 
 if TYPE_CHECKING:
     from partialsgd.nested.family import Nested
@@ -55,13 +56,13 @@ class Profile:
 
 
 def profile(nested: Nested, call: Call, repeats: int) -> Profile:
-    whole = sum(p.numel() for p in nested.parameters(level=nested.levels[-1]))
+    whole = nested.size(nested.levels[-1])
     return Profile(tuple(_row(nested, level, call, repeats, whole) for level in nested.levels))
 
 
 def _row(nested: Nested, level: str, call: Call, repeats: int, whole: int) -> Row:
     args, kwargs = call
-    parameters = sum(p.numel() for p in nested.parameters(level=level))
+    parameters = nested.size(level)
     with nested.at(level):
         counted = flops.count(nested.model, *args, **kwargs)
         latency = _latency(nested, call, repeats)
@@ -69,14 +70,13 @@ def _row(nested: Nested, level: str, call: Call, repeats: int, whole: int) -> Ro
 
 
 def _latency(nested: Nested, call: Call, repeats: int) -> float:
-    modes = [(module, module.training) for module in nested.modules()]
+    modes = Modes(nested)
     nested.eval()
     try:
         with torch.inference_mode():
             return statistics.median(_seconds(nested, call) for _ in range(repeats + 1))
     finally:
-        for module, mode in modes:
-            module.training = mode
+        modes.restore()
 
 
 def _seconds(nested: Nested, call: Call) -> float:

@@ -75,6 +75,26 @@ class Site:
         self.claimed[name], self.replaced[name] = by, replacement
         replacement.training = self.modules[name].training
 
+    def require_no_hooks(self, name: str) -> None:
+        module = self.modules[name]
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            raise ValueError(f"{name!r} cannot be nested: it has hooks, which would be lost; remove them first")
+
+    def require_registered(self) -> None:
+        """A layer that is also kept in a list or a dict of its owner would run there as it was."""
+        replaced = {self.modules[name]: name for name in self.replaced}
+        for owner, module in self.modules.items():
+            for attribute, value in vars(module).items():
+                if attribute == "_modules":
+                    continue
+                inside = value.values() if isinstance(value, dict) else value
+                for one in inside if isinstance(inside, (list, tuple, set, type({}.values()))) else [inside]:
+                    if isinstance(one, nn.Module) and one in replaced:
+                        raise ValueError(
+                            f"{replaced[one]!r} cannot be nested: it is also kept in the attribute {attribute!r} of "
+                            f"{owner or 'the model'!r}, which would go on with the old one; use an nn.ModuleList"
+                        )
+
     def key(self, name: str) -> int:
         return randomness.key(self.seed, "nest", name)
 

@@ -108,11 +108,12 @@ class Depth:
         for keep in self._keeps():
             if isinstance(keep, float):
                 require_ratios(keep)
-            elif not keep >= 1:
-                raise ValueError(f"keep must be at least 1 block, got {keep}")
+            elif isinstance(keep, (bool, str)) or not isinstance(keep, int) or keep < 1:
+                raise ValueError(f"keep must be a number of blocks, at least 1, or a share of them; got {keep!r}")
 
     def _keeps(self) -> tuple[int | float, ...]:
-        return tuple(self.keep) if isinstance(self.keep, Sequence) else (self.keep,)
+        several = isinstance(self.keep, Sequence) and not isinstance(self.keep, str)
+        return tuple(self.keep) if several else (self.keep,)  # type: ignore[arg-type, return-value]  # just asked
 
     def count(self, total: int) -> int:
         """How many of `total` blocks stay."""
@@ -142,7 +143,7 @@ class LayerSum:
 
     def __post_init__(self) -> None:
         require_choice("core", self.core, ("old", "new"))
-        if not callable(self.make):
+        if not callable(self.make) or isinstance(self.make, nn.Module):
             raise TypeError(f"make must be a function of the layer that returns another module, got {self.make!r}")
 
     def split(self) -> list[tuple[str, LayerSum]]:
@@ -162,7 +163,7 @@ def as_tuple(ratio: Ratio) -> tuple[float, ...]:
 
 def name_of(ratio: float) -> str:
     """1/32 for 0.03125."""
-    return str(Fraction(ratio).limit_denominator(1024))
+    return str(Fraction(ratio).limit_denominator(100_000))
 
 
 def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -171,9 +172,9 @@ def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def require_ratios(ratio: Ratio) -> None:
-    ratios = as_tuple(ratio)
+    ratios = (ratio,) if isinstance(ratio, str) else as_tuple(ratio)
     if not ratios:
         raise ValueError("at least one ratio is needed")
     for value in ratios:
-        if not isinstance(value, (int, float)) or not 0 < value <= 1:
+        if isinstance(value, (bool, str)) or not isinstance(value, (int, float)) or not 0 < value <= 1:
             raise ValueError(f"a ratio must be in (0, 1], got {value!r}")

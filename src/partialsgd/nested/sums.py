@@ -41,6 +41,8 @@ class Sum(NestedModule):
 class SumLayer(Sum):
     """old(x) + new(x)."""
 
+    by = "LayerSum"
+
     def __init__(
         self, old: nn.Module, new: nn.Module, core: Literal["old", "new"], small: Sequence[str], switch: Switch
     ) -> None:
@@ -67,6 +69,14 @@ class SumLayer(Sum):
         )
 
     @property
+    def in_features(self) -> int:
+        return int(getattr(self, self.core_name).in_features)
+
+    @property
+    def out_features(self) -> int:
+        return int(getattr(self, self.core_name).out_features)
+
+    @property
     def bias(self) -> Tensor | None:
         terms = [self.old, self.new] if self.is_sum(self.switch.level) else [getattr(self, self.core_name)]
         return _total([layer._parameters.get("bias") for layer in terms])
@@ -87,11 +97,13 @@ class OutputSum(Sum):
     `inputs=((0,), (1, "mask"))` the core gets the first argument, the extension the second and `mask`.
     """
 
+    by = "OutputSum"
+
     def __init__(self, core: nn.Module, extension: nn.Module, *, inputs: tuple[Taken, Taken] | None = None) -> None:
         super().__init__()
         self.core, self.extension = core, extension
         self.core_name, self.switch = "core", Switch((FULL,))
-        if inputs is not None and len(inputs) != 2:
+        if inputs is not None and (len(inputs) != 2 or any(isinstance(i, (int, str)) for i in inputs)):
             raise ValueError(f"inputs must be two lists, the core's arguments and the extension's; got {inputs!r}")
         self.inputs = inputs
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
 
@@ -12,6 +10,23 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 FULL = "full"
+
+
+@final
+class At:
+    """The level inside a `with` block, and the one before again outside of it."""
+
+    def __init__(self, switch: Switch, level: str, teacher: str | None) -> None:
+        self._switch, self._now = switch, (level, teacher, None)
+        self._before: list[tuple[str, str | None, Any]] = []
+
+    def __enter__(self) -> None:
+        switch = self._switch
+        self._before.append((switch.level, switch.teacher, switch.taught))
+        switch.level, switch.teacher, switch.taught = self._now
+
+    def __exit__(self, *error: object) -> None:
+        self._switch.level, self._switch.teacher, self._switch.taught = self._before.pop()
 
 
 @final
@@ -26,14 +41,12 @@ class Switch:
         """The level whose outputs are kept, without a gradient, before another level runs."""
         self.taught: Any = None
 
-    @contextmanager
-    def at(self, level: str, teacher: str | None = None) -> Iterator[None]:
-        before = self.level, self.teacher, self.taught
-        self.level, self.teacher, self.taught = self.known(level), teacher and self.known(teacher), None
-        try:
-            yield
-        finally:
-            self.level, self.teacher, self.taught = before
+    def at(self, level: str, teacher: str | None = None) -> At:
+        return At(self, self.known(level), None if teacher is None else self.known(teacher))
+
+    def __reduce__(self) -> tuple[type[Switch], tuple[tuple[str, ...]]]:
+        """A copy, whenever it is made, begins at the whole network."""
+        return Switch, (self.levels,)
 
     def known(self, level: str) -> str:
         if level not in self.levels:
@@ -49,7 +62,7 @@ class Switch:
         """A backward that begins at another level would meet layers of another size when it recomputes them."""
         if torch.is_grad_enabled():
             for leaf in tree_leaves(outputs):
-                if isinstance(leaf, Tensor) and leaf.requires_grad:
+                if isinstance(leaf, Tensor) and leaf.grad_fn is not None:  # a parameter among them keeps no hook
                     leaf.register_hook(partial(self._require, self.level))  # type: ignore[no-untyped-call]  # torch's
 
     def _require(self, level: str, gradient: Tensor) -> None:

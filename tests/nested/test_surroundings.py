@@ -1,0 +1,218 @@
+"""A family among other things: inside a larger module, under other modes, copied, wrapped, or held on to elsewhere."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from partialsgd import Depth, LowRank, Nested, OutputSum, PartialSGD, Width, methods, nest
+
+X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def closure_of(model: nn.Module, x: torch.Tensor = X):
+    def run() -> torch.Tensor:
+        loss = F.cross_entropy(model(x), Y[: len(x)])
+        loss.backward()
+        return loss
+
+    return run
+
+
+def test_what_lies_around_a_family_trains_at_every_level() -> None:
+    outer = nn.Sequential(nest(mlp(), Width(1 / 2)), nn.Linear(3, 3))
+    body = outer[0]
+    assert isinstance(body, Nested)
+    sgd = PartialSGD(outer, torch.optim.SGD(outer.parameters(), 0.1), methods.alternating(body))
+    for _ in range(2):
+        before = outer[1].weight.detach().clone()
+        step = sgd.step(closure_of(outer))
+        assert not torch.equal(before, outer[1].weight), step.level
+
+
+@pytest.mark.parametrize("spec", [LowRank(1 / 4), Width(1 / 2)], ids=["rank", "width"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_modes_around_nest_and_extract_change_nothing(spec, mode) -> None:
+    before, model = mlp(), mlp()
+    with mode():
+        nested = nest(model, spec)
+        plain = [nested.extract(level, example=X) for level in nested.levels]
+    torch.testing.assert_close(nested(X), before(X))
+    for network in plain:
+        assert all(p.requires_grad and p.dtype is torch.float32 for p in network.parameters())
+        network(X).sum().backward()
+
+
+def test_a_copied_driver_is_not_run_with_the_old_familys_levels() -> None:
+    nested = nest(mlp(), Width(1 / 2))
+    optimizer = torch.optim.SGD(nested.parameters(), 0.1)
+    sgd = PartialSGD(nested, optimizer, methods.alternating(nested))
+    sgd.step(closure_of(nested))
+    sgd.step(closure_of(nested))
+    other, _, driver = copy.deepcopy((nested, optimizer, sgd))
+    with pytest.raises(ValueError, match="build the method for the family that is trained"):
+        driver.step(closure_of(other))
+
+
+def test_a_forward_that_was_replaced_on_the_object_is_refused() -> None:
+    model = mlp()
+    old = model.forward
+    model.forward = lambda *args: old(*args)
+    nested = nest(model, LowRank(1 / 4))
+    with pytest.raises(ValueError, match="was replaced on the object"):
+        nested.extract("core", example=X)
+
+
+@pytest.mark.parametrize("hold", [lambda a: [a], lambda a: (a,), lambda a: {"a": a}], ids=["list", "tuple", "dict"])
+def test_a_layer_that_is_also_held_elsewhere_is_refused(hold) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.held = hold(self.a)
+
+    model = Net()
+    with pytest.raises(ValueError, match=r"'a' cannot be nested: it is also kept in the attribute 'held'"):
+        nest(model, LowRank(1 / 2, where="a"))
+    assert type(model.a) is nn.Linear
+
+
+def test_a_network_that_returns_a_parameter_trains() -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.log_std = mlp(), nn.Parameter(torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.net(x), self.log_std
+
+    nested = nest(Policy(), LowRank(1 / 4, where=("net.0", "net.2")))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating(nested))
+
+    def closure() -> torch.Tensor:
+        mean, log_std = nested(X)
+        loss = mean.square().mean() + log_std.exp().sum()
+        loss.backward()
+        return loss
+
+    assert [sgd.step(closure).level for _ in range(3)] == ["full", "core", "full"]
+    assert not nested.model.log_std._backward_hooks
+
+
+def test_a_teacher_of_several_micro_batches_is_not_asked() -> None:
+    nested = nest(mlp(), Width(1 / 2))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.slimmable(nested, distill=True))
+
+    def closure(g) -> torch.Tensor:
+        total = torch.zeros(())
+        for x in X.split(8):
+            g.outputs = nested(x)
+            loss = g.outputs.square().mean() if g.teacher is None else (g.outputs - g.teacher).square().mean()
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    with pytest.raises(RuntimeError, match="one batch in the closure"):
+        sgd.step(closure)
+
+
+def test_a_teacher_that_did_not_run_is_missed() -> None:
+    nested = nest(mlp(), Width(1 / 2))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating(nested, distill=True))
+
+    def closure(g) -> torch.Tensor:
+        outputs = nested.model(X)  # past the family
+        loss = outputs.square().mean() if g.teacher is None else outputs.mean()
+        loss.backward()
+        return loss
+
+    sgd.step(closure)
+    with pytest.raises(RuntimeError, match="call the family itself"):
+        sgd.step(closure)
+
+
+def test_a_wrapped_family_is_as_good_to_a_method() -> None:
+    nested = nest(mlp(), Width(1 / 2))
+    for wrapper in (torch.compile(nested, backend="eager"), nn.DataParallel(nested)):
+        assert methods.alternating(wrapper).name == methods.alternating(nested).name
+
+
+def test_a_failed_recalibration_leaves_the_statistics() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    nested = nest(model, Width(1 / 2))
+    nested(X)
+    before = copy.deepcopy(nested.state_dict())
+    with pytest.raises(TypeError, match=r"of pairs give the first"):
+        nested.recalibrate("full", [(X, Y)])
+    assert all(torch.equal(before[key], value) for key, value in nested.state_dict().items())
+
+
+def test_hooks_on_blocks_and_norms_are_not_lost_silently() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), nn.Linear(6, 3))
+    model[0].register_forward_hook(lambda *args: None)
+    with pytest.raises(ValueError, match="'0' cannot be nested: it has hooks"):
+        nest(model, Depth("0", keep=1))
+    normed = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    normed[1].register_forward_hook(lambda *args: None)
+    with pytest.raises(ValueError, match="'1' cannot be nested: it has hooks"):
+        nest(normed, Width(1 / 2), norms="shared")
+
+
+def test_compiled_levels_run_the_models_own_hooks() -> None:
+    nested, seen = nest(mlp(), Width(1 / 2)), []
+    nested.model.register_forward_pre_hook(lambda module, args: seen.append(len(args)))
+    nested.compile(backend="eager")
+    nested(X)
+    assert seen
+
+
+def test_an_example_follows_the_family_to_another_dtype_and_holds_no_data() -> None:
+    nested = nest(mlp(), LowRank(1 / 4))
+    nested(torch.randn(10_000, 6))
+    example = nested.example()
+    assert sum(x.untyped_storage().nbytes() for x in example.call[0]) == 4
+    nested.to(torch.bfloat16)
+    assert next(nested.extract("core").parameters()).dtype is torch.bfloat16
+
+
+def test_training_and_evaluation_that_differ_are_not_traced_as_one() -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.extra = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.a(x).relu()
+            y: torch.Tensor = self.b(h)
+            return y + self.extra(h) if self.training else y
+
+    with pytest.raises(ValueError, match="runs other layers in training"):
+        nest(Auxiliary().eval(), Width(1 / 2, order="norm"))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "says"),
+    [
+        (lambda: nest(mlp(), levels=[LowRank(1 / 4)]), TypeError, "levels maps names to specs"),
+        (lambda: nest(mlp(), {"small": LowRank(1 / 4)}), TypeError, r"write levels=\{"),
+        (lambda: nest(mlp(), "LowRank"), TypeError, "got a str"),
+        (lambda: nest(mlp(), OutputSum(mlp(), mlp())), TypeError, r"nest\(OutputSum"),
+        (lambda: Width("1/4"), ValueError, "got '1/4'"),
+        (lambda: LowRank(True), ValueError, "got True"),
+        (lambda: Depth("0", keep="2"), ValueError, "got '2'"),
+        (lambda: methods.alternating(nest(mlp(), Width(1 / 2)), order="full"), TypeError, r"write \['full'\]"),
+        (lambda: OutputSum(mlp(), mlp(), inputs=(0, 1)), ValueError, "two lists"),
+    ],
+)
+def test_common_slips_are_told_what_to_write(make, kind, says) -> None:
+    with pytest.raises(kind, match=says):
+        make()
