@@ -7,7 +7,7 @@ from benchmarks import families
 from benchmarks.figures import Figure, ratio, sum_ratio
 from benchmarks.harness import Track, ready
 
-SUMMARY = "nested ResNet-18 (CIFAR shape, width 1/2): full and core step ÷ plain networks of those sizes"
+SUMMARY = "nested ResNet-18 (CIFAR shape, width 1/2): full and core step ÷ ordinary networks of those sizes"
 IMAGES = 32
 
 

@@ -110,7 +110,7 @@ class LowRankLayer(NestedLayer):
 
     def _merging_is_cheaper(self, x: Tensor) -> bool:
         """W + VU costs k · in · out, two products k · (in + out) in each place."""
-        outputs, inputs = self.W.shape[0], self.W[0].numel()
+        outputs, inputs = self.W.shape[0], self.W.numel() // self.W.shape[0]
         places = x.numel() // self.form.inputs
         return places * (inputs + outputs) > inputs * outputs
 
