@@ -120,3 +120,13 @@ def test_what_cannot_be_nested_says_why(layer, reason: str) -> None:
 
     why = form_of(layer())
     assert isinstance(why, str) and re.search(reason, why)
+
+
+@pytest.mark.parametrize(("places", "many"), [(4, False), (5, True)])
+def test_one_weight_is_worth_making_for_many_places(places: int, many: bool) -> None:
+    """places · (in + out) > in · out: with 6 inputs and 12 outputs from the fifth place on."""
+    linear, conv = form_of(nn.Linear(6, 12)), form_of(nn.Conv2d(6, 12, 1))
+    assert isinstance(linear, Form) and isinstance(conv, Form)
+    assert linear.has_many_places(torch.zeros(places, 6)) is many
+    assert linear.has_many_places(torch.zeros(1, places, 6)) is many
+    assert conv.has_many_places(torch.zeros(1, 6, 1, places)) is many

@@ -166,10 +166,14 @@ def test_padded_outputs_have_their_width_and_zeros_in_the_places_of_missing_unit
             assert made.out_features == axis.length(axis.full), "whoever reads it sees the width of the outputs"
 
 
+@pytest.mark.parametrize("joins", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(6,), (0, 6), (4, 6), (2, 3, 6), (2, 1, 3, 6)])
-def test_the_sum_over_columns_is_the_joined_product(shape: tuple[int, ...], bias: bool) -> None:
-    """Where only the inputs are nested the rectangles are not joined."""
+def test_the_sum_over_columns_is_the_joined_product(
+    shape: tuple[int, ...], bias: bool, joins: bool, monkeypatch
+) -> None:
+    """Where only the inputs are nested the rectangles are joined for many places alone."""
+    monkeypatch.setattr(Form, "has_many_places", lambda self, x: joins)
     layer = nn.Linear(6, 5, bias=bias).double()
     form = form_of(layer)
     assert isinstance(form, Form)
@@ -177,7 +181,7 @@ def test_the_sum_over_columns_is_the_joined_product(shape: tuple[int, ...], bias
     for level, inputs in (("a", 1), ("b", 4), ("full", 6)):
         x = torch.randn(*shape[:-1], inputs, dtype=torch.float64)
         with made.switch.at(level):
-            assert made._is_sum_over_columns(level) is (level != "a")
+            assert made._is_cut_by_columns(level) is (level != "a")
             y = made(x)
             assert y.shape == (*shape[:-1], 5)
             torch.testing.assert_close(y, form.apply(x, made._joined(level), made.bias))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
@@ -37,6 +38,12 @@ class Form:
         if self.kind == "conv2d":
             return F.conv2d(x, weight[:, :, None, None], bias)
         return F.linear(x, weight, bias)
+
+    def has_many_places(self, x: Tensor) -> bool:
+        """Whether one weight for all places of x is worth making: places · (in + out) > in · out."""
+        places = x.numel() // (x.shape[1] if self.kind == "conv2d" else x.shape[-1])
+        inputs = self.inputs * math.prod(self.kernel)
+        return places * (inputs + self.outputs) > inputs * self.outputs
 
     def as_stored(self, weight: Tensor) -> Tensor:
         """The weight as the class holds it."""

@@ -54,7 +54,7 @@ class LowRankLayer(NestedLayer):
         u, v = self._factors(level)
         if level in self.small:
             return self.form.pointwise(self.form.apply(x, u, None), v, self.bias)
-        if self._merging_is_cheaper(x):
+        if self.form.has_many_places(x):  # W + VU costs k · in · out, two products k · (in + out) in each place
             return self.form.apply(x, self._merged(u, v), self.bias)
         return self.form.apply(x, self.W, self.bias) + self.form.pointwise(self.form.apply(x, u, None), v, None)
 
@@ -107,12 +107,6 @@ class LowRankLayer(NestedLayer):
         if self.form.kernel:
             return torch.addmm(self.W.flatten(1), v, u.flatten(1)).view_as(self.W)
         return torch.addmm(self.W, v, u)
-
-    def _merging_is_cheaper(self, x: Tensor) -> bool:
-        """W + VU costs k · in · out, two products k · (in + out) in each place."""
-        outputs, inputs = self.W.shape[0], self.W.numel() // self.W.shape[0]
-        places = x.numel() // self.form.inputs
-        return places * (inputs + outputs) > inputs * outputs
 
 
 def factors(weight: Tensor, bounds: list[int], init: Init, key: int) -> tuple[Tensor, Tensor, Tensor]:

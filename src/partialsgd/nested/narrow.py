@@ -52,7 +52,7 @@ class NarrowLayer(NestedLayer):
     def forward(self, x: Tensor) -> Tensor:
         level = self.switch.level
         bias = self.bias
-        if self._is_sum_over_columns(level):
+        if self._is_cut_by_columns(level) and not self.form.has_many_places(x):
             y = self._sum_over_columns(x, level, bias)
         else:
             y = self.form.apply(x, self._joined(level), bias)
@@ -115,11 +115,11 @@ class NarrowLayer(NestedLayer):
         found = [self._parameters.get(f"{name}{i}") for i in range(count)]
         return [block for block in found if block is not None]
 
-    def _is_sum_over_columns(self, level: str) -> bool:
+    def _is_cut_by_columns(self, level: str) -> bool:
         return self.form.kind != "conv2d" and self.counts[level] > 1 and not self.rows.sizes
 
     def _sum_over_columns(self, x: Tensor, level: str, bias: Tensor | None) -> Tensor:
-        """Σ W_i x_i over the rectangles: cheaper than joining them by columns, which copies number by number."""
+        """Σ W_i x_i over the rectangles: for few places cheaper than joining them, which copies number by number."""
         parts = [self.rows0, *self._blocks("columns", self.counts[level])]
         inputs = torch.split(x.reshape(-1, x.shape[-1]), [part.shape[1] for part in parts], 1)
         y = F.linear(inputs[0], parts[0], bias)
