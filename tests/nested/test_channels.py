@@ -118,7 +118,7 @@ def _heads(m: Net, x: Tensor) -> Tensor:
 def test_what_keeps_channels_apart_is_understood_and_every_level_is_one_function(name: str, order: str) -> None:
     model = shaken(copy.deepcopy(UNDERSTOOD[name]))
     before = copy.deepcopy(model)
-    nested = nest(model, Width((1 / 4, 3 / 4), order=order), norms="shared")  # type: ignore[arg-type]
+    nested = nest(model, Width((1 / 4, 3 / 4), order=order), norms="shared")
     assert_one_function(before, nested, {"x": IMAGES})
     assert isinstance(model.a, NarrowLayer) and isinstance(model.b, NarrowLayer)
 

@@ -133,7 +133,7 @@ def test_a_sequential_runs_the_blocks_of_the_level_and_keeps_its_names(names: tu
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_extracted_attention_layers_are_numbered_anew(name: str, pick: str) -> None:
     network = ZOO[name]
-    nested = nest(network.build(), Depth(network.lists, keep=2, pick=pick))  # type: ignore[arg-type]
+    nested = nest(network.build(), Depth(network.lists, keep=2, pick=pick))
     for level, count in (("core", 2), ("full", 3)):
         plain = nested.extract(level)
         for pattern in network.lists:
@@ -146,7 +146,7 @@ def test_extracted_attention_layers_are_numbered_anew(name: str, pick: str) -> N
 
 def written(model: nn.Module, **options: Any) -> Tensor:
     ids = tokens(2)[:, :4]
-    made: Tensor = model.generate(  # type: ignore[operator]
+    made: Tensor = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False, pad_token_id=1, **options
     )
     return made
@@ -161,7 +161,7 @@ def test_generating_with_a_cache_is_generating_with_the_extracted_model(name: st
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)  # so that not all tokens are the same
-    nested = nest(model, Depth(network.lists, keep=keep, pick=pick))  # type: ignore[arg-type]
+    nested = nest(model, Depth(network.lists, keep=keep, pick=pick))
     with nested.at("core"):
         core = written(nested.model)
         assert torch.equal(core, written(nested.model, use_cache=False))
@@ -173,7 +173,7 @@ def test_generating_with_a_cache_is_generating_with_the_extracted_model(name: st
 
 def test_the_first_block_of_t5_which_owns_the_position_bias_is_always_kept() -> None:
     for options in ({"keep": 1}, {"keep": 2}, {"keep": 2, "pick": "even"}):
-        nested = nest(t5(), Depth(("encoder.block", "decoder.block"), **options))  # type: ignore[arg-type]
+        nested = nest(t5(), Depth(("encoder.block", "decoder.block"), **options))
         with nested.at("core"):
             for stack in (nested.model.encoder, nested.model.decoder):
                 assert stack.block[0].layer[0].SelfAttention.has_relative_attention_bias

@@ -62,7 +62,7 @@ def test_a_unit_weighs_what_its_rows_biases_and_columns_weigh(order: str) -> Non
         for maker in (model.gate, model.up):
             total += float(score(maker.weight, order)[unit].sum() + score(maker.bias, order)[unit])
         scores.append(total + float(score(model.down.weight, order)[:, unit].sum()))
-    nested = nest(model, Width((1 / 6, 1 / 2), hidden=("gate", "up", "down"), order=order))  # type: ignore[arg-type]
+    nested = nest(model, Width((1 / 6, 1 / 2), hidden=("gate", "up", "down"), order=order))
     torch.testing.assert_close(nested(x), expected)
     units = best(scores)
     for name in ("gate", "up"):
@@ -86,7 +86,7 @@ def test_channels_weigh_what_all_layers_that_make_or_take_them_and_the_norms_wei
         for n in norms:
             total += sum(float(score(p, order)[unit]) for p in model.get_submodule(n).parameters())
         scores.append(total)
-    nested = nest(model, Width(1 / 2, order=order))  # type: ignore[arg-type]
+    nested = nest(model, Width(1 / 2, order=order))
     torch.testing.assert_close(output(nested, ZOO["resnet18"].inputs(3)), expected)
     for name in makers:
         assert torch.equal(layer(nested, name).rows0[:2], _corner(before, nested, name, best(scores)[:2]))
@@ -109,7 +109,7 @@ def test_a_channel_of_a_flattened_image_weighs_all_of_its_places(order: str) -> 
     for unit in range(5):
         own = score(model[0].weight, order)[unit].sum() + score(model[0].bias, order)[unit]
         scores.append(float(own + score(model[3].weight, order)[:, 4 * unit : 4 * unit + 4].sum()))
-    nested = nest(model, Width(2 / 5, order=order))  # type: ignore[arg-type]
+    nested = nest(model, Width(2 / 5, order=order))
     torch.testing.assert_close(output(nested, inputs), expected)
     units = best(scores)[:2]
     assert torch.equal(layer(nested, "0").weight_at("core"), before[0].weight[units])
@@ -123,7 +123,7 @@ def test_query_and_key_keep_the_best_units_of_each_head_and_the_same_in_both(ord
     expected = output(model, {"input_ids": tokens(3)})
     name = "bert.encoder.layer.1.attention.self"
     query, key = (model.get_submodule(f"{name}.{part}") for part in ("query", "key"))
-    nested = nest(model, Width(1 / 4, query_key=True, order=order))  # type: ignore[arg-type]
+    nested = nest(model, Width(1 / 4, query_key=True, order=order))
     torch.testing.assert_close(output(nested, {"input_ids": tokens(3)}), expected)
     kept = []
     for head in range(2):
@@ -144,7 +144,7 @@ def test_packed_query_key_and_value(order: str) -> None:
     model = with_gradients(shaken(gpt2()), {"input_ids": tokens(3)})
     expected, name = output(model, {"input_ids": tokens(3)}), "transformer.h.2.attn.c_attn"
     old = model.get_submodule(name)
-    nested = nest(model, Width(1 / 4, query_key=True, order=order))  # type: ignore[arg-type]
+    nested = nest(model, Width(1 / 4, query_key=True, order=order))
     torch.testing.assert_close(output(nested, {"input_ids": tokens(3)}), expected)
     weights = score(old.weight, order).sum(0) + score(old.bias, order)
     query, key = [], []
@@ -189,7 +189,7 @@ def test_the_whole_network_is_the_function_that_it_was(name: str, order: str) ->
     network = ZOO[name]
     model = with_gradients(shaken(network.build()), network.inputs(3)).eval()
     expected = output(model, network.inputs(3))
-    nested = nest(model, Width((1 / 4, 1 / 2), order=order, query_key=network.query_key))  # type: ignore[arg-type]
+    nested = nest(model, Width((1 / 4, 1 / 2), order=order, query_key=network.query_key))
     torch.testing.assert_close(output(nested, network.inputs(3)), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -41,7 +41,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def nested_layer(layer: nn.Module, *ratios: float, init: str = "svd", seed: int = 0) -> tuple[Nested, LowRankLayer]:
-    nested = nest(nn.Sequential(layer), LowRank(ratios, where="0", init=init), seed=seed)  # type: ignore[arg-type]
+    nested = nest(nn.Sequential(layer), LowRank(ratios, where="0", init=init), seed=seed)
     made = nested.model.get_submodule("0")
     assert isinstance(made, LowRankLayer)
     return nested, made

@@ -205,7 +205,7 @@ def test_each_level_costs_what_the_network_of_its_size_costs(order: str) -> None
             nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 3)
         )
 
-    nested = nest(network(16), Width((1 / 4, 1 / 2), order=order))  # type: ignore[arg-type]
+    nested = nest(network(16), Width((1 / 4, 1 / 2), order=order))
     x = torch.randn(10, 6)
     for level, hidden in (("1/4", 4), ("1/2", 8), ("full", 16)):
         with nested.at(level):

@@ -41,8 +41,8 @@ def single(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def loaded(plain: nn.Module, path: Path) -> nn.Module:
-    plain.save_pretrained(path)  # type: ignore[operator]
-    model, info = type(plain).from_pretrained(path, output_loading_info=True)  # type: ignore[attr-defined]
+    plain.save_pretrained(path)
+    model, info = type(plain).from_pretrained(path, output_loading_info=True)
     assert not any(info.values()), info
     assert isinstance(model, nn.Module)
     return model.eval()

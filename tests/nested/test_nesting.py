@@ -137,7 +137,7 @@ def test_depth_of_everything_names_the_list_or_what_is_none() -> None:
 
 def test_only_modules_that_are_not_nested_or_wrapped_yet() -> None:
     with pytest.raises(TypeError, match=r"model comes first and must be an nn\.Module, got LowRank"):
-        nest(LowRank(0.5), wide())  # type: ignore[arg-type]
+        nest(LowRank(0.5), wide())
     nested = nest(wide(), LowRank(0.5))
     for again_ in (nested, nested.model, nn.Sequential(nested.model)):
         with pytest.raises(ValueError, match="nested already"):

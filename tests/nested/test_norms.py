@@ -148,7 +148,7 @@ def test_a_shared_norm_is_torchs_on_the_first_units(case: dict[str, Any]) -> Non
 
 
 def recalibrated(norms: str, spec: Any, level: str) -> tuple[Nested, nn.Module]:
-    nested = nest(model(), spec, norms=norms)  # type: ignore[arg-type]
+    nested = nest(model(), spec, norms=norms)
     for one in nested.levels:
         with nested.at(one):
             nested(10 + batches()[0])
@@ -181,7 +181,7 @@ def test_recalibration_of_a_deep_network_runs_it_as_it_will_be_trained() -> None
 
 @pytest.mark.parametrize("norms", ["separate", "shared"])
 def test_recalibration_moves_nothing_else(norms: str) -> None:
-    nested = nest(model(momentum=0.3), Width(1 / 2), norms=norms)  # type: ignore[arg-type]
+    nested = nest(model(momentum=0.3), Width(1 / 2), norms=norms)
     nested.model[3].eval()
     modes = [module.training for module in nested.modules()]
     parameters, before = [p.detach().clone() for p in nested.parameters()], statistics(nested)
@@ -198,7 +198,7 @@ def test_recalibration_moves_nothing_else(norms: str) -> None:
 
 @pytest.mark.parametrize("norms", ["separate", "shared"])
 def test_a_recalibration_that_fails_restores_modes_and_momentum(norms: str) -> None:
-    nested = nest(model(), Width(1 / 2), norms=norms)  # type: ignore[arg-type]
+    nested = nest(model(), Width(1 / 2), norms=norms)
     modes, before = [module.training for module in nested.modules()], statistics(nested)
 
     def broken() -> Iterator[Tensor]:
@@ -252,7 +252,7 @@ def families() -> dict[str, tuple[nn.Module, Any]]:
 @pytest.mark.parametrize("kind", ["depth", "outputs", "old", "new"])
 def test_norms_that_a_level_does_not_run_are_not_recalibrated(kind: str, norms: str) -> None:
     network, spec = families()[kind]
-    nested = nest(network, spec, norms=norms)  # type: ignore[arg-type]
+    nested = nest(network, spec, norms=norms)
     for level in nested.levels:
         with nested.at(level):
             nested(batches()[0])
@@ -284,7 +284,7 @@ def _statistics_outside(nested: Nested, level: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("norms", ["separate", "shared"])
 def test_levels_without_some_blocks_are_extracted_with_their_own_norms(kind: str, norms: str) -> None:
     network, spec = families()[kind]
-    nested = nest(network, spec, norms=norms)  # type: ignore[arg-type]
+    nested = nest(network, spec, norms=norms)
     for level in nested.levels:
         with nested.at(level):
             nested(batches()[0])
@@ -318,7 +318,7 @@ def test_norms_without_statistics_do_not_warn_and_without_parameters_have_none()
 
 def test_a_norm_without_a_bias() -> None:
     for norms in ("separate", "shared"):
-        nested = nest(model(bias=False), Width(1 / 2), norms=norms)  # type: ignore[arg-type]
+        nested = nest(model(bias=False), Width(1 / 2), norms=norms)
         assert all(p.device.type == "cpu" for p in nested.parameters())
         nested.recalibrate("core", batches())
         plain = nested.extract("core", example=batches()[0])
@@ -362,7 +362,7 @@ def test_a_frozen_norm_stays_frozen() -> None:
     for norms in ("separate", "shared"):
         network = model()
         network[1].requires_grad_(False)
-        nested = nest(network, Width(1 / 2), norms=norms)  # type: ignore[arg-type]
+        nested = nest(network, Width(1 / 2), norms=norms)
         assert not any(p.requires_grad for name, p in nested.named_parameters() if name.startswith("model.1"))
         nested.recalibrate("core", batches())
         plain = nested.extract("core", example=batches()[0])
@@ -374,7 +374,7 @@ def test_hooks_of_a_norm_are_called_at_every_level_or_refused(norms: str) -> Non
     network, calls = model(), []
     network[1].register_forward_hook(lambda *_: calls.append(1))
     try:
-        nested = nest(network, Width(1 / 2), norms=norms)  # type: ignore[arg-type]
+        nested = nest(network, Width(1 / 2), norms=norms)
     except ValueError as error:
         assert "hooks" in str(error)
     else:

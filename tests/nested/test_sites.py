@@ -28,7 +28,7 @@ def site(model: nn.Module, seed: int = 0) -> Site:
 
 def low(place: Site, name: str) -> LowRankLayer:
     layer = place.modules[name]
-    return LowRankLayer(layer, form_of(layer), {"core": 1}, place.switch, init="svd", key=0)  # type: ignore[arg-type]
+    return LowRankLayer(layer, form_of(layer), {"core": 1}, place.switch, init="svd", key=0)
 
 
 def test_a_pattern_matches_a_name_or_a_dotted_suffix_and_all_that_lies_inside() -> None:

@@ -29,7 +29,7 @@ def bottleneck(layer: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("make", [again, bottleneck])
 def test_small_levels_run_one_term_and_the_full_one_both(make: Callable[[nn.Module], nn.Module], core: str) -> None:
     network, x = model(), normal(3, 4)
-    nested = nest(network, LayerSum("2", make, core=core))  # type: ignore[arg-type]
+    nested = nest(network, LayerSum("2", make, core=core))
     layer = network[2]
     assert isinstance(layer, SumLayer)
     hidden = torch.tanh(network[0](x))
@@ -57,7 +57,7 @@ def test_two_linear_layers_come_out_as_one_of_their_class(kind: str, core: str) 
         where, inputs = "2", {"input": normal(3, 4)}
     make = again if kind != "one bias" else lambda old: nn.Linear(6, 6, bias=False).double()
     before = copy.deepcopy(network)
-    nested = nest(network, LayerSum(where, make, core=core))  # type: ignore[arg-type]
+    nested = nest(network, LayerSum(where, make, core=core))
     assert_one_function(before, nested, inputs, is_mask=True, preserves=False)
     plain = nested.extract("full", example=inputs)
     assert type(plain.get_submodule(where)) is type(before.get_submodule(where))
@@ -272,7 +272,7 @@ def test_a_missing_argument_and_unequal_outputs_are_named() -> None:
     with pytest.raises(ValueError, match="the extension takes argument 1, which was not given"):
         nested(normal(3, 4), mask=normal(3, 3))
     with pytest.raises(ValueError, match="inputs must be two lists"):
-        OutputSum(Pair(4), Pair(5), inputs=((0,),))  # type: ignore[arg-type]
+        OutputSum(Pair(4), Pair(5), inputs=((0,),))
     for extension in (nn.Linear(4, 3), nn.Linear(4, 1)):
         unequal = nest(OutputSum(model(), extension.double()))
         with (

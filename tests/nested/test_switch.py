@@ -45,12 +45,12 @@ def test_every_output_is_watched_however_deep_it_lies(which: str) -> None:
     switch, x = Switch(LEVELS), torch.ones(3, requires_grad=True)
     with switch.at("small"):
         y = outputs(switch, x)
-    tensor = y["logits"] if which == "logits" else y["others"][0][0]  # type: ignore[index]
+    tensor = y["logits"] if which == "logits" else y["others"][0][0]
     with pytest.raises(RuntimeError, match=r"began at level 'full', its forward ran at level 'small'.*at\('small'\)"):
-        tensor.sum().backward()  # type: ignore[attr-defined]
+        tensor.sum().backward()
     assert x.grad is None
     with switch.at("small"):
-        tensor.sum().backward()  # type: ignore[attr-defined]
+        tensor.sum().backward()
     assert x.grad is not None
 
 

@@ -90,7 +90,7 @@ def _run(network: nn.Module, call: Call, seed: int) -> list[Tensor]:
     if not any(bool(y.isfinite().any()) for y in outputs):
         raise RuntimeError(
             "the network gave no floating-point tensor with a finite number for inputs drawn like the example, so "
-            "nothing can be compared: give another example="
+            "nothing can be compared: look for NaN in its weights, or give another example="
         )
     return outputs
 

@@ -83,7 +83,7 @@ class SumLayer(Sum):
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
         if level in self.small:
-            return copy.deepcopy(getattr(self, self.core_name), memo)  # type: ignore[no-any-return]
+            return copy.deepcopy(self.get_submodule(self.core_name), memo)
         return _merged(self.old, self.new) or _sum_of(
             {"old": copy.deepcopy(self.old, memo), "new": copy.deepcopy(self.new, memo)}
         )

@@ -34,7 +34,8 @@ class Unmade(Tensor):
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if function in _KNOWN:
-            return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+            known = super().__torch_function__
+            return known(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's
         args, kwargs = tree_map(_made, (args, dict(kwargs or {})))
         return function(*args, **kwargs)
 
