@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from partialsgd import LowRank, Method, Nested, PartialSGD, Width, nest
 from partialsgd import methods as registry
 from partialsgd.testing.problems import PROBLEMS
-from tests.contracts import METHODS
+from tests.contracts import METHODS, made
 from tests.nested import contracts as nested_contracts
 from tests.switchable import alternating, build
 
@@ -30,10 +30,13 @@ def methods(rank: int, folder: str) -> None:
     """Every method, with and without bucket views; the parameters and masks go into a file."""
     start(rank, folder)
     found = {}
-    for name, method in METHODS.items():
+    for name in METHODS:
         for views in (False, True):
             model = MLP.model()
-            ddp = DistributedDataParallel(model, gradient_as_bucket_view=views)
+            method = made(name, model)
+            ddp = DistributedDataParallel(
+                model, gradient_as_bucket_view=views, find_unused_parameters=method.structural
+            )
             sgd = PartialSGD(ddp, torch.optim.AdamW(model.parameters(), 0.01), method)
             masks = [sgd.step(MLP.closure(ddp, 2 * t + rank)).mask for t in range(STEPS)]
             found[f"{name} {views}"] = [p.detach() for p in model.parameters()]

@@ -6,6 +6,7 @@ It knows nothing of `PartialSGD`, of `.grad` or of optimizers: x̃ is a new set 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -50,15 +51,21 @@ def element(mask: Mask, name: str, like: Tensor) -> Tensor:
     return entry if isinstance(entry, Tensor) else torch.full_like(like, entry, dtype=torch.bool)
 
 
-def step(model: nn.Module, x: State, method: Method, t: int, seed: int, lr: float, loss: Loss) -> State:
-    """x_{t+1} = x_t − γ Σ_b w_b p_b ⊙ ∇f(x_t + δx_b)."""
-    total = {name: torch.zeros_like(value) for name, value in x.items()}
-    at_x = None
+def step(
+    model: nn.Module, x: State, method: Method, t: int, seed: int, lr: float, loss: Loss, memory: dict | None = None
+) -> State:
+    """x_{t+1} = x_t − γ Σ_b w_b p_b ⊙ ∇f(x_t + δx_b), corrected and projected where a method does so."""
+    memory = {} if memory is None else memory
+    due = method.guard is not None and method.guard.is_due(Context(t, seed, Parameters(model), memory))
+    if method.guard is not None and not due and memory.get("guard.refused."):
+        return step(model, x, method.guard.fallback, t, seed, lr, loss, memory)
+    total: State = {}
+    at_x = union = None
     parameters = Parameters(model)
     with torch.no_grad():
         for name, p in parameters.items():
             p.copy_(x[name])
-    base = Context(t, seed, parameters, {})
+    base = Context(t, seed, parameters, memory)
     for number, branch in enumerate(method.branches_at(base)):
         mask = ask(branch.mask, base, number, branch.level, None, at_x)
         if mask is None:
@@ -69,13 +76,27 @@ def step(model: nn.Module, x: State, method: Method, t: int, seed: int, lr: floa
             at_x = Vector(gradient(model, x, loss))
             perturbation = ask(branch.perturb, base, number, branch.level, mask, at_x)
         g = gradient(model, perturbed(model, x, perturbation), loss)
+        if due:
+            memory["guard.refused."] = 0
+            if method.guard.refuses(replace(base, _mask=mask), Vector(gradient(model, x, loss)), Vector(g)):
+                memory["guard.refused."] = 1
+                return step(model, x, method.guard.fallback, t, seed, lr, loss, memory)
+        if method.branches is None:
+            g = method.correct(replace(base, _mask=mask), Vector(g))
         for name, value in g.items():
-            total[name] += branch.weight * element(mask, name, value) * value
-    return {name: value - lr * total[name] for name, value in x.items()}
+            masked = branch.weight * element(mask, name, value) * value
+            total[name] = total[name] + masked if name in total else masked
+        union = mask if union is None else union | mask
+    moved = {name: value - lr * total[name] if name in total else value for name, value in x.items()}
+    return perturbed(model, moved, method.project(replace(base, _mask=union, level=method.branches_at(base)[0].level)))
 
 
 def ask(rule, base: Context, number: int, level: str | None, mask: Mask | None, at_x: Vector | None):
+    """A rule's answer; what it remembered on the way to asking for a gradient is forgotten."""
+    memory = dict(base.memory)
     try:
-        return rule(Context(base.t, base.seed, base.parameters, {}, number, level, mask, at_x))
+        answer = rule(Context(base.t, base.seed, base.parameters, memory, number, level, mask, at_x))
     except NeedsGradient:
         return None
+    base.memory.update(memory)
+    return answer

@@ -7,6 +7,7 @@ import torch
 from torch import nn, optim
 
 from partialsgd.fused import Piecewise, is_piecewise
+from partialsgd.selects import over_rows
 
 SHAPES = [(1 << 16, 1), (300, 257), (3, 1 << 16), (5, 7)]
 MAKES = {
@@ -24,12 +25,14 @@ def gradients(t: int) -> list[torch.Tensor]:
     return [torch.randn(s, generator=torch.Generator().manual_seed(100 * t + k)) for k, s in enumerate(SHAPES)]
 
 
+@pytest.mark.parametrize("rows", [False, True], ids=["elements", "rows"])
 @pytest.mark.parametrize("name", MAKES)
-def test_inside_is_the_whole_step_and_outside_is_untouched(name: str) -> None:
+def test_inside_is_the_whole_step_and_outside_is_untouched(name: str, rows: bool) -> None:
     ours, whole = parameters(), parameters()
     optimizers = [MAKES[name](ours), MAKES[name](whole)]
     for t in range(3):
         masks = [torch.rand(s, generator=torch.Generator().manual_seed(7 * t + k)) < 0.6 for k, s in enumerate(SHAPES)]
+        masks = [over_rows(m[:, 0].contiguous(), m.shape) for m in masks] if rows else masks
         for group in (ours, whole):
             for p, g in zip(group, gradients(t), strict=True):
                 p.grad = g

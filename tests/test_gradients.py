@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -104,3 +105,78 @@ def test_branches_with_masks_of_their_own_meet_in_one_update() -> None:
     sgd.step(MLP.closure(model, 0))
     plain.step(MLP.closure(twin, 0))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_only_the_trained_pass_runs_within_and_it_is_left_when_the_closure_raises() -> None:
+    log = []
+
+    @contextmanager
+    def noted(context):
+        log.append("in")
+        try:
+            yield
+        finally:
+            log.append("out")
+
+    def closure():
+        log.append("pass")
+        return MLP.closure(model, 0)()
+
+    model, sgd = start(Method(perturb=methods.sam().perturb, within=noted), meter=AlwaysMeasuring())
+    sgd.step(closure)
+    assert log == ["pass", "in", "pass", "out"]
+    log.clear()
+    model, sgd = start(Method(within=noted), meter=AlwaysMeasuring())  # the meter wants the whole gradient at x
+    sgd.step(closure)
+    assert log == ["pass", "in", "pass", "out"]
+    log.clear()
+    model, sgd = start(Method(within=noted))
+    with pytest.raises(ZeroDivisionError), sgd.gradient():
+        raise ZeroDivisionError
+    assert log == ["in", "out"]
+
+
+def test_within_may_look_at_a_mask_that_is_known_before_the_pass() -> None:
+    seen = []
+
+    def within(context):
+        seen.append(context.mask)
+        return nullcontext()
+
+    model, sgd = start(Method(mask=lambda c: masks.only(c.parameters, ["0"]), within=within))
+    sgd.step(MLP.closure(model, 0))
+    assert [m.count() for m in seen] == [63]
+    model, sgd = start(Method(mask=methods.top_k(0.5).mask, within=within))
+    assert sgd.step(MLP.closure(model, 0)).backwards == 1  # a mask that waits for the pass is not known to it
+
+
+def test_rules_look_at_the_gradient_of_the_base_and_a_branch_that_stays_there_takes_one_pass() -> None:
+    """A branch whose δx is its base alone: top-k of the sub-network's own gradient, by the pass that trains it."""
+    entered, norms = [], []
+
+    @contextmanager
+    def smaller():
+        entered.append(1)
+        with torch.no_grad():
+            model[0].weight.mul_(0.5)
+        yield
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+
+    base = perturbations.switch(smaller)
+
+    def mask(context):
+        norms.append(context.gradient.norm())
+        return masks.everything(context.parameters)
+
+    model, sgd = start(Method(branches=lambda c: [Branch(mask, lambda c: base, base=base)]))
+    other = MLP.model()
+    with torch.no_grad():
+        other[0].weight.mul_(0.5)
+    MLP.closure(other, 0)()
+    assert sgd.step(MLP.closure(model, 0)).backwards == 1 == len(entered)
+    expected = float(torch.cat([p.grad.flatten() for p in other.parameters()]).norm())
+    assert norms == [pytest.approx(expected, rel=1e-6)]
+    meter = AlwaysMeasuring()
+    model, sgd = start(Method(branches=lambda c: [Branch(mask, lambda c: base, base=base)]), meter=meter)
+    assert sgd.step(MLP.closure(model, 0)).backwards == 2  # the meter's gradient is that at x

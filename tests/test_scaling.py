@@ -10,18 +10,19 @@ from torch import nn
 
 from partialsgd import Method, PartialSGD, methods
 from partialsgd.testing.problems import PROBLEMS
-from tests.contracts import METHODS
+from tests.contracts import METHODS, made
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 
 
-def start(method: Method, init_scale: float = 1024.0, **options):
+def start(method: Method | str, init_scale: float = 1024.0, **options):
     model = MLP.model()
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=3)
     optimizers = [
         torch.optim.AdamW(model[0].parameters(), 0.01),
         torch.optim.SGD([*model[2].parameters(), *model[4].parameters()], 0.1, momentum=0.9),
     ]
+    method = made(method, model) if isinstance(method, str) else method
     return model, scaler, PartialSGD(model, optimizers, method, scaler=scaler, **options)
 
 
@@ -43,8 +44,8 @@ def bits(model: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", METHODS)
 def test_scaled_training_is_unscaled_training(name: str) -> None:
     """The scale is a power of two, so unscaling is exact and the runs agree to the bit."""
-    model, scaler, sgd = start(METHODS[name], clip_norm=0.5)
-    twin, _, other = start(METHODS[name], clip_norm=0.5)
+    model, scaler, sgd = start(name, clip_norm=0.5)
+    twin, _, other = start(name, clip_norm=0.5)
     other._scaler._scaler = None
     for t in range(5):
         assert not sgd.step(closure(model, scaler, t)).skipped
@@ -55,7 +56,7 @@ def test_scaled_training_is_unscaled_training(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "dropout", "top_k", "sam", "extragradient"])
 def test_one_overflow_skips_all_optimizers_and_backs_off(name: str) -> None:
-    model, scaler, sgd = start(METHODS[name])
+    model, scaler, sgd = start(name)
     sgd.step(closure(model, scaler, 0))
     before = bits(model)
     step = sgd.step(closure(model, scaler, 1, overflow=True))

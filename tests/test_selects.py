@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from partialsgd.scratch import Scratch
-from partialsgd.selects import Selection
+from partialsgd.selects import Selection, by_rows, over_rows, rows_of
 
 AWKWARD = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-45, 3e38, 1.0]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.complex64]
@@ -36,6 +36,35 @@ def test_what_is_outside_comes_back_to_the_bit(dtype, shape, transposed) -> None
     tensor.copy_(new)
     selection.restore_outside([tensor], [saved])
     assert torch.equal(raw(tensor), raw(expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7, 1), (5, 3), (300, 701), (4, 3, 2, 2), (0, 3)])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_a_mask_of_rows_selects_as_the_same_mask_written_out(dtype, shape, share) -> None:
+    rows = torch.rand(shape[0], generator=torch.Generator().manual_seed(3)) < share
+    mask, scratch = over_rows(rows, shape), Scratch()
+    assert shape[1] == 1 or not mask.numel() or torch.equal(rows_of(mask), rows)
+    assert rows_of(mask.contiguous()) is None
+    old, new = awkward(shape, dtype, 1), awkward(shape, dtype, 2)
+    tensor, saved = old.clone(), torch.empty_like(old)
+    selection = Selection(mask, scratch)
+    selection.save_outside([tensor], [saved])
+    tensor.copy_(new)
+    selection.restore_outside([tensor], [saved])
+    assert torch.equal(raw(tensor), raw(torch.where(mask, new, old)))
+    selection.keep_inside(tensor)
+    assert torch.equal(raw(tensor), raw(torch.where(mask, new, torch.zeros_like(new))))
+
+
+def test_masks_of_rows_stay_masks_of_rows() -> None:
+    a, b = (over_rows(torch.rand(6) < 0.5, (6, 4)) for _ in range(2))
+    dense = torch.rand(6, 4) < 0.5
+    for op, given in ((torch.logical_and, (a, b)), (torch.logical_or, (a, b)), (torch.logical_not, (a,))):
+        assert rows_of(by_rows(op, *given)) is not None
+        assert torch.equal(by_rows(op, *given), op(*(m.contiguous() for m in given)))
+    assert rows_of(by_rows(torch.logical_and, a, dense)) is None
+    assert torch.equal(by_rows(torch.logical_and, a, dense), a & dense)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -15,7 +15,7 @@ from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.wrappers import data_parallel, gradients_are_views, require_unused_search
 from tests import distributed
-from tests.contracts import METHODS
+from tests.contracts import METHODS, made
 from tests.distributed import MLP, STEPS
 from tests.nested import contracts as nested_contracts
 from tests.switchable import alternating, build
@@ -28,16 +28,16 @@ def two_processes(work: Callable[[int, str], None], folder: Path) -> list[dict[s
 
 def test_every_method_trains_alike_on_two_ranks(tmp_path: Path) -> None:
     zero, one = two_processes(distributed.methods, tmp_path)
-    for name, method in METHODS.items():
+    for name in METHODS:
         model = MLP.model()
-        sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.01), method)
+        sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.01), made(name, model))
         for t in range(STEPS):
             sgd.step(lambda t=t, model=model: _both_halves(model, t))
         for views in (False, True):
             for key in (f"{name} {views}", f"{name} {views} mask"):
                 assert all(torch.equal(a, b) for a, b in zip(zero[key], one[key], strict=True)), f"ranks differ: {key}"
             for ours, alone in zip(zero[f"{name} {views}"], model.parameters(), strict=True):
-                torch.testing.assert_close(ours, alone, rtol=1e-3, atol=1e-4)
+                torch.testing.assert_close(ours, alone, rtol=1e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
         same = zip(zero[f"{name} False"], zero[f"{name} True"], strict=True)
         assert all(torch.equal(a, b) for a, b in same), f"{name}: a bucket view was overwritten"
 
@@ -59,7 +59,7 @@ def test_every_method_for_families_trains_alike_on_two_ranks(tmp_path: Path) -> 
         for t in range(STEPS):
             sgd.step(lambda t=t, nested=nested: _both_ranks(nested, t))
         for ours, alone in zip(parameters, nested.parameters(), strict=True):
-            torch.testing.assert_close(ours, alone, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(ours, alone, rtol=1e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def _both_ranks(model: nn.Module, t: int) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_compiled_models_train_as_eager_ones(name: str) -> None:
     wrapped = torch.compile(compiled, backend="aot_eager", fullgraph=True)
     runs = []
     for model, called in ((eager, eager), (compiled, wrapped)):
-        sgd = PartialSGD(called, torch.optim.AdamW(called.parameters(), 0.01), METHODS[name])
+        sgd = PartialSGD(called, torch.optim.AdamW(called.parameters(), 0.01), made(name, called))
         assert list(sgd.parameters) == [n for n, _ in model.named_parameters()], "no _orig_mod in the names"
         for t in range(STEPS):
             sgd.step(MLP.closure(called, t))
@@ -140,9 +140,9 @@ def test_accelerate_prepared_models_and_optimizers_train_alike(name: str, accele
     problem = next(p for p in PROBLEMS if p.name == "mlp")
     model = problem.model()
     prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.01))
-    sgd = PartialSGD(prepared, optimizer, METHODS[name])
+    sgd = PartialSGD(prepared, optimizer, made(name, prepared))
     twin = problem.model()
-    other = PartialSGD(twin, torch.optim.AdamW(twin.parameters(), 0.01), METHODS[name])
+    other = PartialSGD(twin, torch.optim.AdamW(twin.parameters(), 0.01), made(name, twin))
 
     def closure(t: int) -> torch.Tensor:
         loss = problem.evaluate(prepared, t)

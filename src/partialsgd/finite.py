@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal, final, get_args
 
 import torch
@@ -42,14 +41,13 @@ class Watch:
 
     def stops(self, step: Pending, parameters: Parameters, *, checked: bool) -> bool:
         """Whether the step must not be applied; if it may, its gradient is clipped."""
-        found = [p.grad for p in parameters.values()]
-        there = [g for g in found if g is not None]
+        there = [p.grad for p in parameters.values() if p.grad is not None]
         # A gradient is sparse by the make of its layer, so each set of layers is looked at once.
         parameters.once(("strided", len(there)), lambda: len(vectors.current(parameters)))
         if not there and step.has_gradient:
             raise RuntimeError("update() found no gradient: something called zero_grad() after the last pass")
         norm = torch.nn.utils.get_total_norm(there) if self._clip_norm is not None else None
-        culprit = self._culprit(step, parameters, found, norm, checked)
+        culprit = self._culprit(step, parameters, norm, checked)
         if culprit is None:
             if norm is not None and self._clip_norm is not None:
                 torch.nn.utils.clip_grads_with_norm_(parameters.values(), self._clip_norm, norm)
@@ -62,14 +60,7 @@ class Watch:
             raise FloatingPointError(f"{self.skips} steps in a row were skipped. The last: " + _message(culprit, step))
         return True
 
-    def _culprit(
-        self,
-        step: Pending,
-        parameters: Parameters,
-        found: Sequence[Tensor | None],
-        norm: Tensor | None,
-        checked: bool,
-    ) -> str | None:
+    def _culprit(self, step: Pending, parameters: Parameters, norm: Tensor | None, checked: bool) -> str | None:
         if step.overflow:
             return f"the gradient of {vectors.first_nonfinite(vectors.current(parameters))!r}"
         if self._nonfinite == "ignore":
@@ -78,7 +69,7 @@ class Watch:
             for level, loss in step.all_losses:
                 if not math.isfinite(loss):
                     return "the loss" if level in (None, step.level) else f"the loss of level {level!r}"
-        if checked or (math.isfinite(norm) if norm is not None else vectors.are_finite(parameters, found)):
+        if checked or (math.isfinite(norm) if norm is not None else vectors.are_finite(parameters, step.mask)):
             return None
         if not step.is_masked:  # it may have been outside
             vectors.mask_(parameters, step.mask)

@@ -15,6 +15,8 @@ from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from partialsgd.selects import rows_of
+
 _PIECE = 1 << 16  # twice the number of coordinates that torch gives one thread
 _KERNELS = frozenset({"aten::_fused_adam_", "aten::_fused_adamw_"})
 
@@ -51,8 +53,22 @@ class Piecewise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
         for k, parameter in enumerate(columns[0]):
             if parameter in self._masks:
                 row = [column[k] if column else None for column in columns]
-                _step(func, self._masks[parameter], row, kwargs or {})
+                step = _step if rows_of(self._masks[parameter]) is None else _step_rows
+                step(func, self._masks[parameter], row, kwargs or {})
         return None
+
+
+def _step_rows(kernel: Any, mask: Tensor, row: Sequence[Tensor | None], options: Mapping[str, Any]) -> None:
+    """One parameter of which whole rows move: they are taken out, stepped and put back; the others are not read."""
+    rows = rows_of(mask)
+    assert rows is not None  # the caller has looked
+    inside = rows.nonzero().squeeze(1)
+    is_of_rows = [t is not None and t.shape == mask.shape for t in row]
+    taken = [t.index_select(0, inside) if t is not None and has else t for t, has in zip(row, is_of_rows, strict=True)]
+    kernel(*([] if t is None else [t] for t in taken), **options)
+    for k, (t, new) in enumerate(zip(row, taken, strict=True)):
+        if t is not None and new is not None and is_of_rows[k] and k != 1:  # the gradient is read only
+            t.detach().index_copy_(0, inside, new)
 
 
 def _step(kernel: Any, mask: Tensor, row: Sequence[Tensor | None], options: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd.names import Parameters, parameters_of
-from partialsgd.selects import Selection
+from partialsgd.selects import Selection, by_rows, rows_of
 
 Entry: TypeAlias = bool | Tensor
 
@@ -81,11 +81,11 @@ class Mask(Mapping[str, Entry]):
         if not partial:
             return self
         # One transfer for all tensors, not one for each: on a GPU every transfer waits.
-        counts = [m.count_nonzero() for m in partial.values()]
+        told = [m if (rows := rows_of(m)) is None else rows for m in partial.values()]
+        counts = [m.count_nonzero() for m in told]
         moving = torch.stack([count.to(counts[0].device) for count in counts]).tolist()
-        whole = {
-            name: count > 0 for (name, m), count in zip(partial.items(), moving, strict=True) if count in (0, m.numel())
-        }
+        sizes = [m.numel() for m in told]
+        whole = {n: count > 0 for n, count, size in zip(partial, moving, sizes, strict=True) if count in (0, size)}
         return Mask(self.parameters, {**self._entries, **whole}) if whole else self
 
     def _combine(self, other: Mask, op: Callable[[Entry, Entry], Entry]) -> Mask:
@@ -137,6 +137,8 @@ def from_tensors(model: nn.Module | Parameters, entries: Mapping[str, Entry], *,
 
 def _is_mixed_at_a_glance(mask: Tensor) -> bool:
     """On a CPU the first entries mostly tell; elsewhere looking would wait for the device."""
+    rows = rows_of(mask)
+    mask = mask if rows is None else rows.contiguous()
     if mask.device.type != "cpu" or not mask.is_contiguous():
         return False
     first = mask.view(-1)[:512]
@@ -160,7 +162,7 @@ def _checked(name: str, parameter: nn.Parameter, entry: Entry) -> Entry:
 
 def _and(a: Entry, b: Entry) -> Entry:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a & b
+        return by_rows(torch.logical_and, a, b)
     if isinstance(a, Tensor):
         return a if b else False
     return b if a else False
@@ -168,14 +170,14 @@ def _and(a: Entry, b: Entry) -> Entry:
 
 def _or(a: Entry, b: Entry) -> Entry:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a | b
+        return by_rows(torch.logical_or, a, b)
     if isinstance(a, Tensor):
         return True if b else a
     return True if a else b
 
 
 def _not(entry: Entry) -> Entry:
-    return ~entry if isinstance(entry, Tensor) else not entry
+    return by_rows(torch.logical_not, entry) if isinstance(entry, Tensor) else not entry
 
 
 def _same(a: Entry, b: Entry) -> bool:

@@ -50,6 +50,9 @@ class Parameters(Mapping[str, nn.Parameter]):
     def __getitem__(self, name: str) -> nn.Parameter:
         return self._first[self.canonical(name)]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._canonical
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._first)
 

@@ -31,6 +31,7 @@ class Pass:
         *,
         level: str | None,
         last: bool,
+        within: AbstractContextManager[object] | None = None,
         teacher: Callable[[], Any] = lambda: None,
     ) -> None:
         self.level = level
@@ -46,7 +47,7 @@ class Pass:
         self._parameters = parameters
         self._abort = abort
         self._teacher = teacher
-        self._perturbed: AbstractContextManager[None] | None = perturbed(parameters, perturbation)
+        self._perturbed: AbstractContextManager[None] | None = perturbed(parameters, perturbation, within)
 
     @property
     def teacher(self) -> Any:

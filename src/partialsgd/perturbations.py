@@ -102,10 +102,14 @@ def switch(at: Callable[[], AbstractContextManager[object]]) -> Perturbation:
 
 
 @contextmanager
-def perturbed(parameters: Parameters, perturbation: Perturbation) -> Iterator[None]:
+def perturbed(
+    parameters: Parameters, perturbation: Perturbation, within: AbstractContextManager[object] | None = None
+) -> Iterator[None]:
     """x is x̃ inside and exactly x again outside, whatever happens inside."""
+    within = within or nullcontext()
     if perturbation.is_nowhere:
-        yield
+        with within:
+            yield
         return
     touched: list[Tensor] = [parameters[name] for name in perturbation.touches]
     at, move = perturbation.at, perturbation.move
@@ -117,7 +121,7 @@ def perturbed(parameters: Parameters, perturbation: Perturbation) -> Iterator[No
     try:
         apply(parameters, move)
         del move  # it may hold the gradient at x, whose memory the pass at x̃ needs
-        with at():
+        with at(), within:
             yield
     finally:
         if touched:

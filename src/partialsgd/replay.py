@@ -48,3 +48,12 @@ class Buffers:
         for name, buffer in self._model.named_buffers():
             if name in self._saved:
                 buffer.copy_(self._saved[name])
+
+
+@final
+class Moment:
+    """Noise and buffers as they are now, to begin again from."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.noise = RandomState(model)
+        self.buffers = Buffers(model)

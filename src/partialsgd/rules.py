@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, final
 
@@ -54,10 +55,10 @@ class Context:
             raise NeedsGradient
         return self._gradient
 
-    def key(self, name: str) -> int:
-        """A number to draw from: a function of (seed, t, branch, name)."""
+    def key(self, name: str, t: int | None = None) -> int:
+        """A number to draw from: a function of (seed, t, branch, name); `t` may be that of a round of steps."""
         place = self.parameters.canonical(name) if name in self.parameters else name
-        return randomness.key(self.seed, self.t, self.branch, place)
+        return randomness.key(self.seed, self.t if t is None else t, self.branch, place)
 
     def bernoulli(self, name: str, keep: float) -> Tensor:
         """A boolean tensor of the parameter's shape, True with probability `keep`."""
@@ -69,11 +70,17 @@ MaskRule: TypeAlias = Callable[[Context], Mask]
 PerturbRule: TypeAlias = Callable[[Context], Perturbation]
 ScaleRule: TypeAlias = Callable[[Context], float]
 CorrectRule: TypeAlias = Callable[[Context, Vector], Vector]
+WithinRule: TypeAlias = Callable[[Context], AbstractContextManager[object]]
 
 
 def everything(context: Context) -> Mask:
     """p = 1."""
     return masks.everything(context.parameters)
+
+
+def nothing(context: Context) -> Mask:
+    """0."""
+    return masks.nothing(context.parameters)
 
 
 def nowhere(context: Context) -> Perturbation:
@@ -91,6 +98,11 @@ def uncorrected(context: Context, gradient: Vector) -> Vector:
     return gradient
 
 
+def directly(context: Context) -> AbstractContextManager[object]:
+    """Forward and backward as they are."""
+    return nullcontext()
+
+
 @final
 @dataclass(frozen=True)
 class Branch:
@@ -104,9 +116,41 @@ class Branch:
     """Where `Pass.teacher` comes from; by default it is what the step's first branch has put into `outputs`."""
     at_x: Perturbation = field(default_factory=perturbations.nowhere)
     """What a pass at x_t runs in, if one is needed; it moves nothing."""
+    base: Perturbation = field(default_factory=perturbations.nowhere)
+    """Where the gradient that rules look at is taken: of a level, the level itself."""
 
 
 BranchesRule: TypeAlias = Callable[[Context], Sequence[Branch]]
+
+
+@final
+@dataclass(frozen=True)
+class Guard:
+    """Whether a step may be its method's. If not it is the fallback's, and so are those up to the next judgement.
+
+    Each level is judged by itself, at every `every`-th of its own steps.
+    """
+
+    every: int
+    refuses: Callable[[Context, Vector, Vector], bool]
+    """By the gradients at x_t and at x̃_t, before the mask."""
+    fallback: Method
+
+    def is_due(self, context: Context) -> bool:
+        """Whether this step of the level is judged; asked once a step, because it counts."""
+        key = f"guard.steps.{context.level or ''}"
+        steps = context.memory.get(key, 0)
+        assert isinstance(steps, int)
+        context.memory[key] = steps + 1
+        return steps % self.every == 0
+
+    def has_refused(self, context: Context) -> bool:
+        return bool(context.memory.get(f"guard.refused.{context.level or ''}", 0))
+
+    def judge(self, context: Context, at_x: Vector, at_perturbed: Vector) -> bool:
+        refused = self.refuses(context, at_x, at_perturbed)
+        context.memory[f"guard.refused.{context.level or ''}"] = int(refused)
+        return refused
 
 
 @final
@@ -123,8 +167,14 @@ class Method:
     """g ↦ g + memory, before the mask (error feedback)."""
     project: PerturbRule = nowhere
     """x after the update, for good (AC/DC). The one way to move what is outside the mask."""
+    within: WithinRule = directly
+    """What the trained pass runs in: a backward pass that computes less (freezing, meProp)."""
+    forget: MaskRule = nothing
+    """Where the optimizer's state starts anew before the update."""
+    guard: Guard | None = None
+    """Looks at both gradients, and may take another method's step instead."""
     branches: BranchesRule | None = None
-    """Several gradients in one step, in place of `mask` and `perturb`."""
+    """Several gradients in one step, in place of `mask` and `perturb`. Asked for `context.level`, it gives that one."""
     combine: Literal["sum", "mean"] = "sum"
     """How branches are accumulated: Σ w g, or Σ w g / Σ w."""
     structural: bool = field(default=False, kw_only=True)
@@ -135,7 +185,7 @@ class Method:
     def __post_init__(self) -> None:
         if self.branches is not None and (self.mask is not everything or self.perturb is not nowhere):
             raise ValueError("a method has either mask and perturb or branches, each with its own mask and perturb")
-        for rule in ("mask", "perturb", "scale", "correct", "project"):
+        for rule in ("mask", "perturb", "scale", "correct", "project", "within", "forget"):
             if not callable(getattr(self, rule)):
                 given = getattr(self, rule)
                 raise TypeError(f"the rule {rule!r} must be a function of a Context, got {given!r}; write lambda c: …")
@@ -174,19 +224,25 @@ class Choice:
     mask: Mask | None
     perturbation: Perturbation | None
     scale: float | None
+    within: AbstractContextManager[object]
 
     @property
     def needs_gradient(self) -> bool:
         return self.mask is None or self.perturbation is None or self.scale is None
 
     @property
-    def moves(self) -> bool:
-        """Whether the trained gradient is taken elsewhere than at x_t."""
-        return self.perturbation is None or not self.perturbation.is_nowhere
+    def is_at_x(self) -> bool:
+        """Whether the trained gradient is the gradient at x_t."""
+        is_nowhere = self.perturbation is not None and self.perturbation.is_nowhere
+        return is_nowhere and isinstance(self.within, nullcontext)
+
+    def leaves(self, base: Perturbation) -> bool:
+        """Whether the trained gradient is taken elsewhere than where the rules' gradient is."""
+        return self.perturbation is None or bool(self.perturbation.touches) or self.perturbation.at is not base.at
 
     def without_gradient(self) -> Choice:
         """Chosen; the gradient that it was chosen by, and the perturbation that may hold it, are let go."""
-        if self.context._gradient is None and not self.moves:
+        if self.context._gradient is None and self.perturbation is not None and self.perturbation.is_nowhere:
             return self
         return replace(self, context=replace(self.context, _gradient=None), perturbation=None)
 
@@ -200,7 +256,8 @@ def choose(method: Method, branch: Branch, context: Context) -> Choice:
     context = replace(context, _mask=None if mask is None else mask.simplified())
     perturbation = _attempt(branch.perturb, context, "perturb", Perturbation)
     scale = _attempt(method.scale, context, "scale", (int, float))
-    choice = Choice(context, context._mask, perturbation, scale)
+    within = _attempt(method.within, context, "within", AbstractContextManager)
+    choice = Choice(context, context._mask, perturbation, scale, nullcontext() if within is None else within)
     if choice.needs_gradient and context._gradient is not None:
         raise RuntimeError(f"a rule of {method.name} asks for what is chosen after it: only later rules know the mask")
     return choice
@@ -212,6 +269,17 @@ def project(method: Method, context: Context) -> Perturbation:
     if chosen is None:
         raise RuntimeError(f"the rule 'project' of {method.name} asks for a gradient, which is gone by then")
     return chosen
+
+
+def forget(method: Method, context: Context) -> Mask | None:
+    """Where the optimizer's state starts anew; None: nowhere, as most methods have it."""
+    if method.forget is nothing:
+        return None
+    chosen = _attempt(method.forget, context, "forget", Mask)
+    if chosen is None:
+        raise RuntimeError(f"the rule 'forget' of {method.name} asks for a gradient, which is gone by then")
+    _require_same_model(chosen, context.parameters)
+    return chosen.simplified()
 
 
 def correct(method: Method, context: Context, gradient: Vector) -> Vector:

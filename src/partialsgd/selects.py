@@ -1,12 +1,13 @@
 """p ⊙ new + (1 − p) ⊙ old, to the bit: numbers are selected as integers, so NaN, infinities and −0 survive.
 
 On a CPU `torch.where` with a boolean condition is several times slower than integer arithmetic with 0 and 1,
-which is exact because integers wrap; elsewhere, and for odd layouts, `torch.where` is used.
+which is exact because integers wrap; elsewhere, and for odd layouts, `torch.where` is used. A mask of whole rows,
+written as a column that is expanded, is applied by copying rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -17,6 +18,26 @@ from partialsgd.scratch import Scratch
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def over_rows(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """The mask of whole rows, which takes no memory but that of `rows`."""
+    return rows.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+
+
+def rows_of(mask: Tensor) -> Tensor | None:
+    """The rows of a mask that `over_rows` has made, True where they move; None for others."""
+    if mask.ndim < 2 or any(mask.stride()[1:]) or not mask.numel():
+        return None
+    while mask.ndim > 1:
+        mask = mask.select(1, 0)
+    return mask
+
+
+def by_rows(op: Callable[..., Tensor], *masks: Tensor) -> Tensor:
+    """An operation on masks, on their rows where all of them are of rows."""
+    rows = [r for mask in masks if (r := rows_of(mask)) is not None]
+    return over_rows(op(*rows), masks[0].shape) if len(rows) == len(masks) else op(*masks)
+
+
 @final
 class Selection:
     """One parameter's mask, with the integers that it is applied by."""
@@ -25,18 +46,24 @@ class Selection:
         self.mask = mask
         self._scratch = scratch
         self._inside: dict[torch.dtype, Tensor] = {}
+        rows = rows_of(mask)
+        self._outside_rows = None if rows is None else (~rows).nonzero().squeeze(1)
 
     def keep_inside(self, tensor: Tensor) -> None:
         """tensor ← p ⊙ tensor: zero outside."""
-        if (inside := self._integers([tensor])) is None:
+        if self._outside_rows is not None:
+            tensor.index_fill_(0, self._outside_rows, 0)
+        elif (inside := self._integers([tensor])) is None:
             tensor.masked_fill_(~self.mask, 0)
         else:
             tensor.view(inside.dtype).mul_(inside)
 
     def save_outside(self, tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
-        """saved ← (1 − p) ⊙ tensor."""
+        """saved ← what of the tensor is outside."""
         for tensor, old in zip(tensors, saved, strict=True):
-            if (inside := self._integers([tensor, old])) is None:
+            if self._outside_rows is not None:
+                old[: len(self._outside_rows)].copy_(tensor.index_select(0, self._outside_rows))
+            elif (inside := self._integers([tensor, old])) is None:
                 old.copy_(tensor).masked_fill_(self.mask, 0)
             else:
                 numbers = tensor.view(inside.dtype)
@@ -45,7 +72,9 @@ class Selection:
     def restore_outside(self, tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
         """tensor ← p ⊙ tensor + (1 − p) ⊙ saved, with what `save_outside` has saved."""
         for tensor, old in zip(tensors, saved, strict=True):
-            if (inside := self._integers([tensor, old])) is None:
+            if self._outside_rows is not None:
+                tensor.index_copy_(0, self._outside_rows, old[: len(self._outside_rows)])
+            elif (inside := self._integers([tensor, old])) is None:
                 torch.where(self.mask, tensor, old, out=tensor)
             else:
                 numbers = tensor.view(inside.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -13,7 +13,8 @@ from partialsgd import masks, vectors
 from partialsgd.masks import Mask
 from partialsgd.names import Parameters
 from partialsgd.passes import Pass
-from partialsgd.rules import Branch, Context, Method
+from partialsgd.replay import Buffers
+from partialsgd.rules import Branch, Context, Guard, Method
 from partialsgd.vectors import Vector
 
 
@@ -56,6 +57,10 @@ class Pending:
     outputs: Any = None
     teacher: Any = None
     criteria: object | None = None
+    guard: Guard | None = None
+    """The one that judges this step."""
+    undo: Buffers | None = None
+    """What a refusal goes back to when passes came before it."""
     included: int = 0
     by_gradient: bool = False
     overflow: bool = False
@@ -72,6 +77,12 @@ class Pending:
         if self.method.combine == "mean":
             return branch.weight / sum(b.weight for b in self.branches)
         return branch.weight
+
+    def turn_to(self, method: Method, context: Context) -> None:
+        """The step becomes another method's, before anything was included in it."""
+        self.method, self.context, self.guard = method, context, None
+        self.branches = method.branches_at(context)
+        self.losses.clear()
 
     def note(self, branch: Branch, g: Pass) -> None:
         """The first pass of a branch that belongs to its method gives the loss, the first branch the teacher."""
@@ -120,4 +131,14 @@ class Pending:
 
 
 def begin(method: Method, context: Context, abort: Callable[[], None]) -> Pending:
-    return Pending(method, method.branches_at(context), context, abort, masks.everything(context.parameters))
+    branches = method.branches_at(context)
+    step = Pending(method, branches, context, abort, masks.everything(context.parameters))
+    if method.guard is not None:
+        if len(branches) > 1:
+            raise ValueError(f"{method.name}: a guard judges one gradient, and this step takes {len(branches)}")
+        of_level = replace(context, level=step.level)  # the same memory
+        if method.guard.is_due(of_level):
+            step.guard = method.guard
+        elif method.guard.has_refused(of_level):
+            step.turn_to(method.guard.fallback, context)
+    return step

@@ -9,8 +9,10 @@ for t = 0, 1, 2, …
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -24,7 +26,8 @@ from partialsgd.foreign import Undo
 from partialsgd.gradients import Oracle
 from partialsgd.names import Parameters
 from partialsgd.passes import Pass
-from partialsgd.rules import Context, Meter, Method, Remembered, project, uncorrected
+from partialsgd.perturbations import Perturbation
+from partialsgd.rules import Context, Meter, Method, Remembered, choose, forget, project, uncorrected
 from partialsgd.scaling import Scaler, require_handed_over
 from partialsgd.steps import Pending, Step
 from partialsgd.updates import MaskedUpdate, Outside
@@ -120,8 +123,10 @@ class PartialSGD:
         try:
             skipped = self._watch.stops(step, self.parameters, checked=self._scaler.enabled)
             if not skipped:
-                projection = project(self.method, step.context)
-                self._update.apply(step.mask, step.scale)
+                projection, forgotten = project(step.method, step.context), forget(step.method, step.context)
+                if forgotten is not None:
+                    self._update.refuse_to_forget(forgotten)
+                self._update.apply(step.mask, step.scale, forgotten)
                 perturbations.apply(self.parameters, projection.move)
         finally:
             self._scaler.update()
@@ -130,6 +135,28 @@ class PartialSGD:
             self.t += 1
             self.memory = dict(step.context.memory)
         return step.done(skipped)
+
+    @contextmanager
+    def perturbed(self, level: str | None = None) -> Iterator[Perturbation]:
+        """x is x̃_t inside: the network whose gradient the next step takes, or a level of it, to evaluate or save."""
+        self._require_none_pending()
+        context = self._context(level)
+        found = enumerate(self.method.branches_at(context))
+        number, branch = next(((n, b) for n, b in found if level in (None, b.level)), (0, None))
+        if branch is None:
+            raise ValueError(f"{self.method.name} has no level {level!r} at t = {self.t}")
+        chosen = choose(self.method, branch, replace(context, branch=number, level=branch.level)).perturbation
+        if chosen is None:
+            raise RuntimeError(f"{self.method.name} perturbs by a gradient, and there is none without a batch")
+        with perturbations.perturbed(self.parameters, chosen):
+            yield chosen
+
+    def extract(self, level: str | None = None) -> nn.Module:
+        """A copy of the model at x̃_t: what was pruned is zero in it."""
+        with self.perturbed(level) as perturbation:
+            if perturbation.is_structural:
+                raise ValueError("a level of a nested network comes out of the network: nested.extract(level)")
+            return copy.deepcopy(self.parameters.model)
 
     def zero_grad(self) -> None:
         """Drop the gradients of a step that was not updated."""
@@ -169,10 +196,12 @@ class PartialSGD:
         self.t, self.seed, self._watch.skips = state["t"], state["seed"], state["skips"]
         self.memory = dict(state["memory"])
 
+    def _context(self, level: str | None = None) -> Context:
+        return Context(self.t, self.seed, self.parameters, dict(self.memory), level=level)
+
     def _passes(self, *, is_seen: bool = True) -> Iterator[Pass]:
         self._update.places.refresh()
-        context = Context(self.t, self.seed, self.parameters, dict(self.memory))
-        step = self._pending = steps.begin(self.method, context, self.zero_grad)
+        step = self._pending = steps.begin(self.method, self._context(), self.zero_grad)
         try:
             for number, branch in enumerate(step.branches):
                 yield from self._oracle.branch(step, number, branch)
@@ -190,7 +219,7 @@ class PartialSGD:
         if before is None or not before.complete:
             self.zero_grad()
             return None
-        if before.by_gradient or self.method.correct is not uncorrected:
+        if before.by_gradient or before.method.correct is not uncorrected:
             raise RuntimeError(
                 f"{self.method.name} looks at the whole gradient: run all micro-batches inside one "
                 "`with sgd.gradient():`, or in the closure of sgd.step"

@@ -63,11 +63,22 @@ class MaskedUpdate:
             if scale != 1 and entry is not False:
                 self._refuse(name, probes.why_not_scalable, f"step by α = {scale}", "leave `scale` out")
 
+    def refuse_to_forget(self, forgotten: Mask) -> None:
+        """Raise before anything has moved if an optimizer cannot begin anew there."""
+        for name, entry in forgotten.items():
+            if isinstance(entry, Tensor):
+                self._refuse(name, probes.why_not_forgetful, "reset part of a tensor", "forget whole tensors")
+            elif entry:
+                self._refuse(name, probes.why_not_restartable, "reset a tensor", "use a method that forgets nothing")
+
     @torch.no_grad()
-    def apply(self, mask: Mask, scale: float) -> None:
+    def apply(self, mask: Mask, scale: float, forgotten: Mask | None = None) -> None:
         """x ← x − γ p ⊙ g. The gradients are already masked; `scale` is α, γ = α γ_base."""
+        if forgotten is not None:
+            self._forget(forgotten)
         if self.outside == "reset":
-            self._forget_entering(mask)
+            self._forget((mask & ~self._previous).simplified())
+            self._previous = mask
         with ExitStack() as held:
             if not mask.is_everything and self._verification.is_needed:
                 held.enter_context(self._verification.of(mask, with_state=self.outside != "decay"))
@@ -135,8 +146,8 @@ class MaskedUpdate:
             for parameter, entry, old in saved:
                 parameter.copy_(torch.where(entry, parameter, old) if isinstance(entry, Tensor) else old)
 
-    def _forget_entering(self, mask: Mask) -> None:
-        for name, entry in (mask & ~self._previous).simplified().items():
+    def _forget(self, forgotten: Mask) -> None:
+        for name, entry in forgotten.items():
             if entry is False or name not in self.places:
                 continue
             optimizer, parameter = self.places[name].optimizer, self._parameters[name]
@@ -145,7 +156,6 @@ class MaskedUpdate:
             else:
                 for key, tensor in self._state(name).items():
                     tensor.masked_fill_(entry, self._initial(name, key))
-        self._previous = mask
 
     def _refuse(self, name: str, probe: probes.Probe, what: str, instead: str) -> None:
         if name not in self.places:

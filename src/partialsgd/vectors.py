@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from partialsgd.masks import Mask
 from partialsgd.names import Parameters, require_strided
+from partialsgd.selects import rows_of
 
 _SMALL = 1 << 15
 
@@ -90,12 +91,13 @@ def add(total: dict[str, Tensor], gradient: Mapping[str, Tensor], weight: float)
     total.update({name: g for name, g in gradient.items() if name not in total})
 
 
-def are_finite(parameters: Parameters, found: Sequence[Tensor | None] | None = None) -> bool:
-    """Whether no gradient in `.grad` (or of those `found` there) holds a NaN or an infinity, in one pass.
+def are_finite(parameters: Parameters, mask: Mask | None = None) -> bool:
+    """Whether no gradient in `.grad` holds a NaN or an infinity, in one pass; of a mask of rows those inside count.
 
     A sum is finite only if all its terms are; a finite gradient whose sum overflows is looked at again.
     """
-    gradients = [p.grad for p in parameters.values()] if found is None else found
+    rows = {} if mask is None else {name: r for name, m in mask.partial.items() if (r := rows_of(m)) is not None}
+    gradients = [p.grad if p.grad is None or name not in rows else p.grad[rows[name]] for name, p in parameters.items()]
     large, groups = parameters.once("sums", lambda: _by_size(parameters.values()))
     sums = [g.sum() for k in large if (g := gradients[k]) is not None]
     for group in groups:

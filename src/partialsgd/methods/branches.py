@@ -19,6 +19,8 @@ def branch_of(nested: Nested, level: str, *, weight: float = 1.0, taught: bool =
     a pupil finds there what the step's first branch left, and others find nothing.
     """
     full = nested.levels[-1]
+    at = perturbations.switch(lambda: nested.at(level, teacher=full if taught else None))
+    base = perturbations.nowhere() if level == full else at
     made: list[tuple[Parameters, Mask]] = []  # here and not with the parameters, which may be copied without the method
 
     def mask(context: Context) -> Mask:
@@ -29,13 +31,11 @@ def branch_of(nested: Nested, level: str, *, weight: float = 1.0, taught: bool =
     def perturb(context: Context) -> Perturbation:
         if nested.level != full:
             raise RuntimeError(f"the step itself chooses levels: take it outside of nested.at({nested.level!r})")
-        if level == full:
-            return perturbations.nowhere()
-        return perturbations.switch(lambda: nested.at(level, teacher=full if taught else None))
+        return base
 
     teacher = None if pupil else (lambda: nested.teacher) if taught else (lambda: None)
     at_x = perturbations.switch(lambda: nested.at(full, teacher=full)) if taught else perturbations.nowhere()
-    return Branch(mask, perturb, level, weight, teacher, at_x)
+    return Branch(mask, perturb, level, weight, teacher, at_x, base)
 
 
 def numbers_of(nested: Nested, numbers: Mapping[str, float] | None, what: str) -> dict[str, float]:
