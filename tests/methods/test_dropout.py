@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from partialsgd import PartialSGD, methods
-from partialsgd.testing.problems import Quadratic, Tied
+from partialsgd.testing.problems import Quadratic, SometimesUnused, Tied
+from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
 
 
 def net() -> nn.Module:
@@ -48,31 +49,145 @@ def test_biases_stay_when_weights_are_dropped_and_go_with_their_neurons() -> Non
     mask, _ = step(net(), methods.dropout(0.5))
     assert mask["0.bias"] is True and mask["0.weight"].float().mean() < 1
     mask, seen = step(net(), methods.dropout(0.5, unit="neurons"))
-    units = mask["0.bias"]
+    units, after = mask["0.bias"], mask["2.bias"]
     assert torch.equal(mask["0.weight"], units.view(-1, 1).expand(8, 5))
+    assert torch.equal(mask["2.weight"], after.view(-1, 1) & units.view(1, -1)), "both ends must stay"
+    assert torch.equal(mask["4.weight"], after.view(1, -1).expand(3, 6))
     assert 0 < int(units.sum()) < 8
     assert not seen["hidden"][:, ~units].any(), "a dropped neuron is silent"
-    assert mask["4.weight"] is True and mask["4.bias"] is True, "the outputs of the network are never dropped"
+    assert mask["4.bias"] is True, "the outputs of the network are never dropped"
 
 
-def test_convolutions_have_channels_and_other_layers_are_named() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.Flatten(), nn.Linear(6 * 4, 2))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(0.5, unit="neurons"))
+CASES = {
+    "sigmoid": (lambda: ready(nn.Sequential(nn.Linear(5, 8), nn.Sigmoid(), nn.Linear(8, 3))), (5,)),
+    "batchnorm": (lambda: ready(mlp()), (5,)),
+    "convolutions": (lambda: ready(cnn()), (2, 6, 6)),
+}
 
-    def closure():
-        loss = model(torch.ones(2, 1, 4, 4)).sum()
-        loss.backward()
-        return loss
 
-    mask = sgd.step(closure).mask
-    assert torch.equal(mask["0.weight"], mask["0.bias"].view(6, 1, 1, 1).expand(6, 1, 3, 3))
-    tied = Tied()
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_that_of_the_network_without_the_dropped_units_for_any_activation(case: str) -> None:
+    """sigmoid(0) is not 0, a norm has a shift: the unit is gone all the same, and its statistics stay."""
+    build, shape = CASES[case]
+    model, layers = build(), [i for i, m in enumerate(build()) if isinstance(m, (nn.Linear, nn.Conv2d))][:-1]
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.3), methods.dropout(0.5, unit="neurons"), seed=3)
+    dropped = 0
+    for t in range(4):
+        x, y = batch(t, *shape)
+        before, seen = {k: v.clone() for k, v in model.state_dict().items()}, []
+
+        def closure(x=x, y=y, seen=seen):
+            seen.append(model(x))
+            loss = nn.functional.cross_entropy(seen[0], y)
+            loss.backward()
+            return loss
+
+        twin = build()
+        twin.load_state_dict(before)
+        mask = sgd.step(closure).mask
+        kept = {i: torch.as_tensor(mask[f"{i}.bias"]).expand(len(twin[i].bias)) for i in layers}
+        small = smaller(twin, kept)
+        out = small(x)
+        nn.functional.cross_entropy(out, y).backward()
+        torch.testing.assert_close(seen[0], out)
+        after = dict(small.named_parameters())
+        for name, index in places(twin, kept).items():
+            expected = before[name]
+            expected[index] = after[name] - 0.3 * after[name].grad if name in after else small.state_dict()[name]
+            torch.testing.assert_close(model.state_dict()[name], expected)
+        dropped += sum(int((~k).sum()) for k in kept.values())
+    assert dropped > 0
+
+
+def test_momentum_and_decay_do_not_move_what_is_attached_to_a_dropped_unit() -> None:
+    model = ready(mlp())
     sgd = PartialSGD(
-        tied, torch.optim.SGD(tied.parameters(), 0.1), methods.dropout(0.5, unit="neurons", where=["embedding"])
+        model, torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.1), methods.dropout(0.6, unit="neurons")
     )
-    with pytest.raises(ValueError, match=r"'embedding\.weight' belongs to a Embedding"):
-        sgd.step(lambda: None)
+    for t in range(4):
+        x, y = batch(t, 5)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+        def closure(x=x, y=y):
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        gone = ~torch.as_tensor(sgd.step(closure).mask["2.bias"]).expand(7)
+        for name in ("2.weight", "2.bias", "3.weight", "3.bias"):
+            assert torch.equal(model.get_parameter(name)[gone], before[name][gone])
+        assert torch.equal(model[5].weight[:, gone], before["5.weight"][:, gone])
+        assert gone.any() and not torch.equal(model[5].weight, before["5.weight"])
+
+
+def test_one_unit_of_each_layer_stays_and_it_is_drawn() -> None:
+    stays = []
+    for seed in range(40):
+        model = net()
+        sgd = PartialSGD(
+            model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(1e-6, unit="neurons"), seed=seed
+        )
+
+        def closure(model=model):
+            loss = model(torch.ones(2, 5)).sum()
+            loss.backward()
+            return loss
+
+        mask = sgd.step(closure).mask
+        assert int(mask["0.bias"].sum()) == 1 == int(mask["2.bias"].sum())
+        stays.append(int(mask["0.bias"].nonzero()))
+    assert len(set(stays)) > 4, "not always the same one"
+
+
+def test_where_limits_it_to_layers_and_the_others_stay_whole() -> None:
+    mask, _ = step(net(), methods.dropout(0.5, unit="neurons", where=["2"]))
+    assert mask["0.bias"] is True and mask["0.weight"] is True
+    units = mask["2.bias"]
+    assert torch.equal(mask["2.weight"], units.view(-1, 1).expand(6, 8)) and 0 < int(units.sum()) < 6
+    with pytest.raises(
+        ValueError, match="where names '4', which makes no hidden units; the layers that do are '0', '2'"
+    ):
+        step(net(), methods.dropout(0.5, unit="neurons", where=["4"]))
+
+
+def test_layers_can_be_named_where_the_network_cannot_be_traced() -> None:
+    def first_mask(method):
+        model = SometimesUnused()
+        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+
+        def closure():
+            loss = model(torch.ones(2, 6), True).sum()
+            loss.backward()
+            return loss
+
+        return sgd.step(closure).mask
+
+    with pytest.raises(ValueError, match=r"dropout does not understand SometimesUnused.*hidden=\("):
+        first_mask(methods.dropout(0.5, unit="neurons"))
+    mask = first_mask(methods.dropout(0.5, unit="neurons", hidden=("detour", "head")))
+    assert torch.equal(mask["head.weight"], mask["detour.bias"].view(1, -1).expand(3, 8)) and mask["stem.bias"] is True
+    with pytest.raises(ValueError, match="hidden names layers whose neurons are dropped, and unit is 'weights'"):
+        methods.dropout(0.5, hidden=("detour", "head"))
+
+
+def test_everything_kept_is_plain_training_and_looks_for_no_structure() -> None:
+    runs = []
+    for method in (methods.plain(), methods.dropout(1.0, unit="neurons")):
+        model = SometimesUnused()
+        torch.manual_seed(0)
+        for p in model.parameters():
+            nn.init.normal_(p)
+        sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.1), method)
+
+        def closure(model=model):
+            loss = model(torch.ones(2, 6), True).square().sum()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            sgd.step(closure)
+        runs.append(list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_one_mask_serves_the_batch_and_nothing_is_rescaled() -> None:
@@ -90,21 +205,8 @@ def test_bad_settings_are_named() -> None:
         methods.dropout(0.0)
 
 
-def test_a_model_without_neurons_is_refused_rather_than_left_alone() -> None:
-    model = Quadratic()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(0.5, unit="neurons"))
-    with pytest.raises(ValueError, match="no layer has neurons to drop"):
-        sgd.step(lambda: None)
-
-
-def test_the_outputs_of_a_tied_head_stay_and_the_hidden_layer_is_dropped() -> None:
-    tied = Tied()
-    sgd = PartialSGD(tied, torch.optim.SGD(tied.parameters(), 0.1), methods.dropout(0.5, unit="neurons"))
-
-    def closure():
-        loss = tied(torch.arange(5)).sum()
-        loss.backward()
-        return loss
-
-    mask = sgd.step(closure).mask
-    assert mask["head.weight"] is True and 0 < int(mask["hidden.bias"].sum()) < 8
+def test_a_model_without_hidden_units_of_its_own_is_refused_rather_than_left_alone() -> None:
+    for model, message in ((Quadratic(), "Quadratic has no hidden units"), (Tied(), "'hidden' lie in tied parameters")):
+        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(0.5, unit="neurons"))
+        with pytest.raises(ValueError, match=message):
+            sgd.step(lambda: None)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from partialsgd import Depth, LowRank, Nested, OutputSum, PartialSGD, Width, methods, nest
+from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, PartialSGD, Width, methods, nest
 from partialsgd.rules import Method
 from partialsgd.testing.contracts import *  # noqa: F403  # the laws: pytest collects them here
 from partialsgd.testing.problems import Problem
@@ -21,6 +21,12 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "slimmable": {"sum": {}, "mean": {"combine": "mean", "distill": True}},
     "sandwich": {"plain": {}},
 }
+COMPOSED = {
+    "sam": lambda: methods.sam(0.1, interval=2),
+    "top_k": lambda: methods.top_k(0.3),
+    "compressed": lambda: methods.compressed_gradient(0.3),
+}
+"""What alternating is composed with."""
 
 
 def layers() -> nn.Sequential:
@@ -46,8 +52,17 @@ FAMILIES = {
     "width": lambda: nest(layers(), Width(1 / 2)),
     "width_shared": lambda: nest(layers(), Width(1 / 2), norms="shared"),
     "depth": lambda: nest(Residual(), Depth("blocks", keep=1)),
+    "layer_sum": lambda: nest(layers(), LayerSum(("0", "4"), lambda old: nn.Linear(old.in_features, old.out_features))),
     "wide_and_deep": lambda: nest(OutputSum(core=layers(), extension=nn.Linear(6, 3))),
+    "three_levels": lambda: nest(
+        Residual(),
+        levels={
+            "core": [Depth("blocks", keep=1), LowRank(1 / 6, where="blocks.*.1")],
+            "middle": [Depth("blocks", keep=2), LowRank(1 / 2, where="blocks.*.1")],
+        },
+    ),
 }
+WITHOUT_NOISE = ("depth", "three_levels")
 
 
 def evaluate(model: nn.Module, t: int) -> torch.Tensor:
@@ -58,15 +73,19 @@ def evaluate(model: nn.Module, t: int) -> torch.Tensor:
 
 @pytest.fixture(params=FAMILIES)
 def problem(request: pytest.FixtureRequest) -> Problem:
-    return Problem(request.param, FAMILIES[request.param], evaluate, is_random=request.param != "depth")
+    return Problem(request.param, FAMILIES[request.param], evaluate, is_random=request.param not in WITHOUT_NOISE)
 
 
-@pytest.fixture(params=[f"{name} {case}" for name, cases in METHODS.items() for case in cases])
+@pytest.fixture(
+    params=[f"{name} {case}" for name, cases in METHODS.items() for case in cases] + [f"compose {c}" for c in COMPOSED]
+)
 def method(request: pytest.FixtureRequest) -> Any:
     name, case = request.param.split()
 
     def make(model: nn.Module) -> Method:
         assert isinstance(model, Nested)
+        if name == "compose":
+            return methods.compose(methods.alternating(model), COMPOSED[case]())
         made: Method = getattr(methods, name)(model, **METHODS[name][case])
         return made
 
@@ -82,29 +101,27 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_outside_a_level_is_untouched_over_50_alternating_steps(problem: Problem, name: str) -> None:
-    """Parameters and optimizer state, to the bit, at every core step; and the core moves at every step."""
+    """Parameters and optimizer state, to the bit; the core moves at every step, the rest of a level at its own."""
     nested = problem.model()
     assert isinstance(nested, Nested)
     optimizer = OPTIMIZERS[name](nested.parameters())
     sgd = PartialSGD(nested, optimizer, methods.alternating(nested))
-    core = set(nested.parameters(level="core"))
-    others = [p for p in nested.parameters() if p not in core]
-    assert others and core
+    levels = tuple(reversed(nested.levels))
+    inside = {level: set(nested.parameters(level=level)) for level in levels}
+    outside = {level: [p for p in nested.parameters() if p not in inside[level]] for level in levels}
+    more = {level: [p for p in outside["core"] if p in inside[level]] for level in levels}
+    assert inside["core"] and all(more[level] for level in levels[:-1])
     for t in range(50):
-        before = copy.deepcopy([(p.detach(), optimizer.state.get(p, {})) for p in others])
-        inside = [p.detach().clone() for p in core]
-        step = sgd.step(problem.closure(nested, t))
-        assert step.level == ("full", "core")[t % 2]
-        if step.level == "core":
-            for p, (value, state) in zip(others, before, strict=True):
-                assert torch.equal(p, value)
-                now = optimizer.state.get(p, {})
-                assert now.keys() == state.keys()
-                assert all(
-                    torch.equal(torch.as_tensor(now[k]), torch.as_tensor(state[k]))
-                    for k in state
-                    if state[k] is not None
-                )
-            assert any(not torch.equal(p, q) for p, q in zip(core, inside, strict=True))
-        else:
-            assert any(not torch.equal(p, value) for p, (value, _) in zip(others, before, strict=True))
+        level = levels[t % len(levels)]
+        before = copy.deepcopy([(p.detach(), optimizer.state.get(p, {})) for p in outside[level]])
+        moving = copy.deepcopy([[p.detach() for p in part] for part in (inside["core"], more[level])])
+        assert sgd.step(problem.closure(nested, t)).level == level
+        for p, (value, state) in zip(outside[level], before, strict=True):
+            assert torch.equal(p, value)
+            now = optimizer.state.get(p, {})
+            assert now.keys() == state.keys()
+            assert all(
+                torch.equal(torch.as_tensor(now[k]), torch.as_tensor(state[k])) for k in state if state[k] is not None
+            )
+        for part, old in zip((inside["core"], more[level]), moving, strict=True):
+            assert not part or any(not torch.equal(p, q) for p, q in zip(part, old, strict=True))

@@ -88,7 +88,7 @@ def test_indices_of_a_sequential_are_names() -> None:
         (("*.up", "blocks.0.down"), "makes hidden units, and nothing that matches"),
         (("*.up", "*.doun"), r"'\*\.doun' matches no module.*down"),
         (("*.down", "*.down"), r"'blocks\.0\.down' makes 5 units and 'blocks\.0\.down' takes 7"),
-        (("blocks.0", "special"), r"'special' cannot be nested: it is a Gated"),
+        (("blocks.0", "special"), r"'special' makes and takes no hidden units: it is a Gated"),
     ],
 )
 def test_a_chain_that_does_not_hold_says_where(chain: tuple[str, ...], message: str) -> None:
@@ -110,6 +110,16 @@ def test_a_flattened_image_has_several_inputs_for_a_unit_and_a_sequence_is_refus
     assert groups(conv, ("c", "f")) == [Group(4, (Producer("c"),), ("f",))]
     with pytest.raises(ValueError, match="'c' makes 4 units and 'f' takes 36"):
         groups(nn.ModuleDict({"c": nn.Linear(3, 4), "f": nn.Linear(36, 2)}), ("c", "f"))
+
+
+@pytest.mark.parametrize("norms", ["shared", "separate"])
+def test_a_norm_among_the_names_is_over_the_units(norms: str) -> None:
+    model = shaken(nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)))
+    before = copy.deepcopy(model)
+    assert groups(model, ("0", "1", "4")) == [Group(4, (Producer("0"),), ("4",), ("1",))]
+    nested = nest(model, Width(1 / 2, hidden=("0", "1", "4")), norms=norms)
+    x = torch.randn(5, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert_one_function(before, nested, {"input": x}, is_mask=norms == "shared")
 
 
 @few

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from partialsgd.nested.forms import Form, form_of
 from partialsgd.nested.groups import Group, Producer
 from partialsgd.nested.sites import Site
 
@@ -26,14 +29,30 @@ def hidden_groups(site: Site, chains: Sequence[tuple[str, ...]]) -> list[Group]:
 
 
 def _group(site: Site, names: Sequence[str]) -> Group:
-    *makers, taker = names
-    units = site.form(taker).inputs
+    """A BatchNorm among the names is the norm over the units, the last of the others takes them."""
+    norms = tuple(name for name in names if isinstance(site.modules[name], _BatchNorm))
+    *makers, taker = [name for name in names if name not in norms] or [""]
+    if not makers:
+        raise ValueError(
+            f"hidden names {', '.join(map(repr, names))}; it must name a layer that makes units and one that takes them"
+        )
+    taken, units = _form(site, taker).inputs, _form(site, makers[0]).outputs
     for name in makers:
-        form = site.form(name)
-        is_flattened = form.kind == "conv2d" and units % form.outputs == 0 and len(makers) == 1
-        if form.outputs != units and not is_flattened:
-            raise ValueError(f"{name!r} makes {form.outputs} units and {taker!r} takes {units}")
-    return Group(site.form(makers[0]).outputs, tuple(Producer(name) for name in makers), (taker,))
+        form = _form(site, name)
+        is_flattened = form.kind == "conv2d" and taken % form.outputs == 0 and len(makers) == 1
+        if form.outputs != taken and not is_flattened:
+            raise ValueError(f"{name!r} makes {form.outputs} units and {taker!r} takes {taken}")
+    for name in norms:
+        if (features := site.modules[name].num_features) != units:
+            raise ValueError(f"{makers[0]!r} makes {units} units and {name!r} normalises {features}")
+    return Group(units, tuple(Producer(name) for name in makers), (taker,), norms)
+
+
+def _form(site: Site, name: str) -> Form:
+    form = form_of(site.modules[name])
+    if isinstance(form, str):
+        raise ValueError(f"{name!r} makes and takes no hidden units: {form}; name other layers")
+    return form
 
 
 def _places(site: Site, pattern: str) -> dict[tuple[str, ...], str]:

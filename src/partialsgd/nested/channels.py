@@ -42,8 +42,8 @@ def channel_groups(site: Site) -> list[Group]:
         modes.restore()
     if found[0] != found[1]:
         raise ValueError(
-            f"Width does not understand {type(site.model).__name__}, which runs other layers in training than in "
-            'evaluation; say the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
+            f"{site.caller} does not understand {type(site.model).__name__}, which runs other layers in training than "
+            'in evaluation; say the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
         )
     return found[0]
 
@@ -53,7 +53,7 @@ def _groups_in(site: Site, model: nn.Module) -> list[Group]:
         graph = fx.Tracer().trace(model)
     except Exception as error:
         raise ValueError(
-            f"Width does not understand {type(model).__name__}: no Transformer layer of a known structure, and "
+            f"{site.caller} does not understand {type(model).__name__}: no Transformer layer of a known structure, and "
             f'it cannot be traced ({error}); say the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
         ) from error
     trace = _Trace(site)
@@ -166,7 +166,7 @@ class _Trace:
 
     def _not_understood(self, what: str) -> str:
         return (
-            f"Width does not understand {what}: it cannot tell which hidden units go together; "
+            f"{self.site.caller} does not understand {what}: it cannot tell which hidden units go together; "
             'say the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
         )
 

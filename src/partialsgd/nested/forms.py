@@ -97,7 +97,7 @@ def form_of(layer: nn.Module) -> Form | str:
         return Form("conv1d_hf", outputs, inputs)
     if isinstance(layer, (nn.Linear, nn.Conv2d)):
         return f"it is a {type(layer).__name__}, which may compute more than the layer that it extends"
-    return f"it is a {type(layer).__name__}; only Linear, Conv2d and Hugging Face's Conv1D can be nested"
+    return f"it is a {type(layer).__name__}; only Linear, Conv2d and Hugging Face's Conv1D are understood"
 
 
 def weight_of(layer: nn.Module, form: Form) -> Tensor:

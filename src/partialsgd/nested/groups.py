@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -52,6 +55,14 @@ class Group:
     def members(self) -> tuple[str, ...]:
         """The layers that make the units and those that take them."""
         return self.producer_names + self.consumers
+
+
+def require_apart(groups: Sequence[Group]) -> None:
+    """A layer makes the units of one group, and takes those of one."""
+    for members in zip(*((g.producer_names, g.consumers, g.norms) for g in groups), strict=True):
+        twice = [name for name, count in Counter(itertools.chain(*members)).items() if count > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} belongs to two groups of hidden units; a layer can be cut in one way only")
 
 
 @final

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -17,7 +15,7 @@ from partialsgd.nested.channels import channel_groups
 from partialsgd.nested.depth import Shortened, ShortList, ShortSequential, spread
 from partialsgd.nested.families import feed_forward, query_key
 from partialsgd.nested.forms import Form, form_of
-from partialsgd.nested.groups import Cut, Group
+from partialsgd.nested.groups import Cut, Group, require_apart
 from partialsgd.nested.levels import Levels, require_growing
 from partialsgd.nested.low_rank import LowRankLayer
 from partialsgd.nested.narrow import NarrowLayer
@@ -106,8 +104,13 @@ def _plan_width(site: Site, specs: Mapping[str, Sequence[Width]]) -> None:
     _narrow(site, list(cuts.values()))
 
 
+def hidden_layers(site: Site, chains: Sequence[tuple[str, ...]]) -> list[Group]:
+    """The hidden units of the layers that the patterns name, or of all that structure tells."""
+    return hidden_groups(site, chains) if chains else feed_forward(site) or channel_groups(site)
+
+
 def _groups(site: Site, spec: Width) -> list[Group]:
-    groups = hidden_groups(site, spec.chains) if spec.chains else feed_forward(site) or channel_groups(site)
+    groups = hidden_layers(site, spec.chains)
     if spec.query_key:
         groups = [*groups, *query_key(site)]
     excluded = set(site.match(as_patterns(spec.exclude)))
@@ -121,10 +124,7 @@ def _groups(site: Site, spec: Width) -> list[Group]:
 
 
 def _narrow(site: Site, cuts: Sequence[Cut]) -> None:
-    for members in zip(*((c.group.producer_names, c.group.consumers, c.group.norms) for c in cuts), strict=True):
-        twice = [name for name, count in Counter(itertools.chain(*members)).items() if count > 1]
-        if twice:
-            raise ValueError(f"{twice[0]!r} belongs to two groups of hidden units; a layer can be cut in one way only")
+    require_apart([cut.group for cut in cuts])
     rows = {p.name: (cut, cut.producer_axis(site, p)) for cut in cuts for p in cut.group.producers}
     columns = {name: cut.consumer_axis(site, name) for cut in cuts for name in cut.group.consumers}
     for name in dict.fromkeys([*rows, *columns]):

@@ -30,6 +30,8 @@ class Site:
     """Layers that could have been nested, with why they were not."""
     narrowed: dict[str, Axis] = field(default_factory=dict)
     """BatchNorm layers whose units are fewer at some level."""
+    caller: str = "Width"
+    """Who asks for the hidden units, for messages."""
 
     def __post_init__(self) -> None:
         self.modules = dict(self.model.named_modules())

@@ -14,6 +14,7 @@ from partialsgd.nested.low_rank import Init
 
 Patterns: TypeAlias = str | Sequence[str]
 Ratio: TypeAlias = float | Sequence[float]
+Hidden: TypeAlias = Sequence[str] | Sequence[Sequence[str]]
 
 
 @final
@@ -63,7 +64,7 @@ class Width:
     """
 
     ratio: Ratio
-    hidden: Sequence[str] | Sequence[Sequence[str]] | None = field(default=None, kw_only=True)
+    hidden: Hidden | None = field(default=None, kw_only=True)
     exclude: Patterns = field(default=(), kw_only=True)
     query_key: bool = field(default=False, kw_only=True)
     order: Order = field(default="first", kw_only=True)
@@ -71,17 +72,11 @@ class Width:
     def __post_init__(self) -> None:
         require_choice("order", self.order, get_args(Order))
         require_ratios(self.ratio)
-        if isinstance(self.hidden, str) or any(len(patterns) < 2 for patterns in self.chains):
-            raise ValueError(f'hidden must name makers and a taker, like ("*.fc1", "*.fc2"); got {self.hidden!r}')
+        chains_of(self.hidden)
 
     @property
     def chains(self) -> tuple[tuple[str, ...], ...]:
-        """The patterns of `hidden`, one tuple a kind."""
-        if not self.hidden:
-            return ()
-        if all(isinstance(pattern, str) for pattern in self.hidden):
-            return (tuple(str(pattern) for pattern in self.hidden),)
-        return tuple(tuple(patterns) for patterns in self.hidden)
+        return chains_of(self.hidden)
 
     def split(self) -> list[tuple[str, Width]]:
         return [(name_of(ratio), replace(self, ratio=ratio)) for ratio in as_tuple(self.ratio)]
@@ -155,6 +150,16 @@ Spec: TypeAlias = LowRank | Width | Depth | LayerSum
 
 def as_patterns(patterns: Patterns) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def chains_of(hidden: Hidden | None) -> tuple[tuple[str, ...], ...]:
+    """The patterns of `hidden`, one tuple a kind."""
+    if not hidden:
+        return ()
+    kinds = (hidden,) if all(isinstance(pattern, str) for pattern in hidden) else hidden
+    if isinstance(hidden, str) or any(isinstance(kind, str) or len(kind) < 2 for kind in kinds):
+        raise ValueError(f'hidden must name makers and a taker, like ("*.fc1", "*.fc2"); got {hidden!r}')
+    return tuple(tuple(str(pattern) for pattern in kind) for kind in kinds)
 
 
 def as_tuple(ratio: Ratio) -> tuple[float, ...]:

@@ -1,0 +1,249 @@
+"""Workers in turn, against workers that each have a network of their own."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partialsgd import PartialSGD, Step, methods
+from partialsgd.rules import Guard
+from partialsgd.testing.problems import Quadratic
+from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
+
+SHAPES = {mlp: (5,), cnn: (2, 6, 6)}
+HIDDEN = {mlp: (0, 2), cnn: (0, 3)}
+RATE = 0.2
+
+
+def loss_of(model: nn.Module, t: int, shape: tuple[int, ...]) -> Tensor:
+    x, y = batch(t, *shape)
+    loss = nn.functional.cross_entropy(model(x.to(next(model.parameters()).dtype)), y)
+    loss.backward()
+    return loss
+
+
+def run(model: nn.Sequential, sgd: PartialSGD, steps: int, shape: tuple[int, ...]) -> list[Step]:
+    return [sgd.step(lambda: loss_of(model, sgd.t, shape)) for _ in range(steps)]
+
+
+def driver(model: nn.Sequential, momentum: float = 0.0, **options) -> PartialSGD:
+    optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=momentum)
+    return PartialSGD(model, optimizer, methods.independent_subnets(model, **options), seed=5)
+
+
+def units_of(step: Step, layers: tuple[int, ...]) -> dict[int, Tensor]:
+    return {i: torch.as_tensor(step.mask[f"{i}.bias"]) for i in layers}
+
+
+@pytest.mark.parametrize(("momentum", "shared"), [(0.0, "hold"), (0.9, "hold"), (0.0, "average")])
+@pytest.mark.parametrize("build", [mlp, cnn])
+def test_it_is_separate_small_networks_that_are_merged_at_the_end_of_a_round(build, momentum, shared) -> None:
+    workers, every, rounds, shape = 3, 2, 3, SHAPES[build]
+    model = ready(build())
+    merged, momenta = copy.deepcopy(model), {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    sgd = driver(model, momentum, workers=workers, every=every, shared=shared)
+    last = f"{len(model) - 1}.bias"
+    for r in range(rounds):
+        begin = r * workers * every
+        steps = run(model, sgd, workers * every, shape)
+        shares = []
+        start = copy.deepcopy(merged)
+        for i in range(workers):
+            kept = units_of(steps[i], HIDDEN[build])
+            small, index = smaller(start, kept), places(start, kept)
+            trained = [p for n, p in small.named_parameters() if n != last or shared == "average"]
+            own = torch.optim.SGD(trained, RATE, momentum=momentum)
+            for n, p in small.named_parameters():
+                if momentum and n != last:
+                    own.state[p]["momentum_buffer"] = momenta[n][index[n]].clone()
+            for local in range(every):
+                loss_of(small, begin + local * workers + i, shape)
+                own.step()
+                own.zero_grad()
+            for n, place in index.items():
+                if n == last:
+                    shares.append(small.state_dict()[n].clone())
+                else:
+                    merged.state_dict()[n][place] = small.state_dict()[n]
+            for n, p in small.named_parameters():
+                if momentum and n != last:
+                    momenta[n][index[n]] = own.state[p]["momentum_buffer"]
+        merged.state_dict()[last].copy_(torch.stack(shares).mean(0))
+        for n, value in merged.state_dict().items():
+            if not n.endswith("num_batches_tracked"):
+                torch.testing.assert_close(model.state_dict()[n], value, msg=f"{n} after round {r}")
+        assert torch.equal(model.get_parameter(last), ready(build()).get_parameter(last)) == (shared == "hold")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("build", [mlp, cnn])
+def test_it_is_masked_training_in_separate_copies_to_the_bit(build, momentum) -> None:
+    workers, every, shape = 2, 3, SHAPES[build]
+    model = ready(build()).float()
+    start = copy.deepcopy(model)
+    steps = run(model, driver(model, momentum, workers=workers, every=every), workers * every, shape)
+    for i in range(workers):
+        mask = {n: torch.as_tensor(m) for n, m in steps[i].mask.items()}
+        own = copy.deepcopy(start)
+        last = f"{len(model) - 1}.bias"
+        with torch.no_grad():
+            for n, p in own.named_parameters():
+                p.mul_(mask[n] if n != last else 1.0)
+        optimizer = torch.optim.SGD(own.parameters(), RATE, momentum=momentum)
+        for local in range(every):
+            loss_of(own, local * workers + i, shape)
+            for n, p in own.named_parameters():
+                p.grad *= mask[n]
+            optimizer.step()
+            optimizer.zero_grad()
+        for n, p in own.named_parameters():
+            inside = mask[n].expand(p.shape)
+            assert torch.equal(model.get_parameter(n)[inside], p[inside]), n
+
+
+def test_blocks_are_disjoint_and_cover_the_units_but_not_the_matrix_between_two_layers() -> None:
+    model = ready(mlp())
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    steps = run(model, driver(model, workers=3, every=2), 6, (5,))
+    for step, again in zip(steps[:3], steps[3:], strict=True):
+        assert all(torch.equal(torch.as_tensor(step.mask[n]), torch.as_tensor(again.mask[n])) for n in step.mask)
+    for name, p in model.named_parameters():
+        times = sum(torch.as_tensor(step.mask[name]).int().expand(p.shape) for step in steps[:3])
+        assert int(times.max()) == (0 if name == "5.bias" else 1), "no coordinate has two workers"
+        if name not in ("2.weight", "5.bias"):
+            assert bool((times == 1).all())
+    blocks = [(int(s.mask["0.bias"].sum()), int(s.mask["2.bias"].sum())) for s in steps[:3]]
+    assert sorted(a for a, _ in blocks) == [2, 3, 3] and sorted(b for _, b in blocks) == [2, 2, 3]
+    moved = model[2].weight != before["2.weight"]
+    assert int(moved.sum()) == sum(a * b for a, b in blocks) < moved.numel() / 2
+
+
+def test_every_local_step_counts() -> None:
+    """The public version throws the twentieth away."""
+    model = ready(mlp())
+    sgd = driver(model, workers=2)
+    levels, moved = Counter(), 0
+    for _ in range(40):
+        before = [p.detach().clone() for p in model.parameters()]
+        levels[run(model, sgd, 1, (5,))[0].level] += 1
+        moved += any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert levels == {"worker 0": 20, "worker 1": 20} and moved == 40
+
+
+def test_the_split_is_of_the_round_and_the_same_after_a_resume() -> None:
+    def masks(steps: list[Step]) -> list[Tensor]:
+        return [torch.as_tensor(step.mask["0.bias"]) for step in steps]
+
+    model = ready(mlp())
+    sgd = driver(model, workers=2, every=2, shared="average")
+    run(model, sgd, 3, (5,))
+    file = io.BytesIO()
+    torch.save([model.state_dict(), sgd.state_dict()], file)
+    whole = masks(run(model, sgd, 9, (5,)))
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    other = ready(mlp(), seed=9)
+    resumed = driver(other, workers=2, every=2, shared="average")
+    other.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    again = masks(run(other, resumed, 9, (5,)))
+    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert torch.equal(whole[1], whole[3]) and not torch.equal(whole[1], whole[5]), (
+        "worker 0 in the second and third round"
+    )
+    reseeded = PartialSGD(other, torch.optim.SGD(other.parameters(), 0.1), sgd.method, seed=6)
+    fresh = driver(ready(mlp()), workers=2, every=2, shared="average")
+    assert not torch.equal(
+        masks(run(other, reseeded, 1, (5,)))[0], masks(run(fresh.parameters.model, fresh, 1, (5,)))[0]
+    )
+
+
+def test_one_worker_that_trains_everything_is_plain_training_to_the_bit() -> None:
+    runs = []
+    for make in (lambda _: methods.plain(), lambda m: methods.independent_subnets(m, 1, 2, shared="average")):
+        model = ready(mlp()).float()
+        sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.01), make(model))
+        run(model, sgd, 6, (5,))
+        assert sgd.memory == {}
+        runs.append(model.state_dict())
+    assert all(torch.equal(a, runs[1][n]) for n, a in runs[0].items())
+
+
+def test_copies_of_what_is_shared_wait_in_memory_and_the_mean_is_in_place_between_rounds() -> None:
+    model = ready(mlp())
+    sgd, start = driver(model, workers=3, every=2, shared="average"), model[5].bias.detach().clone()
+    run(model, sgd, 1, (5,))
+    assert torch.equal(model[5].bias, start), "worker 1 begins where worker 0 began"
+    assert set(sgd.memory) == {"worker 0 5.bias", "worker 1 5.bias", "worker 2 5.bias"}
+    first = sgd.memory["worker 0 5.bias"]
+    assert not torch.equal(first, start)
+    run(model, sgd, 2, (5,))
+    assert torch.equal(model[5].bias, first), "worker 0 goes on from its own"
+    run(model, sgd, 3, (5,))
+    assert sgd.memory == {}
+
+
+def test_what_all_workers_leave_alone_is_not_moved_by_the_mean() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 4))
+    model.register_parameter("idle", nn.Parameter(torch.randn(1000)))
+    model[2].bias.requires_grad_(False)
+    before = model.idle.detach().clone(), model[2].bias.detach().clone()
+    sgd = driver(model, workers=7, every=1, shared="average")
+    for t in range(14):
+        assert t == 0 or t == 7 or len(sgd.memory) == 7, "only what is trained is copied"
+        sgd.step(lambda: nn.functional.mse_loss(model(torch.ones(2, 5)), torch.ones(2, 4)).backward() or 0.0)
+    assert torch.equal(model.idle, before[0]) and torch.equal(model[2].bias, before[1])
+
+
+def test_a_step_of_another_method_does_not_stop_the_round() -> None:
+    model = ready(mlp())
+    subnets = methods.independent_subnets(model, 2, 2, shared="average")
+    guard = Guard(lambda context: True, lambda context, *_: context.t in (0, 1, 6), methods.plain())
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), RATE), replace(subnets, guard=guard))
+    steps = run(model, sgd, 8, (5,))
+    assert [step.level is None for step in steps] == [t in (0, 1, 6) for t in range(8)]
+    assert not {name for name in sgd.memory if name.startswith("worker")}
+
+
+def test_a_worker_can_be_looked_at_and_taken_out() -> None:
+    model = ready(mlp())
+    sgd = driver(model, workers=2, every=2)
+    steps, x = run(model, sgd, 2, (5,)), batch(0, 5)[0]
+    model.eval()
+    for step in steps:  # both workers have steps left in this round
+        small = smaller(model, units_of(step, HIDDEN[mlp])).eval()
+        torch.testing.assert_close(sgd.extract(step.level).eval()(x), small(x))
+
+
+def test_statistics_of_the_other_workers_units_stay() -> None:
+    model = ready(cnn())
+    sgd = driver(model, workers=2)
+    for _ in range(4):
+        before = {n: b.clone() for n, b in model.named_buffers()}
+        step = run(model, sgd, 1, (2, 6, 6))[0]
+        for norm, layer in (("1", 0), ("4", 3)):
+            mine, now = step.mask[f"{layer}.bias"], model.get_buffer(f"{norm}.running_var")
+            assert torch.equal(now[~mine], before[f"{norm}.running_var"][~mine])
+            assert not (now == before[f"{norm}.running_var"])[mine].any()
+
+
+def test_what_has_no_meaning_is_refused() -> None:
+    with pytest.raises(ValueError, match="workers must be a whole number of at least 1, got 0"):
+        methods.independent_subnets(mlp(), 0)
+    with pytest.raises(ValueError, match="every must be"):
+        methods.independent_subnets(mlp(), every=0)
+    with pytest.raises(ValueError, match="shared must be one of hold, average; got 'sum'"):
+        methods.independent_subnets(mlp(), shared="sum")
+    with pytest.raises(ValueError, match="'2' has 7 units and cannot be split among 8 workers"):
+        methods.independent_subnets(mlp(), 8)
+    with pytest.raises(ValueError, match="Quadratic has no hidden units"):
+        methods.independent_subnets(Quadratic())
+    assert "hidden=(('0', '2'),)" in methods.independent_subnets(mlp(), hidden=("0", "2")).name

@@ -1,0 +1,175 @@
+"""What is attached to a unit, against networks that were cut by hand."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from partialsgd.methods import neurons
+from partialsgd.names import Parameters
+from partialsgd.recipes.resnet import resnet18
+from partialsgd.testing.problems import Tied
+from tests import zoo
+from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
+from tests.nested.checks import untouched
+
+
+def drawn(found: tuple[neurons.Units, ...], seed: int = 0) -> list[tuple[neurons.Units, Tensor]]:
+    """Some units of each layer, at least one and not all."""
+    generator = torch.Generator().manual_seed(seed)
+    return [(u, torch.randperm(u.count, generator=generator) < max(1, u.count // 2)) for u in found]
+
+
+@pytest.mark.parametrize(("build", "shape"), [(mlp, (5,)), (cnn, (2, 6, 6))])
+def test_what_is_attached_is_what_the_smaller_network_has(build, shape) -> None:
+    model = ready(build())
+    parameters = Parameters(model)
+    chosen = drawn(neurons.hidden_units(model, caller="test"))
+    kept = {int(u.layers[0]): k for u, k in chosen}
+    inside = neurons.attached(parameters, chosen)
+    for name, index in places(model, kept).items():
+        expected = torch.zeros(model.state_dict()[name].shape, dtype=torch.bool)
+        expected[index] = True
+        if name in inside:
+            assert torch.equal(inside[name], expected)
+        else:
+            assert name not in parameters or expected.all(), f"{name} belongs to hidden units"
+    assert len(inside) == len(parameters) - 1, "all but the bias of the outputs"
+
+
+@pytest.mark.parametrize(("build", "shape"), [(mlp, (5,)), (cnn, (2, 6, 6))])
+def test_a_network_with_zeros_there_is_the_smaller_network_for_any_activation(build, shape) -> None:
+    model = ready(build())
+    chosen = drawn(neurons.hidden_units(model, caller="test"))
+    small = smaller(model, {int(u.layers[0]): k for u, k in chosen})
+    with torch.no_grad():
+        for name, inside in neurons.attached(Parameters(model), chosen).items():
+            model.get_parameter(name).mul_(inside)
+    x, _ = batch(0, *shape)
+    for training in (True, False):
+        torch.testing.assert_close(model.train(training)(x), small.train(training)(x))
+    assert any(k.sum() < len(k) for _, k in chosen)
+
+
+def test_layers_that_are_stored_transposed() -> None:
+    """Hugging Face's Conv1D holds (inputs, outputs)."""
+    torch.manual_seed(0)
+    model = zoo.gpt2().double().eval()
+    found = neurons.hidden_units(model, caller="test")
+    assert [u.layers for u in found] == [(f"transformer.h.{i}.mlp.c_fc",) for i in range(3)]
+    chosen, small = drawn(found), copy.deepcopy(model)
+    for i, (_, kept) in enumerate(chosen):
+        layers = small.transformer.h[i].mlp
+        layers.c_fc.weight = nn.Parameter(layers.c_fc.weight[:, kept])
+        layers.c_fc.bias, layers.c_fc.nf = nn.Parameter(layers.c_fc.bias[kept]), int(kept.sum())
+        layers.c_proj.weight = nn.Parameter(layers.c_proj.weight[kept])
+    with torch.no_grad():
+        for name, inside in neurons.attached(Parameters(model), chosen).items():
+            model.get_parameter(name).mul_(inside)
+    torch.testing.assert_close(model(zoo.tokens(2)).logits, small(zoo.tokens(2)).logits)
+
+
+def test_residual_sums_are_one_layer_of_units() -> None:
+    found = neurons.hidden_units(resnet18(width=4), caller="test")
+    stem = next(u for u in found if "conv1" in u.layers)
+    assert set(stem.layers) == {"conv1", "stages.0.0.conv2", "stages.0.1.conv2"} and len(found) == 12
+    dimensions = {p.parameter: p.dimension for p in stem.places}
+    assert dimensions["stages.0.0.bn2.bias"] == 0 and dimensions["stages.1.0.shortcut.0.weight"] == 1
+    assert "fc.weight" not in dimensions
+
+
+@pytest.mark.parametrize("build", [mlp, cnn])
+def test_statistics_of_units_that_are_out_stay_and_those_of_the_others_move(build) -> None:
+    model = ready(build())
+    chosen = drawn(neurons.hidden_units(model, caller="test"))
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    x, _ = batch(0, *((5,) if build is mlp else (2, 6, 6)))
+    with pytest.raises(ZeroDivisionError), neurons.statistics_kept(model, chosen):
+        model(x)
+        raise ZeroDivisionError
+    for units, kept in chosen:
+        for name in units.norms:
+            for leaf in ("running_mean", "running_var"):
+                old, now = before[f"{name}.{leaf}"], model.get_buffer(f"{name}.{leaf}")
+                assert torch.equal(old[~kept], now[~kept]) and not (old == now)[kept].any()
+            assert int(model.get_buffer(f"{name}.num_batches_tracked")) == 1
+
+
+def test_named_layers_and_the_norm_between_them() -> None:
+    chosen = neurons.hidden_units(mlp(), ("2", "3", "5"), caller="test")
+    assert chosen == (
+        neurons.Units(
+            7,
+            ("2",),
+            tuple(
+                neurons.Place(*p)
+                for p in (("2.weight", 0), ("2.bias", 0), ("3.weight", 0), ("3.bias", 0), ("5.weight", 1))
+            ),
+            ("3",),
+        ),
+    )
+    with pytest.raises(ValueError, match="'0' makes 8 units and '3' normalises 7"):
+        neurons.hidden_units(mlp(), ("0", "3", "2"), caller="test")
+    with pytest.raises(ValueError, match="'3', '5'; it must name a layer that makes units"):
+        neurons.hidden_units(mlp(), ("3", "5"), caller="test")
+    with pytest.raises(ValueError, match="'0' belongs to two groups of hidden units"):
+        neurons.hidden_units(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), [("0", "1"), ("0", "1")], caller="test")
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).relu() if x.sum() > 0 else self.a(x))
+
+
+class Noisy(Branching):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x + torch.randn(3))))
+
+
+def test_what_cannot_be_found_out_says_to_name_the_layers() -> None:
+    with pytest.raises(ValueError, match=r"sieve does not understand Branching.*hidden=\("):
+        neurons.hidden_units(Branching(), caller="sieve")
+    assert neurons.hidden_units(Branching(), ("a", "b"), caller="sieve")[0].count == 4
+    with pytest.raises(ValueError, match=r"hidden must name makers and a taker"):
+        neurons.hidden_units(Branching(), "a", caller="sieve")
+    gated = nn.Sequential(nn.Linear(3, 4), nn.GLU(), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="sieve does not understand '1', a GLU"):
+        neurons.hidden_units(gated, caller="sieve")
+
+
+def test_tied_parameters_and_computed_ones_are_not_cut() -> None:
+    with pytest.raises(ValueError, match="sieve finds no hidden units of their own: those of 'hidden' lie in tied"):
+        neurons.hidden_units(Tied(), caller="sieve")
+    both = nn.Sequential(
+        nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+    )
+    both[2].weight = both[0].weight
+    assert [u.layers for u in neurons.hidden_units(both, caller="sieve")] == [("4",)]
+    normed = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    prune.identity(normed[0], "weight")
+    with pytest.raises(ValueError, match="'0' computes its weight from other parameters; sieve needs it as one"):
+        neurons.hidden_units(normed, caller="sieve")
+
+
+def test_finding_units_leaves_the_model_and_the_generator_alone() -> None:
+    for model in (mlp(), Noisy(), resnet18(width=4).eval()):
+        with untouched(model):
+            neurons.hidden_units(model, caller="test")
+
+
+def test_a_limit_covers_layers_and_names_those_that_exist() -> None:
+    found = neurons.hidden_units(mlp(), caller="test")
+    assert neurons.limited(found, ("2",)) == found[1:] and neurons.limited(found, ("*",)) == found
+    assert neurons.limited(found, ("0.weight", "2")) == found
+    with pytest.raises(
+        ValueError, match="where names '5', which makes no hidden units; the layers that do are '0', '2'"
+    ):
+        neurons.limited(found, ("0", "5"))
