@@ -10,12 +10,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import partialsgd
 from partialsgd import methods
 from tests.families import family
 
 SOURCE = Path(partialsgd.__file__).parent
+
+# What a method must be given.
+ARGUMENTS = {
+    "nested": family(),
+    "model": nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
+    "method": methods.sam(),
+    "first": methods.sam(),
+    "second": methods.random_mask(),
+}
 
 # A module may import from the tiers before its own, or from its own.
 TIERS = [
@@ -30,6 +40,7 @@ TIERS = [
     ["gradients"],
     ["template"],
     ["nested"],
+    ["meters"],
     ["methods"],
     ["export"],
     ["recipes"],
@@ -53,10 +64,10 @@ def test_the_registry_says_what_the_functions_say() -> None:
     for name, summary in methods.SUMMARIES.items():
         function = getattr(methods, name)
         assert inspect.getdoc(function).splitlines()[0] == summary
-        takes_family = "nested" in inspect.signature(function).parameters
-        assert (function(family()) if takes_family else function()).name.partition("(")[0] == name
-    files = {f.stem for f in (SOURCE / "methods").glob("*.py")} - {"__init__", "settings", "branches"}
-    assert files == set(methods.SUMMARIES)
+        wanted = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+        assert function(*(ARGUMENTS[argument] for argument in wanted)).name.partition("(")[0] == name
+    helpers = {"__init__", "settings", "branches", "magnitudes", "neurons", "stages", "truncated"}
+    assert {f.stem for f in (SOURCE / "methods").glob("*.py")} - helpers == set(methods.SUMMARIES)
     with pytest.raises(AttributeError, match="there is no method 'adam'"):
         _ = methods.adam
 

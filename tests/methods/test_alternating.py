@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from partialsgd import PartialSGD, methods, soft_cross_entropy
+from partialsgd import OutputSum, PartialSGD, methods, nest, soft_cross_entropy
+from partialsgd.testing.contracts import assert_same_bits
 from tests.families import family
 
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
@@ -108,6 +111,95 @@ def test_distillation_finds_the_whole_network_in_the_teacher() -> None:
     assert teacher.shape == (16, 3) and not teacher.requires_grad
     assert int(full_norm.num_batches_tracked) == 1  # the teacher's pass left no trace
     assert nested.teacher is None
+
+
+TWO = {
+    "SGD and Adagrad": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01), torch.optim.Adagrad),
+    "Adam and Adam": (lambda p: torch.optim.Adam(p, 0.02, weight_decay=0.1), torch.optim.Adam),
+    "AdamW and SGD": (torch.optim.AdamW, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
+}
+CROSSED = torch.randn(16, 30, generator=torch.Generator().manual_seed(1))
+
+
+class WideAndDeep:
+    """The sum of a linear model of crossed features and a deep network, each with an optimizer of its own."""
+
+    def __init__(self, wide_optimizer, deep_optimizer) -> None:
+        torch.manual_seed(0)
+        self.deep = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+        self.wide = nn.Linear(30, 3)
+        self.optimizers = [wide_optimizer(self.wide.parameters()), deep_optimizer(self.deep.parameters())]
+
+    def nested(self):
+        self.family = nest(OutputSum(core=self.deep, extension=self.wide, inputs=((0,), (1,))))
+        self.sgd = PartialSGD(self.family, self.optimizers, methods.alternating(self.family))
+        return self
+
+    def step(self) -> str | None:
+        def closure():
+            loss = F.cross_entropy(self.family(X, CROSSED), Y)
+            loss.backward()
+            return loss
+
+        return self.sgd.step(closure).level
+
+    def tensors(self, part: int) -> dict[str, torch.Tensor]:
+        model, optimizer = (self.wide, self.deep)[part], self.optimizers[part]
+        found = {f"model.{name}": p for name, p in model.named_parameters()}
+        for name, p in model.named_parameters():
+            found |= {f"{key}.{name}": value for key, value in optimizer.state.get(p, {}).items()}
+        return {name: value.detach().clone() for name, value in found.items()}
+
+
+@pytest.mark.parametrize("optimizers", TWO.values(), ids=TWO)
+def test_wide_and_deep_with_an_optimizer_for_each_part(optimizers) -> None:
+    """The same as both by hand: at even t on the sum, at odd t the deep one alone; the wide part then stands still."""
+    run, by_hand = WideAndDeep(*optimizers).nested(), WideAndDeep(*optimizers)
+    for t in range(12):
+        before = run.tensors(0)
+        level = run.step()
+        outputs = by_hand.deep(X) + by_hand.wide(CROSSED) if t % 2 == 0 else by_hand.deep(X)
+        F.cross_entropy(outputs, Y).backward()
+        for optimizer in by_hand.optimizers if t % 2 == 0 else by_hand.optimizers[1:]:
+            optimizer.step()
+        [optimizer.zero_grad() for optimizer in by_hand.optimizers]
+        assert level == ("full", "core")[t % 2]
+        for part in (0, 1):
+            assert_same_bits(run.tensors(part), by_hand.tensors(part))
+        same = all(torch.equal(before[n], now) for n, now in run.tensors(0).items() if n in before)
+        assert same == (level == "core")
+
+
+@pytest.mark.parametrize("stop", [3, 4])
+@pytest.mark.parametrize("optimizers", TWO.values(), ids=TWO)
+def test_wide_and_deep_goes_on_from_the_states_of_both_optimizers(optimizers, stop: int) -> None:
+    whole, resumed = WideAndDeep(*optimizers).nested(), WideAndDeep(*optimizers).nested()
+    for t in range(9):
+        if t == stop:
+            states = [whole.family, *whole.optimizers, whole.sgd]
+            saved = copy.deepcopy([one.state_dict() for one in states])
+        whole.step()
+    for one, state in zip([resumed.family, *resumed.optimizers, resumed.sgd], saved, strict=True):
+        one.load_state_dict(state)
+    for t in range(stop, 9):
+        assert resumed.step() == ("full", "core")[t % 2]
+    for part in (0, 1):
+        assert_same_bits(whole.tensors(part), resumed.tensors(part))
+
+
+def test_the_deep_part_comes_out_alone_and_so_does_the_sum() -> None:
+    run = WideAndDeep(*TWO["SGD and Adagrad"]).nested()
+    [run.step() for _ in range(4)]
+    deep, both = run.family.extract("core"), run.family.extract("full")
+    with torch.no_grad():
+        assert torch.equal(deep(X), run.deep(X))
+        assert torch.equal(both(X, CROSSED), run.deep(X) + run.wide(CROSSED))
+
+
+def test_an_optimizer_that_is_missing_is_named() -> None:
+    run = WideAndDeep(*TWO["Adam and Adam"]).nested()
+    with pytest.raises(ValueError, match="extension"):
+        PartialSGD(run.family, run.optimizers[1:], methods.alternating(run.family))
 
 
 def test_what_it_refuses() -> None:

@@ -1,4 +1,4 @@
-"""Downhill, by eta."""
+"""Downhill, by eta, along this step's gradient or the last one's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from partialsgd import PartialSGD, methods
-from partialsgd.testing.problems import Quadratic
+from partialsgd.testing.contracts import Run, assert_same_bits
+from partialsgd.testing.problems import PROBLEMS, Quadratic
 
 
 def points(method) -> tuple[list[torch.Tensor], Quadratic]:
@@ -24,12 +25,80 @@ def points(method) -> tuple[list[torch.Tensor], Quadratic]:
     return seen, model
 
 
+def trained(method) -> dict[str, torch.Tensor]:
+    """On a network with BatchNorm and dropout, with one backward pass a step."""
+    run = Run(PROBLEMS[3], torch.optim.AdamW, method, False)
+    assert all(run.step(t).backwards == 1 for t in range(4))
+    return run.tensors()
+
+
 def test_the_second_gradient_is_taken_downhill() -> None:
     seen, model = points(methods.extragradient(0.03))
     gradient = model.h * (seen[0] - model.c)
     torch.testing.assert_close(seen[1], seen[0] - 0.03 * gradient)
     value = lambda x: float((0.5 * model.h * (x - model.c) ** 2).sum())  # noqa: E731  # shorter than a def
     assert value(seen[1]) < value(seen[0]), "the paper's printed sign would go uphill (E5)"
+
+
+@pytest.mark.parametrize("problem", [PROBLEMS[0], PROBLEMS[1], PROBLEMS[5]], ids=lambda problem: problem.name)
+def test_from_the_past_is_popovs_loop_with_one_backward_a_step(problem) -> None:
+    """y = x − η g_old, g = ∇f(y), x ← x − γ g; a layer that the last step did not use has no old gradient."""
+    run = Run(problem, lambda p: torch.optim.SGD(p, 0.05), methods.extragradient(0.03, past=True), False)
+    by_hand = problem.model()
+    x = {name: p.detach().clone() for name, p in by_hand.named_parameters()}
+    past: dict[str, torch.Tensor] = {}
+    for t in range(8):
+        assert run.step(t).backwards == 1
+        with torch.no_grad():
+            for name, p in by_hand.named_parameters():
+                p.copy_(x[name] - 0.03 * past[name] if name in past else x[name])
+        leaves = list(by_hand.parameters())
+        found = torch.autograd.grad(problem.evaluate(by_hand, t), leaves, allow_unused=True)
+        past = {name: g for name, g in zip(x, found, strict=True) if g is not None}
+        x = {name: old - 0.05 * past[name] if name in past else old for name, old in x.items()}
+        for name, p in run.model.named_parameters():
+            torch.testing.assert_close(p.detach(), x[name])
+    kept = {name.removeprefix("past.") for name in run.sgd.state_dict()["memory"]}
+    assert kept == set(past) and (problem.name != "unused" or kept < set(x))
+
+
+def test_the_first_step_from_the_past_is_plain_and_the_second_is_not() -> None:
+    runs = [
+        Run(PROBLEMS[1], torch.optim.AdamW, method, False)
+        for method in (methods.extragradient(0.5, past=True), methods.plain())
+    ]
+    for t in range(2):
+        [run.step(t) for run in runs]
+        same = all(torch.equal(p, q) for p, q in zip(*(run.model.parameters() for run in runs), strict=True))
+        assert same == (t == 0)
+
+
+def test_the_past_is_the_gradient_before_it_was_clipped() -> None:
+    run = Run(
+        PROBLEMS[0],
+        lambda p: torch.optim.SGD(p, 0.05),
+        methods.extragradient(0.03, past=True),
+        False,
+        options={"clip_norm": 0.1},
+    )
+    by_hand = PROBLEMS[0].model()
+    gradients = torch.autograd.grad(PROBLEMS[0].evaluate(by_hand, 0), list(by_hand.parameters()))
+    run.step(0)
+    assert_same_bits(run.sgd.memory, dict(zip(("past.a", "past.b"), gradients, strict=True)))
+
+
+def test_a_skipped_step_is_not_the_past() -> None:
+    method = methods.extragradient(0.03, past=True)
+    run = Run(PROBLEMS[1], torch.optim.AdamW, method, False, options={"nonfinite": "skip"})
+    run.step(0)
+    before = dict(run.sgd.memory)
+    assert run.sgd.step(lambda: run.closure(1)() * float("nan")).skipped
+    assert_same_bits(before, run.sgd.memory)
+
+
+@pytest.mark.parametrize("past", [True, False])
+def test_no_distance_is_plain_training_to_the_bit(past: bool) -> None:
+    assert_same_bits(trained(methods.extragradient(0, past=past)), trained(methods.plain()))
 
 
 def test_eta_must_not_be_negative() -> None:

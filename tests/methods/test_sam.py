@@ -1,12 +1,14 @@
-"""Uphill, to distance rho."""
+"""Uphill, to distance rho, at every n-th step of a level."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from partialsgd import methods
-from tests.methods.test_extragradient import points
+from partialsgd import Branch, Method, PartialSGD, methods
+from partialsgd.testing.contracts import Run, assert_same_bits
+from partialsgd.testing.problems import PROBLEMS, Quadratic
+from tests.methods.test_extragradient import points, trained
 
 
 def test_the_point_is_at_distance_rho_uphill() -> None:
@@ -24,6 +26,94 @@ def test_adaptive_distance_is_rho_relative_to_the_weights() -> None:
     delta = seen[1] - x
     torch.testing.assert_close(delta, 0.5 * x**2 * gradient / (x.abs() * gradient).norm())
     assert float((delta / x.abs()).norm()) == pytest.approx(0.5, rel=1e-4)
+
+
+def backwards(method: Method, steps: int) -> list[int]:
+    run = Run(PROBLEMS[1], torch.optim.AdamW, method, False)
+    return [run.step(t).backwards for t in range(steps)]
+
+
+def levels_in_turn(method: Method, levels: str, name: str = "in turn") -> Method:
+    """One level a step, as alternating does it."""
+    each = {level: Branch(perturb=method.perturb, level=level) for level in levels}
+    return Method(branches=lambda context: [each[levels[context.t % len(levels)]]], name=name)
+
+
+def test_every_nth_step_and_the_first() -> None:
+    assert backwards(methods.sam(0.1), 4) == [2, 2, 2, 2]
+    assert backwards(methods.sam(0.1, interval=2), 6) == [2, 1, 2, 1, 2, 1]
+    assert backwards(methods.sam(0.5, adaptive=True, interval=3), 7) == [2, 1, 1, 2, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("interval", "levels"), [(2, "ab"), (4, "ab"), (3, "abb"), (2, "abab")])
+def test_each_level_has_its_own_turns(interval: int, levels: str) -> None:
+    """Counted by t, an even interval would give one of two alternating levels all the turns."""
+    method = levels_in_turn(methods.sam(0.1, interval=interval), levels)
+    counted = backwards(method, 24)
+    for level in set(levels):
+        own = [n for t, n in enumerate(counted) if levels[t % len(levels)] == level]
+        assert own == [2 if k % interval == 0 else 1 for k in range(len(own))]
+
+
+def test_several_levels_in_one_step_are_counted_by_themselves() -> None:
+    perturb = methods.sam(0.1, interval=2).perturb
+    method = Method(branches=lambda context: [Branch(perturb=perturb, level=level) for level in "ab"])
+    assert backwards(method, 4) == [4, 2, 4, 2]
+
+
+def test_the_steps_between_are_plain() -> None:
+    """SGD by hand on the quadratic: at the worst point nearby, then three plain steps, and so on."""
+    model = Quadratic()
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), methods.sam(0.2, interval=4))
+
+    def closure():
+        loss = model(torch.zeros(7))
+        loss.backward()
+        return loss
+
+    x = torch.cat([model.a, model.b.flatten()]).detach()
+    for t in range(9):
+        gradient = model.h * (x - model.c)
+        point = x + 0.2 * gradient / gradient.norm() if t % 4 == 0 else x
+        x = x - 0.01 * (model.h * (point - model.c))
+        sgd.step(closure)
+        torch.testing.assert_close(torch.cat([model.a, model.b.flatten()]).detach(), x)
+
+
+def test_a_skipped_step_is_no_turn() -> None:
+    method = methods.sam(0.1, interval=2)
+    run = Run(PROBLEMS[1], torch.optim.AdamW, method, False, options={"nonfinite": "skip"})
+    run.step(0)
+    for _ in range(3):
+        assert run.sgd.step(lambda: run.closure(1)() * float("nan")).skipped
+    next(iter(run.sgd.gradients()))
+    run.sgd.zero_grad()  # begun and dropped: no turn either
+    assert [run.step(t).backwards for t in (1, 2, 3)] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_a_resumed_run_takes_its_turns_where_it_would_have(stop: int) -> None:
+    method = levels_in_turn(methods.sam(0.1, interval=3), "abb")
+    whole = Run(PROBLEMS[1], torch.optim.AdamW, method, False)
+    counted = []
+    for t in range(10):
+        if t == stop:
+            saved = whole.save()
+        counted.append(whole.step(t).backwards)
+    resumed = Run(PROBLEMS[1], torch.optim.AdamW, method, False)
+    resumed.load(saved)
+    assert [resumed.step(t).backwards for t in range(stop, 10)] == counted[stop:]
+    assert_same_bits(whole.tensors(), resumed.tensors())
+
+
+def test_no_distance_is_plain_training_to_the_bit() -> None:
+    assert_same_bits(trained(methods.sam(0, interval=2)), trained(methods.plain()))
+
+
+def test_the_interval_must_be_a_number_of_steps() -> None:
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=f"interval must be a whole number of at least 1, got {wrong}"):
+            methods.sam(0.1, interval=wrong)
 
 
 def test_rho_must_not_be_negative() -> None:

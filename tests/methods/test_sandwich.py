@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from partialsgd import PartialSGD, methods
+from partialsgd import Context, PartialSGD, methods
+from partialsgd.names import Parameters
 from tests.families import family
 
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
@@ -38,6 +42,68 @@ def test_with_few_levels_it_takes_what_there_is() -> None:
     assert levels_of(family(0.25, 0.5), 0, 2) == [["full", "1/4"]] * 2
 
 
-def test_a_negative_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        methods.sandwich(family(), between=-1)
+def test_many_widths_are_drawn_evenly_and_in_every_pair() -> None:
+    """Universally slimmable: six widths between, two of them at each step."""
+    nested = family(*(k / 8 for k in range(1, 8)))
+    method, parameters = methods.sandwich(nested, between=2), Parameters(nested)
+    pairs: Counter[tuple[str | None, ...]] = Counter()
+    for t in range(450):
+        largest, *middle, smallest = [branch.level for branch in method.branches(Context(t, 5, parameters, {}))]
+        assert (largest, smallest) == ("full", "1/8")
+        pairs[tuple(middle)] += 1
+    widths = [f"{k}/8" if k % 2 else {2: "1/4", 4: "1/2", 6: "3/4"}[k] for k in range(7, 1, -1)]
+    assert set(pairs) == set(itertools.combinations(widths, 2))
+    assert all(abs(n - 30) < 4 * (450 * (1 / 15) * (14 / 15)) ** 0.5 for n in pairs.values())
+    for width in widths:
+        drawn = sum(n for pair, n in pairs.items() if width in pair)
+        assert abs(drawn - 150) < 4 * (450 * (1 / 3) * (2 / 3)) ** 0.5
+
+
+def test_a_resumed_run_draws_what_it_would_have_drawn() -> None:
+    def run(steps: int, state: dict | None = None) -> tuple[list[list[str | None]], dict]:
+        nested = family(*(k / 8 for k in range(1, 8)))
+        sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.01), methods.sandwich(nested), seed=3)
+        if state is not None:
+            sgd.load_state_dict(state)
+
+        def closure():
+            loss = F.cross_entropy(nested(X), Y)
+            loss.backward()
+            return loss
+
+        return [[level for level, _ in sgd.step(closure).losses] for _ in range(steps)], sgd.state_dict()
+
+    whole, _ = run(20)
+    first, state = run(8)
+    assert whole[:8] == first and whole[8:] == run(12, state)[0]
+    assert whole[8:] != whole[:12]
+
+
+@pytest.mark.parametrize("combine", ["sum", "mean"])
+def test_the_gradients_are_added_or_averaged(combine: str) -> None:
+    """On the levels that were drawn: of three, the sum moves three times as far as the mean."""
+    nested, by_hand = (family(1 / 4, 1 / 2, 3 / 4).eval() for _ in range(2))
+    method = methods.sandwich(nested, between=1, combine=combine)
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
+
+    def closure():
+        loss = F.cross_entropy(nested(X), Y)
+        loss.backward()
+        return loss
+
+    levels = [level for level, _ in sgd.step(closure).losses]
+    assert len(levels) == 3
+    total = {p: torch.zeros_like(p) for p in by_hand.parameters()}
+    for level in levels:
+        with by_hand.at(level):
+            loss = F.cross_entropy(by_hand(X), Y)
+            for p, g in zip(total, torch.autograd.grad(loss, list(total), allow_unused=True), strict=True):
+                total[p] += 0 if g is None else g / (3 if combine == "mean" else 1)
+    for p, (q, g) in zip(nested.parameters(), total.items(), strict=True):
+        torch.testing.assert_close(p, q - 0.1 * g, rtol=1e-5, atol=1e-6)
+
+
+def test_a_number_that_is_none_is_refused() -> None:
+    for wrong in (-1, 1.5):
+        with pytest.raises(ValueError, match=f"between must be a whole number and not negative, got {wrong}"):
+            methods.sandwich(family(), between=wrong)

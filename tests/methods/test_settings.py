@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from partialsgd.methods.settings import as_patterns, require_nonnegative, require_share
+from partialsgd.methods.settings import as_patterns, require_count, require_nonnegative, require_share
 
 
 def test_shares_are_above_zero_and_at_most_one() -> None:
@@ -22,6 +22,13 @@ def test_distances_are_not_negative() -> None:
     for bad in (-1e-9, math.nan):
         with pytest.raises(ValueError, match="rho must not be negative, got"):
             require_nonnegative("rho", bad)
+
+
+def test_counts_are_whole_and_at_least_one() -> None:
+    require_count("interval", 1)
+    for bad in (0, -1, 1.5, math.nan):
+        with pytest.raises(ValueError, match="interval must be a whole number of at least 1, got"):
+            require_count("interval", bad)
 
 
 def test_one_pattern_is_not_spelled_out() -> None:

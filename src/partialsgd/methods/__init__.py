@@ -8,9 +8,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from partialsgd.methods.ac_dc import ac_dc as ac_dc
     from partialsgd.methods.alternating import alternating as alternating
+    from partialsgd.methods.block_coordinate import block_coordinate as block_coordinate
+    from partialsgd.methods.compose import compose as compose
+    from partialsgd.methods.compressed_gradient import compressed_gradient as compressed_gradient
     from partialsgd.methods.dropout import dropout as dropout
+    from partialsgd.methods.dynamic_pruning import dynamic_pruning as dynamic_pruning
+    from partialsgd.methods.dynamic_sparsity import dynamic_sparsity as dynamic_sparsity
     from partialsgd.methods.extragradient import extragradient as extragradient
+    from partialsgd.methods.freezing import freezing as freezing
+    from partialsgd.methods.guarded import guarded as guarded
+    from partialsgd.methods.independent_subnets import independent_subnets as independent_subnets
+    from partialsgd.methods.layerwise import layerwise as layerwise
+    from partialsgd.methods.meprop import meprop as meprop
     from partialsgd.methods.only import only as only
     from partialsgd.methods.plain import plain as plain
     from partialsgd.methods.random_mask import random_mask as random_mask
@@ -20,9 +31,20 @@ if TYPE_CHECKING:
     from partialsgd.methods.top_k import top_k as top_k
 
 SUMMARIES: dict[str, str] = {
+    "ac_dc": "AC/DC: phases that prune the network for good and train the rest, and phases that train all of it.",
     "alternating": "Alternating training (Algorithm 2): the whole network at even t, the core at odd t.",
+    "block_coordinate": "Block-coordinate: a few blocks of layers move for some steps, then the next ones.",
+    "compose": "Two methods at once: masks are intersected, and each level of the one is perturbed as the other says.",
+    "compressed_gradient": "Compressed gradient: k coordinates are sent; what is left is added to the next gradient.",
     "dropout": "Dropout with one mask a batch: random weights or neurons are dropped and not updated.",
+    "dynamic_pruning": "Dynamic pruning (DPF): the gradient of the pruned network moves the dense one.",
+    "dynamic_sparsity": "Dynamic sparsity: one network trained at several sparsities, each inside the one before.",
     "extragradient": "Extragradient: take the gradient one step further downhill.",
+    "freezing": "Freezing: the first stages stop moving one after the other, and their backward pass is not run.",
+    "guarded": "Guarded: a method's steps are taken while a measured criterion is within its bound, else a fallback's.",
+    "independent_subnets": "Independent subnets: disjoint blocks of hidden units, each trained as a network by itself.",
+    "layerwise": "Layer-wise training: the first stage moves alone for some steps, then the second, to the last.",
+    "meprop": "meProp: only the k largest entries of each linear layer's output gradient go on in the backward pass.",
     "only": "One level: a nested network is trained at this level alone, and nothing outside it moves.",
     "plain": "Plain training: every coordinate moves, nothing is perturbed.",
     "random_mask": "Random mask: a random share of the coordinates moves, nothing is perturbed.",

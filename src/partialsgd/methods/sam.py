@@ -5,29 +5,45 @@ from __future__ import annotations
 import torch
 
 from partialsgd import perturbations
-from partialsgd.methods.settings import require_nonnegative
+from partialsgd.methods.settings import require_count, require_nonnegative
 from partialsgd.names import Parameters
 from partialsgd.perturbations import Perturbation
 from partialsgd.rules import Context, Method
 from partialsgd.vectors import Vector
 
 
-def sam(rho: float = 0.05, *, adaptive: bool = False) -> Method:
+def sam(rho: float = 0.05, *, adaptive: bool = False, interval: int = 1) -> Method:
     """Sharpness-aware minimisation: take the gradient at the worst point nearby.
 
     `rho` is the distance to that point. `adaptive=True` measures it relative to each weight,
-    δx = ρ x² g / ‖|x| g‖, and wants a rho about ten times larger. Two backward passes a step.
+    δx = ρ x² g / ‖|x| g‖, and wants a rho about ten times larger. Two backward passes a step. With `interval=n`
+    that is every n-th step of each level, beginning with the first; the others are plain.
     """
     require_nonnegative("rho", rho)
+    require_count("interval", interval)
+    name = f"sam(rho={rho}, adaptive={adaptive}, interval={interval})"
+    if rho == 0:
+        return Method(name=name)
 
     def perturb(context: Context) -> Perturbation:
-        if rho == 0:
+        if not _is_turn(context, interval):
             return perturbations.nowhere()
         if adaptive:
             return _adaptive(context.parameters, context.gradient, rho)
         return perturbations.along_unit_gradient(context.gradient, rho)
 
-    return Method(perturb=perturb, name=f"sam(rho={rho}, adaptive={adaptive})")
+    return Method(perturb=perturb, name=name)
+
+
+def _is_turn(context: Context, interval: int) -> bool:
+    """Counted for each level by itself: with t alone, alternating levels and an even interval would starve one."""
+    if interval == 1:
+        return True
+    key = f"sam.{context.level or ''}"
+    done = context.memory.get(key, 0)
+    assert isinstance(done, int)
+    context.memory[key] = done + 1
+    return done % interval == 0
 
 
 def _adaptive(parameters: Parameters, gradient: Vector, rho: float) -> Perturbation:

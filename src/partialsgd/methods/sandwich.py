@@ -20,8 +20,8 @@ def sandwich(
     levels, detached, to learn from in place of the labels.
     """
     nested = family_of(nested)
-    if not between >= 0:
-        raise ValueError(f"between must not be negative, got {between}")
+    if not isinstance(between, int) or between < 0:
+        raise ValueError(f"between must be a whole number and not negative, got {between}")
     each = {level: branch_of(nested, level, pupil=distill) for level in nested.levels}
     smallest, *middle, largest = nested.levels
 

@@ -15,6 +15,11 @@ def require_nonnegative(name: str, value: float) -> None:
         raise ValueError(f"{name} must not be negative, got {value}; 0 is plain training")
 
 
+def require_count(name: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value}")
+
+
 def as_patterns(where: Sequence[str]) -> tuple[str, ...]:
     """One pattern given as a string is one pattern."""
     return (where,) if isinstance(where, str) else tuple(where)

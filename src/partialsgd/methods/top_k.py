@@ -5,39 +5,43 @@ The mask depends on the stochastic gradient that it masks, which the theorem doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor
 
 from partialsgd import masks
 from partialsgd.masks import Mask
+from partialsgd.methods import magnitudes
+from partialsgd.methods.magnitudes import Scope, require_scope
 from partialsgd.methods.settings import require_share
 from partialsgd.rules import Context, Method
-
-Scope = Literal["global", "layer"]
 
 
 def top_k(keep: float = 0.1, *, scope: Scope = "global") -> Method:
     """Top-k: only the coordinates with the largest gradient move.
 
     k is the share `keep` of all coordinates, at least one, over the network or in each layer (a module's
-    own parameters together). Exactly k are chosen, ties as `torch.topk` breaks them; c_norm is at most √(d / k).
+    own parameters together). Exactly k are chosen, of equal ones the first; c_norm is at most √(d / k).
     """
     require_share("keep", keep)
-    if scope not in get_args(Scope):
-        raise ValueError(f"scope must be one of {', '.join(get_args(Scope))}; got {scope!r}")
+    require_scope(scope)
 
     def mask(context: Context) -> Mask:
         if keep == 1:
             return masks.everything(context.parameters)
-        chosen: dict[str, Tensor] = {}
-        for names in _groups(context.gradient, scope):
-            chosen |= _largest({name: context.gradient[name] for name in names}, keep)
-        return masks.from_tensors(context.parameters, chosen, rest=False)
+        return masks.from_tensors(context.parameters, largest(context.gradient, keep, scope))
 
     return Method(mask=mask, name=f"top_k(keep={keep}, scope={scope})")
+
+
+def largest(scores: Mapping[str, Tensor], keep: float, scope: Scope) -> dict[str, Tensor]:
+    """True at the share `keep` with the largest |score|, over all tensors or in each layer: exactly that many."""
+    chosen: dict[str, Tensor] = {}
+    for names in _groups(scores, scope):
+        group = {name: scores[name] for name in names}
+        d = sum(score.numel() for score in group.values())
+        chosen |= magnitudes.largest(group, max(1, round(keep * d)))
+    return chosen
 
 
 def _groups(names: Iterable[str], scope: Scope) -> Iterable[list[str]]:
@@ -45,12 +49,3 @@ def _groups(names: Iterable[str], scope: Scope) -> Iterable[list[str]]:
     for name in names:
         groups.setdefault(name.rpartition(".")[0] if scope == "layer" else "", []).append(name)
     return groups.values()
-
-
-def _largest(gradient: dict[str, Tensor], keep: float) -> dict[str, Tensor]:
-    magnitude = torch.cat([g.detach().abs().reshape(-1) for g in gradient.values()])
-    k = min(max(1, round(keep * len(magnitude))), len(magnitude))
-    inside = torch.zeros(len(magnitude), dtype=torch.bool, device=magnitude.device)
-    inside[magnitude.topk(k, sorted=False).indices] = True
-    parts = torch.split(inside, [g.numel() for g in gradient.values()])
-    return {name: part.view(g.shape) for (name, g), part in zip(gradient.items(), parts, strict=True)}

@@ -1,0 +1,60 @@
+"""p = some blocks of layers, others after m steps, δx = 0: block-coordinate descent (BAdam: Luo et al. 2024)."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import nn
+
+from partialsgd import masks
+from partialsgd.masks import Mask
+from partialsgd.methods.settings import require_count
+from partialsgd.methods.stages import Chain, Stages
+from partialsgd.rules import Context, Method
+
+Order = Literal["cyclic", "random"]
+
+
+def block_coordinate(
+    model: nn.Module,
+    active: int = 1,
+    *,
+    every: int = 50,
+    order: Order = "cyclic",
+    free: bool = False,
+    blocks: Stages | None = None,
+    cut: bool = True,
+) -> Method:
+    """Block-coordinate: a few blocks of layers move for some steps, then the next ones.
+
+    `active` blocks at a time, `every` steps each. `order="random"` goes through the blocks in a new order each time,
+    so that none is left out. `free=True` drops the optimizer's state of blocks that stop, which saves its memory and
+    lets them begin anew; otherwise it is held.
+    """
+    require_count("active", active)
+    require_count("every", every)
+    if order not in get_args(Order):
+        raise ValueError(f"order must be one of {', '.join(get_args(Order))}; got {order!r}")
+    chain = Chain(model, blocks, cut=cut, who="block_coordinate")
+    name = f"block_coordinate(active={active}, every={every}, order={order}, free={free}, blocks={chain})"
+    if active >= len(chain):
+        return Method(name=name)
+
+    def mask(context: Context) -> Mask:
+        return chain.mask(context, _chosen(context, len(chain), active, context.t // every, order))
+
+    def forget(context: Context) -> Mask:
+        return ~mask(context) if context.t % every == 0 else masks.nothing(context.parameters)
+
+    if not free:
+        return Method(mask=mask, within=chain.cut, structural=chain.is_cut, name=name)
+    return Method(mask=mask, within=chain.cut, forget=forget, structural=chain.is_cut, name=name)
+
+
+def _chosen(context: Context, blocks: int, active: int, turn: int, order: Order) -> list[int]:
+    if order == "cyclic":
+        return [(turn * active + k) % blocks for k in range(active)]
+    turns = -(-blocks // active)  # until each block had one
+    cycle, place = divmod(turn, turns)
+    shuffled = sorted(range(blocks), key=lambda block: context.key(f"block {block}", t=cycle))
+    return [shuffled[(place * active + k) % blocks] for k in range(active)]

@@ -1,0 +1,79 @@
+"""p = top-k of |e + g|, δx = 0: a compressed gradient, with memory e of what was not sent (Stich et al. 2018).
+
+The memory stands outside Algorithm 1. Without it p is the top-k of |g|, or k coordinates drawn at random.
+A top-k mask depends on the stochastic gradient that it masks, which the theorem does not cover (E2).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from partialsgd import masks, randomness
+from partialsgd.masks import Mask
+from partialsgd.methods.magnitudes import Scope, require_scope
+from partialsgd.methods.settings import require_share
+from partialsgd.methods.top_k import largest
+from partialsgd.rules import Context, Method
+from partialsgd.vectors import Vector
+
+Kind = Literal["top-k", "random-k"]
+
+
+def compressed_gradient(
+    keep: float = 0.01, *, kind: Kind = "top-k", feedback: bool = True, scope: Scope = "global"
+) -> Method:
+    """Compressed gradient: k coordinates are sent; what is left is added to the next gradient.
+
+    k is the share `keep` of the coordinates that have a gradient, at least one, over the network or in each layer
+    (a module's own parameters together): the largest of gradient + memory, or with `kind="random-k"` drawn anew at
+    each step. With `feedback=False` what is not sent is lost.
+    """
+    require_share("keep", keep)
+    require_scope(scope)
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}; got {kind!r}")
+    name = f"compressed_gradient(keep={keep}, kind={kind}, feedback={feedback}, scope={scope})"
+    if keep == 1:
+        return Method(name=name)
+
+    def mask(context: Context) -> Mask:
+        wanted = _with_unsent(context, context.gradient)
+        scores = wanted if kind == "top-k" else {name: _drawn(context, name, w) for name, w in wanted.items()}
+        return masks.from_tensors(context.parameters, largest(scores, keep, scope))
+
+    return Method(mask=mask, correct=_remember, name=name) if feedback else Method(mask=mask, name=name)
+
+
+@torch.no_grad()
+def _with_unsent(context: Context, gradient: Vector) -> Vector:
+    """e + g; where no feedback is asked for, e is never there."""
+    total: dict[str, Tensor] = {}
+    for name, g in gradient.items():
+        unsent = context.memory.get(f"unsent.{name}")
+        total[name] = g.detach() + unsent.to(g.device) if isinstance(unsent, Tensor) else g.detach()
+    return Vector(total)
+
+
+@torch.no_grad()
+def _remember(context: Context, gradient: Vector) -> Vector:
+    """Send p ⊙ (e + g); e ← (1 − p) ⊙ (e + g). A parameter without a gradient keeps its memory."""
+    total = _with_unsent(context, gradient)
+    for name, value in total.items():
+        sent = torch.as_tensor(context.mask[name], device=value.device)
+        context.memory[f"unsent.{name}"] = value.masked_fill(sent, 0)
+    return total
+
+
+def _drawn(context: Context, name: str, wanted: Tensor) -> Tensor:
+    """A random number for each coordinate; the largest are sent. What is not finite is sent first, to be seen."""
+    drawn = torch.empty(wanted.numel(), dtype=torch.int64, device=wanted.device)
+    for start, words in randomness.words(context.key(name), len(drawn), drawn.device):
+        drawn[start : start + len(words)] = words
+    drawn.bitwise_and_(_LARGEST >> 1)
+    return drawn.view(wanted.shape).masked_fill_(~wanted.isfinite(), _LARGEST)
+
+
+_LARGEST = torch.iinfo(torch.int64).max

@@ -1,0 +1,79 @@
+"""p = the stages after a growing prefix, δx = 0: layer freezing (Brock et al. 2017; named in Section 1).
+
+By criterion the prefix is the longest for which c_norm = ‖G‖ / ‖p ⊙ G‖ stays under a budget: with δx = 0 it is the
+only criterion there is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+from torch import nn
+
+from partialsgd.masks import Mask
+from partialsgd.methods.settings import require_count
+from partialsgd.methods.stages import Chain, Stages
+from partialsgd.rules import Context, Method
+
+By = Literal["linear", "cubic", "criterion"]
+_FROZEN = "freezing.frozen"
+
+
+def freezing(
+    model: nn.Module,
+    by: By = "linear",
+    *,
+    steps: int = 1000,
+    start: float = 0.8,
+    budget: float = 1.05,
+    every: int = 50,
+    stages: Stages | None = None,
+    cut: bool = True,
+) -> Method:
+    """Freezing: the first stages stop moving one after the other, and their backward pass is not run.
+
+    By a schedule stage i of L stops at `steps` · r, with r = start + (1 − start) i / (L − 1), or r³ when `by="cubic"`;
+    the last stage never stops. `by="criterion"` measures the whole gradient at every `every`-th step and freezes the
+    longest prefix for which c_norm is at most `budget`, until the next measurement.
+    """
+    if by not in get_args(By):
+        raise ValueError(f"by must be one of {', '.join(get_args(By))}; got {by!r}")
+    if not 0 <= start <= 1:
+        raise ValueError(f"start must be in [0, 1], the share of the steps after which the first stage stops; {start=}")
+    if not budget >= 1:
+        raise ValueError(f"budget must be at least 1, which c_norm always is; got {budget}")
+    require_count("steps", steps)
+    require_count("every", every)
+    chain = Chain(model, stages, cut=cut, who="freezing")
+    last = len(chain) - 1
+    shares = [start + (1 - start) * k / last for k in range(last)]
+    ends = [steps * (r**3 if by == "cubic" else r) for r in shares]
+
+    def frozen(context: Context) -> int:
+        if by != "criterion":
+            return sum(context.t >= end for end in ends)
+        if context.t % every == 0 or _FROZEN not in context.memory:
+            context.memory[_FROZEN] = longest_prefix(_norms(context, chain), budget)
+        return int(context.memory[_FROZEN])
+
+    def mask(context: Context) -> Mask:
+        return chain.mask(context, range(frozen(context), len(chain)))
+
+    settings = f"budget={budget}, every={every}" if by == "criterion" else f"steps={steps}, start={start}"
+    return Method(
+        mask=mask, within=chain.cut, structural=chain.is_cut, name=f"freezing(by={by}, {settings}, stages={chain})"
+    )
+
+
+def longest_prefix(norms: list[float], budget: float) -> int:
+    """How many of the first stages can stop so that ‖G‖ / ‖G of the others‖ ≤ budget; the last one cannot."""
+    whole = math.hypot(*norms)
+    found = (k for k in reversed(range(1, len(norms))) if whole <= budget * math.hypot(*norms[k:]))
+    return next(found, 0)
+
+
+def _norms(context: Context, chain: Chain) -> list[float]:
+    """‖G‖ of each stage; of a gradient that is the same on all ranks, so that they decide alike."""
+    found = {name: float(g.norm()) for name, g in context.gradient.items()}
+    return [math.hypot(*(found.get(name, 0.0) for name in names)) for names in chain.stages]

@@ -1,0 +1,52 @@
+"""p_t, δx_t where the criteria allow them, else another method's: by whether an assumption holds (Section 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, get_args
+
+from partialsgd.meters.criteria import Criteria, criteria
+from partialsgd.methods.plain import plain
+from partialsgd.methods.settings import require_count
+from partialsgd.rules import Context, Guard, Method
+from partialsgd.vectors import Vector
+
+Criterion = Literal["c_norm", "c_sim", "c_align", "q"]
+
+
+def guarded(
+    method: Method,
+    *,
+    by: Criterion | Callable[[Criteria], float] = "c_align",
+    bound: float = 2.0,
+    fallback: Method | None = None,
+    every: int = 10,
+) -> Method:
+    """Guarded: a method's steps are taken while a measured criterion is within its bound, else a fallback's.
+
+    At every `every`-th step of each level the criterion is measured, which takes the gradient at x as well; if it is
+    over `bound`, negative or not a number, that step and the level's next ones, to the next measurement, are those of
+    the fallback (plain training). `by` names a criterion or is a function of the measured `Criteria`.
+    """
+    fallback = plain() if fallback is None else fallback
+    if not callable(by) and by not in get_args(Criterion):
+        raise ValueError(f"by must be one of {', '.join(get_args(Criterion))} or a function of Criteria; got {by!r}")
+    if not bound > 0:
+        raise ValueError(f"bound must be positive, got {bound}")
+    require_count("every", every)
+    if method.guard is not None or fallback.guard is not None:
+        raise ValueError("one guard is enough: neither the method nor the fallback may be guarded already")
+
+    def refuses(context: Context, at_x: Vector, at_perturbed: Vector) -> bool:
+        found = criteria(context.mask, at_x, at_perturbed)
+        value = by(found) if callable(by) else float(getattr(found, by))
+        return not 0 <= value <= bound
+
+    of = by if isinstance(by, str) else getattr(by, "__name__", "function")
+    return replace(
+        method,
+        guard=Guard(every, refuses, fallback),
+        structural=method.structural or fallback.structural,
+        name=f"guarded({method.name}, by={of}, bound={bound}, fallback={fallback.name}, every={every})",
+    )

@@ -1,0 +1,119 @@
+"""dy ↦ its k largest entries: the backward pass of a linear layer, truncated (Sun et al. 2017).
+
+With the same k outputs for the whole batch, dx = dy_k W_k and dW_k = dy_kᵀ x are products of small matrices, and all
+other rows of dW are zero. Writing those zeros anew would cost as much as the products, so the memory of dW is used
+again, if nobody else holds it, and only the rows that were written are cleared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+@final
+class Truncation:
+    """One layer's truncated backward: a hook that is on for as long as a trained pass lasts."""
+
+    def __init__(self, k: int, unified: bool) -> None:
+        self.k = k
+        self.unified = unified
+        self.is_on = False
+        self._spare: Tensor | None = None
+        self._written: Tensor | None = None
+        self._held = self._version = 0
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        self.is_on = True
+        try:
+            yield
+        finally:
+            self.is_on = False
+
+    def hook(self, layer: nn.Linear, given: tuple[Tensor], y: Tensor) -> Tensor | None:
+        """The layer's output as it is, with another backward behind it."""
+        if not self.is_on or not y.requires_grad:
+            return None
+        # Autocast has made y from copies of lower precision; the gradient goes back through the same.
+        x, weight = given[0].to(y.dtype), layer.weight.to(y.dtype)
+        bias = None if layer.bias is None else layer.bias.to(y.dtype)
+        backward = _Unified if self.unified else _PerExample
+        replaced: Tensor = backward.apply(x, weight, bias, y.detach(), self)  # type: ignore[no-untyped-call]  # torch's
+        return replaced
+
+    def rows(self, gradient: Tensor) -> Tensor:
+        """The rows that received gradient."""
+        spare, written = self._spare, self._written
+        if spare is None or written is None or gradient.data_ptr() != spare.data_ptr():
+            return gradient.any(1)
+        if gradient._version != self._version:  # something was added to it: a penalty, a second use of the layer
+            return gradient.any(1)
+        received = torch.zeros(len(gradient), dtype=torch.bool, device=gradient.device)
+        return received.index_copy_(0, written, gradient.index_select(0, written).any(1))
+
+    def from_rows(self, weight: Tensor, chosen: Tensor, values: Tensor) -> Tensor:
+        """dW with these rows, and zeros elsewhere."""
+        if torch.compiler.is_compiling():
+            return torch.zeros_like(weight).index_copy_(0, chosen, values)
+        spare, written = self._spare, self._written
+        if spare is not None and written is not None and self._is_free(spare, weight):
+            spare.index_fill_(0, written, 0)
+        else:
+            spare = torch.zeros_like(weight)
+            self._held = torch._C._storage_Use_Count(spare.untyped_storage()._cdata)
+        self._spare, self._written = spare.index_copy_(0, chosen, values), chosen
+        self._version = spare._version
+        return spare.detach()  # another tensor of the same memory, which autograd takes without a copy
+
+    def _is_free(self, spare: Tensor, weight: Tensor) -> bool:
+        alike = spare.shape == weight.shape and spare.dtype == weight.dtype and spare.device == weight.device
+        return alike and torch._C._storage_Use_Count(spare.untyped_storage()._cdata) == self._held
+
+
+class _Truncated(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, truncation: Truncation) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, _, _, ctx.truncation = inputs
+        ctx.save_for_backward(x, weight)
+
+
+@final
+class _Unified(_Truncated):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        whole = dy.reshape(-1, dy.shape[-1])
+        chosen = whole.abs().sum(0).topk(ctx.truncation.k, sorted=False).indices
+        small = whole.index_select(1, chosen)
+        dx = (small @ weight.index_select(0, chosen)).view(x.shape) if needs_x else None
+        dw = None
+        if needs_weight:
+            dw = ctx.truncation.from_rows(weight, chosen, small.t() @ x.reshape(-1, x.shape[-1]))
+        return dx, dw, whole.sum(0) if needs_bias else None, None, None
+
+
+@final
+class _PerExample(_Truncated):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        whole = dy.reshape(-1, dy.shape[-1])
+        chosen = whole.abs().topk(ctx.truncation.k, sorted=False).indices
+        cut = torch.zeros_like(whole).scatter_(1, chosen, whole.gather(1, chosen))
+        dx = (cut @ weight).view(x.shape) if needs_x else None
+        dw = cut.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
+        return dx, dw, whole.sum(0) if needs_bias else None, None, None

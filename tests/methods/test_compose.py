@@ -1,0 +1,289 @@
+"""Two methods at once against loops that do both by hand, and the pairs that have no meaning."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from partialsgd import LowRank, Method, Nested, PartialSGD, methods, nest
+from partialsgd.testing.problems import PROBLEMS
+from tests.families import family
+from tests.methods.test_stages import mlp
+
+MLP = next(p for p in PROBLEMS if p.name == "mlp")
+
+
+def low_rank() -> Nested:
+    torch.manual_seed(0)
+    return nest(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)), LowRank(0.25))
+
+
+def evaluate(nested: nn.Module, t: int) -> Tensor:
+    generator = torch.Generator().manual_seed(t)
+    x, y = torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)
+    return F.cross_entropy(nested(x), y)
+
+
+def closure(nested: nn.Module, t: int):
+    def run() -> Tensor:
+        loss = evaluate(nested, t)
+        loss.backward()
+        return loss
+
+    return run
+
+
+def gradient_at(nested: Nested, level: str, t: int) -> dict[str, Tensor]:
+    with nested.at(level):
+        loss = evaluate(nested, t)
+        loss.backward()
+    found = {n: p.grad for n, p in nested.named_parameters() if p.grad is not None}
+    nested.zero_grad()
+    return found
+
+
+def test_alternating_and_sam_perturb_each_level_by_its_own_gradient() -> None:
+    """By hand: at its level, up by rho along the level's gradient, the gradient there, back, one step."""
+    nested, twin = low_rank(), low_rank()
+    sgd = PartialSGD(
+        nested,
+        torch.optim.SGD(nested.parameters(), 0.1, momentum=0.9),
+        methods.compose(methods.alternating(nested), methods.sam(0.2)),
+    )
+    optimizer = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
+    named = dict(twin.named_parameters())
+    for t in range(6):
+        level = ("full", "core")[t % 2]
+        step = sgd.step(closure(nested, t))
+        assert step.level == level and step.backwards == 2
+        g = gradient_at(twin, level, t)
+        assert level == "full" or len(g) < len(named), "the core leaves parameters out"
+        norm = torch.stack([v.norm() for v in g.values()]).norm()
+        saved = {n: named[n].detach().clone() for n in g}
+        with torch.no_grad():
+            for n, v in g.items():
+                named[n].add_(0.2 * v / norm)
+        uphill = gradient_at(twin, level, t)
+        with torch.no_grad():
+            for n, value in saved.items():
+                named[n].copy_(value)
+        for n, p in named.items():
+            p.grad = uphill.get(n)
+        optimizer.step()
+        optimizer.zero_grad()
+        for (n, a), b in zip(nested.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=lambda m, n=n, t=t: f"{n} at {t}: {m}")
+
+
+def test_sam_by_intervals_is_counted_for_each_level() -> None:
+    nested = low_rank()
+    method = methods.compose(methods.alternating(nested), methods.sam(0.1, interval=2))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
+    passes = [(step.level, step.backwards) for step in (sgd.step(closure(nested, t)) for t in range(8))]
+    assert passes == [("full", 2), ("core", 2), ("full", 1), ("core", 1)] * 2
+
+
+def test_alternating_and_top_k_move_the_largest_gradients_of_the_level_in_one_pass() -> None:
+    nested = low_rank()
+    method = methods.compose(methods.alternating(nested), methods.top_k(0.2))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
+    for t in range(4):
+        level = ("full", "core")[t % 2]
+        g = gradient_at(copy.deepcopy(nested), level, t)
+        step = sgd.step(closure(nested, t))
+        assert step.backwards == 1
+        flat = torch.cat([v.abs().flatten() for v in g.values()])
+        k = round(0.2 * len(flat))
+        least = flat.topk(k).values.min()
+        assert step.mask.count() == k
+        for n, entry in step.mask.items():
+            expected = g[n].abs() >= least if n in g else torch.zeros(nested.get_parameter(n).shape, dtype=torch.bool)
+            assert torch.equal(torch.as_tensor(entry).expand(expected.shape), expected)
+
+
+def test_a_mask_and_a_perturbation_of_two_methods() -> None:
+    """Freezing × SAM: the prefix is held, and the rest goes by the gradient at the worst point of the whole."""
+    model, twin = mlp(3), mlp(3)
+    first = methods.freezing(model, steps=2, start=0.0)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), methods.compose(first, methods.sam(0.1)))
+    alone = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.01), methods.sam(0.1))
+
+    def run(net: nn.Module):
+        def closure() -> Tensor:
+            loss = net(torch.arange(24.0).view(4, 6).cos()).square().sum()
+            loss.backward()
+            return loss
+
+        return closure
+
+    before = [p.detach().clone() for p in model.parameters()]
+    mask = sgd.step(run(model)).mask
+    alone.step(run(twin))
+    for n, a, b, old in zip(mask, model.parameters(), twin.parameters(), before, strict=True):
+        assert torch.equal(a, b if mask[n] is True else old)
+    assert mask["0.weight"] is False and mask["4.weight"] is True
+
+
+def test_a_perturbation_looks_at_its_own_mask_and_not_at_the_intersection() -> None:
+    """dropout × random_mask: what the random mask holds is still in the network."""
+    model, twin = MLP.model(), MLP.model()
+    sgd = PartialSGD(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        methods.compose(methods.dropout(0.6), methods.random_mask(0.5)),
+        seed=2,
+    )
+    alone = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.1), methods.dropout(0.6), seed=2)
+    before = [p.detach().clone() for p in model.parameters()]
+    mask = sgd.step(MLP.closure(model, 0)).mask
+    alone.step(MLP.closure(twin, 0))
+    for n, a, b, old in zip(mask, model.parameters(), twin.parameters(), before, strict=True):
+        assert torch.equal(a, torch.where(torch.as_tensor(mask[n]), b, old))
+
+
+def test_with_plain_it_is_the_other_to_the_bit() -> None:
+    for method in (methods.sam(0.1), methods.top_k(0.3), methods.compressed_gradient(0.2)):
+        for composed in (methods.compose(method, methods.plain()), methods.compose(methods.plain(), method)):
+            (a, ours), (b, alone) = (
+                (m, PartialSGD(m, torch.optim.Adam(m.parameters()), made))
+                for m, made in ((MLP.model(), composed), (MLP.model(), method))
+            )
+            for t in range(4):
+                assert ours.step(MLP.closure(a, t)).backwards == alone.step(MLP.closure(b, t)).backwards
+            assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_two_methods_that_draw_do_not_draw_alike() -> None:
+    model = nn.Linear(200, 200)
+    sgd = PartialSGD(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        methods.compose(methods.random_mask(0.6, where=["weight"]), methods.random_mask(0.5, where=["weight"])),
+    )
+    mask = sgd.step(lambda: model(torch.ones(1, 200)).sum().backward() or 0.0).mask
+    assert float(mask["weight"].float().mean()) == pytest.approx(0.3, abs=0.01)
+
+
+def test_two_methods_that_remember_keep_their_memories_apart() -> None:
+    """Sparsity masks of one and of the other lie under the same names; error feedback and past gradients do not."""
+    model = mlp(3)
+    method = methods.compose(
+        methods.ac_dc(0.5, warmup=1, sparse=3, dense=1, reset=False), methods.compressed_gradient(0.5)
+    )
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    for t in range(5):
+        sgd.step(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0)
+        assert all(key.startswith("second.unsent.") or key.startswith("magnitudes.") for key in sgd.memory)
+        assert any(key.startswith("magnitudes.") for key in sgd.memory) == (1 <= t < 4)
+
+
+def test_a_projection_looks_at_its_own_mask() -> None:
+    """freezing × AC/DC: a frozen stage is pruned to the share asked for, not to nothing."""
+    model = mlp(3)
+    method = methods.compose(
+        methods.freezing(model, steps=1, start=0.0), methods.ac_dc(0.5, warmup=1, sparse=5, dense=1, scope="layer")
+    )
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    for _ in range(3):
+        sgd.step(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0)
+    assert [int((model[k].weight == 0).sum()) for k in (0, 2, 4)] == [18, 18, 18]
+
+
+def test_two_chains_on_one_network() -> None:
+    """freezing × block_coordinate: the active block, if it is not frozen; the gradient mode comes back."""
+    model = mlp(4)
+    first = methods.freezing(model, steps=4, start=0.5)  # stages stop at t = 2, 8/3, 10/3
+    method = methods.compose(first, methods.block_coordinate(model, 2, every=1))
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    moving = []
+    for _ in range(4):
+        mask = sgd.step(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0).mask
+        moving.append([k for k in range(4) if mask[f"{2 * k}.weight"] is True])
+        assert torch.is_grad_enabled()
+    assert moving[:2] == [[0, 1], [2, 3]] and moving[2] == [1] and moving[3] == [2, 3]
+
+
+def test_a_truncated_backward_behind_a_cut() -> None:
+    """meProp × freezing: the gradient of what still moves is meProp's own."""
+    model, twin = mlp(4), mlp(4)
+    method = methods.compose(methods.meprop(model, 2), methods.freezing(model, steps=2, start=0.0))
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    alone = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.01), methods.meprop(twin, 2))
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def run(net: nn.Module):
+        return lambda: net(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0
+
+    mask = sgd.step(run(model)).mask
+    alone.step(run(twin))
+    assert mask["0.weight"] is False and mask["6.weight"] is True
+    for n, a, b, old in zip(mask, model.parameters(), twin.parameters(), before, strict=True):
+        assert torch.equal(a, old if mask[n] is False else b)
+
+
+def test_step_sizes_multiply() -> None:
+    half = Method(scale=lambda context: 0.5, name="half")
+    (a, ours), (b, alone) = (
+        (m, PartialSGD(m, torch.optim.SGD(m.parameters(), lr), made))
+        for m, lr, made in ((MLP.model(), 0.4, methods.compose(half, half)), (MLP.model(), 0.1, methods.plain()))
+    )
+    ours.step(MLP.closure(a, 0))
+    alone.step(MLP.closure(b, 0))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_the_graph_is_cut_also_where_the_other_mask_waits_for_the_gradient() -> None:
+    model = mlp(4)
+    method = methods.compose(methods.top_k(0.5), methods.freezing(model, steps=2, start=0.0))
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+
+    def closure() -> Tensor:
+        loss = model(torch.arange(24.0).view(4, 6).cos()).square().sum()
+        loss.backward()
+        assert model[0].weight.grad is None and model[2].weight.grad is not None
+        return loss
+
+    step = sgd.step(closure)
+    assert step.mask["0.weight"] is False and step.mask.count() == round(0.5 * 3 * 42)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda n, m: (methods.sam(), methods.extragradient()), r"sam.* and extragradient.* both perturb"),
+        (lambda n, m: (methods.dropout(), methods.sam()), "both perturb"),
+        (lambda n, m: (methods.alternating(n), methods.only(n)), "both take their own branches"),
+        (lambda n, m: (methods.ac_dc(), methods.independent_subnets(m, shared="average")), "both project"),
+        (
+            lambda n, m: (methods.block_coordinate(m, free=True), methods.ac_dc()),
+            "both drop optimizer state",
+        ),
+        (lambda n, m: (methods.guarded(methods.dropout()), methods.top_k()), "guard the composition"),
+        (
+            lambda n, m: (methods.compressed_gradient(0.1), methods.compressed_gradient(0.2)),
+            "both correct the gradient",
+        ),
+    ],
+)
+def test_pairs_without_a_meaning_are_refused(build, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        methods.compose(*build(family(), mlp()))
+
+
+def test_pairs_whose_branches_show_it_are_refused_when_they_do() -> None:
+    nested = family()
+    for first, second, message in (
+        (methods.slimmable(nested), methods.compressed_gradient(0.1), "corrects one gradient, and slimmable"),
+        (methods.dynamic_sparsity((0.5,)), methods.sam(), "both perturb the numbers of x"),
+    ):
+        model = nested if "slimmable" in first.name else mlp()
+        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.compose(first, second))
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(ValueError, match=message):
+            for _ in range(2):
+                sgd.step(lambda model=model: model(torch.ones(4, 6)).square().sum().backward() or 0.0)
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)) or sgd.t > 0

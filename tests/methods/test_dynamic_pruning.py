@@ -1,0 +1,159 @@
+"""The gradient of the pruned network moves the dense one, which never stops moving."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import PartialSGD, methods
+from partialsgd.testing.contracts import Run, assert_same_bits
+from partialsgd.testing.problems import PROBLEMS
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 5))
+
+
+def batch(t: int) -> torch.Tensor:
+    return torch.randn(7, 1, 4, 4, generator=torch.Generator().manual_seed(t))
+
+
+def trained(method, steps: int, model=None, lr: float = 0.1):
+    model = model or net()
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), lr), method)
+    seen, between = [], []
+    for t in range(steps):
+
+        def closure(t=t):
+            seen.append({n: p.detach().clone() for n, p in model.named_parameters()})
+            loss = (model(batch(t)) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        between.append({n: p.detach().clone() for n, p in model.named_parameters()})
+        assert sgd.step(closure).mask.is_everything
+    between.append({n: p.detach().clone() for n, p in model.named_parameters()})
+    return sgd, seen, between
+
+
+def largest(weights: list[torch.Tensor], sparsity: float) -> list[torch.Tensor]:
+    """By sorting: another way than the method's."""
+    sizes = torch.cat([w.abs().flatten() for w in weights])
+    order = sizes.argsort(descending=True)[: len(sizes) - round(sparsity * len(sizes))]
+    inside = torch.zeros(len(sizes), dtype=torch.bool)
+    inside[order] = True
+    return [part.view(w.shape) for part, w in zip(inside.split([w.numel() for w in weights]), weights, strict=True)]
+
+
+def test_the_dense_update_is_by_the_gradient_at_the_pruned_weights() -> None:
+    """DPF written out, with refreshes at 0 and 3."""
+    _, seen, between = trained(methods.dynamic_pruning(0.7, every=3), 5)
+    twin = net()
+    for t in range(5):
+        if t % 3 == 0:
+            kept = largest([twin[0].weight.detach(), twin[3].weight.detach()], 0.7)
+        pruned = copy.deepcopy(twin)
+        with torch.no_grad():
+            for layer, inside in zip((pruned[0], pruned[3]), kept, strict=True):
+                layer.weight.mul_(inside)
+        for name, p in pruned.named_parameters():
+            torch.testing.assert_close(seen[t][name], p.detach())
+        (pruned(batch(t)) - 1).square().mean().backward()
+        with torch.no_grad():
+            for p, q in zip(twin.parameters(), pruned.parameters(), strict=True):
+                p -= 0.1 * q.grad
+        for name, p in twin.named_parameters():
+            torch.testing.assert_close(between[t + 1][name], p.detach())
+
+
+def test_dense_weights_never_stop_moving_and_what_was_pruned_can_come_back() -> None:
+    _, seen, between = trained(methods.dynamic_pruning(0.6, every=4), 24, lr=1.0)
+    for before, after in pairwise(between):
+        for name in ("0.weight", "3.weight", "3.bias"):
+            assert (before[name] != after[name]).all(), f"a weight of {name} stands still"
+    kept = [{name: inside[name] != 0 for name in ("0.weight", "3.weight")} for inside in seen]
+    for t, (a, b) in enumerate(pairwise(kept)):
+        same = all(torch.equal(a[name], b[name]) for name in a)
+        assert same or (t + 1) % 4 == 0, "the choice changes at a refresh only"
+    assert any((kept[-1][name] & ~kept[0][name]).any() for name in kept[0]), "nothing came back"
+
+
+def test_the_share_grows_along_a_cubic_curve_when_the_choice_is_refreshed() -> None:
+    _, seen, _ = trained(methods.dynamic_pruning(0.8, every=2, ramp=8), 12)
+    zeros = [sum(int((x[name] == 0).sum()) for name in ("0.weight", "3.weight")) for x in seen]
+    n = 54 + 120
+    shares = [0.0, 0.0, 0.4625, 0.4625, 0.7, 0.7, 0.7875, 0.7875, 0.8, 0.8, 0.8, 0.8]  # 0.8 (1 − (1 − t/8)³)
+    assert zeros == [round(share * n) for share in shares]
+
+
+@pytest.mark.parametrize("steps", [0, 3, 4, 6])
+def test_what_is_extracted_is_the_pruned_network(steps: int) -> None:
+    sgd, _, between = trained(methods.dynamic_pruning(0.9, every=4), steps)
+    small = sgd.extract()
+    zeros = sum(int((small[i].weight == 0).sum()) for i in (0, 3))
+    assert zeros == round(0.9 * (54 + 120))
+    for name, p in small.named_parameters():
+        inside = p.detach() != 0
+        assert torch.equal(p.detach(), between[-1][name] * inside)
+    with sgd.perturbed():
+        assert torch.equal(sgd.parameters.model(batch(9)), small(batch(9)))
+    for name, p in sgd.parameters.items():
+        assert torch.equal(p.detach(), between[-1][name]), "the dense weights are untouched"
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_rows_of_linear_and_convolutional_layers(scope: str) -> None:
+    sgd, seen, _ = trained(methods.dynamic_pruning(0.5, every=2, scope=scope, unit="rows"), 3)
+    rows = [(x["0.weight"] != 0).flatten(1) for x in seen] + [(x["3.weight"] != 0).flatten(1) for x in seen]
+    assert all(torch.equal(r.any(dim=1), r.all(dim=1)) for r in rows)
+    for conv, linear in zip(rows[:3], rows[3:], strict=True):
+        gone = [int((~r.any(dim=1)).sum()) for r in (conv, linear)]
+        assert sum(gone) == round(0.5 * 11) if scope == "global" else gone == [3, 2]
+    assert (sgd.extract()[3].bias != 0).all(), "biases are never pruned"
+
+
+def test_only_what_a_pattern_covers_is_pruned() -> None:
+    _, seen, _ = trained(methods.dynamic_pruning(0.5, where=["3"]), 1)
+    assert (seen[0]["0.weight"] != 0).all() and int((seen[0]["3.weight"] == 0).sum()) == 60
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+def test_without_sparsity_it_is_plain_training_to_the_bit(problem) -> None:
+    runs = [Run(problem, torch.optim.Adam, m, False) for m in (methods.plain(), methods.dynamic_pruning(0.0, every=2))]
+    for t in range(4):
+        for run in runs:
+            torch.manual_seed(t)
+            run.step(t)
+    assert_same_bits(*(run.tensors() for run in runs))
+
+
+def test_a_run_stopped_between_two_refreshes_goes_on_with_the_same_choice() -> None:
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, 0.5, momentum=0.9)
+
+    method = methods.dynamic_pruning(0.6, every=4)
+    whole, resumed = (Run(PROBLEMS[1], sgd, method, False) for _ in range(2))
+    for t in range(10):
+        if t == 6:
+            resumed.load(whole.save())
+        whole.step(t)
+    for t in range(6, 10):
+        resumed.step(t)
+    assert_same_bits(whole.tensors(), resumed.tensors())
+
+
+def test_settings_are_checked() -> None:
+    for settings, message in (
+        ({"sparsity": 1.0}, r"sparsity must be in \[0, 1\)"),
+        ({"every": 0}, "every must be a whole number of at least 1"),
+        ({"ramp": -1}, "ramp must not be negative"),
+        ({"scope": "row"}, "scope must be one of"),
+        ({"unit": "neurons"}, "unit must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            methods.dynamic_pruning(**settings)

@@ -1,0 +1,129 @@
+"""When a stage stops, that its backward is not run, and the prefix that a criterion allows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partialsgd import PartialSGD, methods
+from partialsgd.methods.freezing import longest_prefix
+from tests.methods.test_stages import Embedded, flops, loss_of, mlp
+
+
+def closure(model: nn.Module, log: list | None = None):
+    def run() -> Tensor:
+        loss = loss_of(model)
+        loss.backward()
+        if log is not None:
+            log.append({n for n, p in model.named_parameters() if p.grad is not None})
+        return loss
+
+    return run
+
+
+@pytest.mark.parametrize(("by", "ends"), [("linear", [50, 67, 84]), ("cubic", [13, 30, 58])])
+def test_stages_stop_when_the_schedule_says(by: str, ends: list[int]) -> None:
+    """steps = 100, start = 1/2, four stages: r = 1/2, 2/3, 5/6; the last never stops."""
+    model = mlp(4)
+    sgd = PartialSGD(
+        model, torch.optim.SGD(model.parameters(), 0.01), methods.freezing(model, by, steps=100, start=0.5)
+    )
+    seen: list[set[str]] = []
+    for t in range(110):
+        mask = sgd.step(closure(model, seen)).mask
+        stopped = [mask[f"{2 * k}.weight"] is False for k in range(4)]
+        assert stopped == [t >= end for end in ends] + [False]
+        assert seen[-1] == {n for n in mask if mask[n] is True}, "backward ran where nothing moves"
+
+
+def test_a_frozen_half_costs_no_backward() -> None:
+    model, twin = mlp(12), mlp(12)
+    whole = flops(closure(twin))
+    method = methods.freezing(model, steps=12, start=0.0)  # one stage a step
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    counts = [flops(lambda: sgd.step(closure(model))) for _ in range(8)]
+    layer = whole // 35  # 12 forward, 12 dW, 11 dx, all of one size
+    stopped = [sum(t >= 12 * k / 11 for k in range(11)) for t in range(8)]
+    assert counts == [whole - layer * (2 * n) for n in stopped] and stopped[6] == 6
+
+
+def test_start_at_the_end_is_plain_training_to_the_bit() -> None:
+    model, twin = mlp(), mlp()
+    ours = PartialSGD(model, torch.optim.Adam(model.parameters()), methods.freezing(model, steps=10, start=1.0))
+    plain = PartialSGD(twin, torch.optim.Adam(twin.parameters()))
+    for _ in range(10):
+        ours.step(closure(model))
+        plain.step(closure(twin))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_the_longest_prefix_by_brute_force() -> None:
+    values = (0.0, 0.1, 1.0, 3.0)
+    for norms in itertools.product(values, repeat=4):
+        for budget in (1.0, 1.1, 2.0):
+            allowed = [0]
+            for k in (1, 2, 3):
+                rest = math.sqrt(sum(n * n for n in norms[k:]))
+                whole = math.sqrt(sum(n * n for n in norms))
+                if whole <= budget * rest * (1 + 1e-12):
+                    allowed.append(k)
+            assert longest_prefix(list(norms), budget) == max(allowed), (norms, budget)
+
+
+def test_by_criterion_the_measured_c_norm_stays_under_the_budget_and_a_stage_thaws_when_it_does_not() -> None:
+    """A stage whose gradient grows again is freed at the next measurement."""
+    model = mlp(3)
+    scale = {"0": 1e-3}
+
+    def run() -> Tensor:
+        x = torch.arange(24.0).view(4, 6).cos()
+        h = model[1](model[0](x))
+        h = scale["0"] * h + (1 - scale["0"]) * h.detach()  # how much of the gradient reaches the first stage
+        loss = model[5](model[4](model[3](model[2](h)))).square().sum()
+        loss.backward()
+        return loss
+
+    method = methods.freezing(model, "criterion", budget=1.2, every=4)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-4), method)
+    frozen = []
+    for t in range(12):
+        scale["0"] = 1e-3 if t < 6 else 100.0
+        twin = mlp(3)
+        twin.load_state_dict(model.state_dict())
+        step = sgd.step(run)
+        frozen.append(step.mask["0.weight"] is False)
+        assert step.backwards == 1
+    assert frozen == [True] * 8 + [False] * 4
+
+
+def test_by_criterion_equals_the_ratio_computed_by_hand() -> None:
+    for budget in (1.05, 1.3, 2.0, 5.0):
+        model, twin = Embedded(), Embedded()
+        loss_of(twin).backward()
+        method = methods.freezing(model, "criterion", budget=budget, every=3)
+        mask = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method).step(closure(model)).mask
+        grads = {n: p.grad for n, p in twin.named_parameters()}
+        whole = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
+        inside = math.sqrt(sum(float(g.square().sum()) for n, g in grads.items() if mask[n] is True))
+        assert whole / inside <= budget * (1 + 1e-6)
+        order = [["shift", "embed"], ["blocks.0"], ["blocks.1"], ["blocks.2"], ["norm", "head"]]
+        moving = [any(n.startswith(tuple(stage)) for n in mask if mask[n] is True) for stage in order]
+        k = moving.index(True)
+        if k + 1 < len(order):  # one stage more would exceed it
+            less = [g for n, g in grads.items() if n.startswith(tuple(s for stage in order[k + 1 :] for s in stage))]
+            assert whole / math.sqrt(sum(float(g.square().sum()) for g in less)) > budget
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    for options, message in (
+        ({"by": "often"}, "by must be one of linear, cubic, criterion"),
+        ({"start": 1.5}, r"start must be in \[0, 1\]"),
+        ({"budget": 0.9}, "budget must be at least 1"),
+        ({"steps": 0}, "steps must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            methods.freezing(mlp(), **options)

@@ -1,0 +1,185 @@
+"""The fallback's step where the bound is exceeded, the method's where it is not."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import Method, PartialSGD, methods, perturbations
+from partialsgd.meters.criteria import Criteria
+from partialsgd.testing.contracts import Run
+from partialsgd.testing.problems import PROBLEMS
+
+MLP, NORMS = (next(p for p in PROBLEMS if p.name == name) for name in ("mlp", "batchnorm"))
+
+
+def momentum(parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.05, momentum=0.9)
+
+
+def start(method: Method, problem=MLP) -> tuple[nn.Module, PartialSGD]:
+    model = problem.model()
+    return model, PartialSGD(model, momentum(model.parameters()), method, seed=1)
+
+
+def uphill(context) -> perturbations.Perturbation:
+    """Twice x, mirrored: from t = 4 to 7 the gradient there points elsewhere."""
+    names = tuple(context.parameters) if 4 <= context.t < 8 else ()
+    return perturbations.function(names, lambda parameters: [p.mul_(-2.0) for p in parameters.values()])
+
+
+@pytest.mark.parametrize(("problem", "bound"), [(MLP, 1.3), (NORMS, 0.9)], ids=["mlp", "batchnorm"])
+def test_a_step_is_either_the_methods_or_the_fallbacks_to_the_bit(problem, bound: float) -> None:
+    """Which one is decided by hand: the criterion computed at both points of a copy."""
+    method, fallback = methods.dropout(0.6), methods.sam(0.05)
+    model, sgd = start(methods.guarded(method, by="c_sim", bound=bound, fallback=fallback, every=1), problem)
+    taken = []
+    for t in range(12):
+        gradients = []
+        for point in (Method(name="x"), method):
+            twin = copy.deepcopy(model)
+            other = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 1.0), point, seed=1)
+            other.t = t
+            before = [p.detach().clone() for p in twin.parameters()]
+            torch.manual_seed(t)
+            mask = other.step(problem.closure(twin, t)).mask
+            gradients.append([(a - b).detach() for a, b in zip(before, twin.parameters(), strict=True)])
+        inside = [torch.as_tensor(mask[n]) for n in mask]
+        masked = math.sqrt(sum(float((g * m).square().sum()) for g, m in zip(gradients[0], inside, strict=True)))
+        c_sim = masked / math.sqrt(sum(float(g.square().sum()) for g in gradients[1]))
+        expected = method if c_sim <= bound else fallback
+        taken.append(expected.name)
+        alone = copy.deepcopy(model)
+        optimizer = momentum(alone.parameters())
+        optimizer.load_state_dict(copy.deepcopy(sgd._update.optimizers[0].state_dict()))
+        single = PartialSGD(alone, optimizer, expected, seed=1)
+        single.t = t
+        torch.manual_seed(t)
+        single.step(problem.closure(alone, t))
+        after = torch.get_rng_state()
+        torch.manual_seed(t)
+        step = sgd.step(problem.closure(model, t))
+        assert step.backwards == 2 + (2 if expected is fallback else 0)
+        assert torch.equal(after, torch.get_rng_state())
+        for (name, a), b in zip(model.state_dict().items(), alone.state_dict().values(), strict=True):
+            assert torch.equal(a, b), f"{name} at {t}"
+    assert len(set(taken)) == 2, "both must have occurred"
+
+
+def test_between_measurements_the_last_verdict_holds() -> None:
+    method = methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4)
+    _, sgd = start(method)
+    model = sgd.parameters.model
+    plain_model, plain = start(methods.plain())
+    kinds = []
+    for t in range(12):
+        step = sgd.step(MLP.closure(model, t))
+        plain.step(MLP.closure(plain_model, t))
+        kinds.append(step.backwards)
+        assert int(sgd.memory["guard.refused."]) == int(4 <= t < 8)
+    assert kinds == [1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1]  # δx = 0 needs no second gradient to be measured
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain_model.parameters(), strict=True))
+
+
+def test_each_level_is_judged_at_its_own_steps() -> None:
+    """With an even interval and alternating levels, t alone would only ever judge the full one."""
+    from tests.families import family
+
+    nested, judged = family(), []
+
+    def by(found: Criteria) -> float:
+        judged.append(sgd.t)
+        return 1.0 if sgd.t % 2 == 0 else math.nan  # the core is always refused
+
+    method = methods.guarded(methods.alternating(nested), by=by, every=2)
+    sgd = PartialSGD(nested, momentum(nested.parameters()), method)
+    levels = []
+    for t in range(8):
+
+        def closure(t=t) -> torch.Tensor:
+            loss = nested(torch.randn(4, 6, generator=torch.Generator().manual_seed(t))).square().sum()
+            loss.backward()
+            return loss
+
+        levels.append(sgd.step(closure).level)
+    assert judged == [0, 1, 4, 5]
+    assert levels == ["full", None] * 4  # the fallback, plain training, has no levels
+
+
+def test_negative_alignment_and_what_is_not_a_number_are_refused() -> None:
+    for value in (-1.0, math.nan, math.inf, 2.1):
+
+        def said(found: Criteria, value: float = value) -> float:
+            return value
+
+        _, sgd = start(methods.guarded(methods.dropout(0.5), by=said, bound=2.0, every=1))
+        assert sgd.step(MLP.closure(sgd.parameters.model, 0)).mask.is_everything
+
+
+def test_a_resumed_run_remembers_the_verdict() -> None:
+    def make(model: nn.Module) -> Method:
+        return methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4)
+
+    whole = Run(MLP, momentum, make, False)
+    for t in range(6):
+        whole.step(t)
+    resumed = Run(MLP, momentum, make, False)
+    resumed.load(whole.save())
+    for t in range(6, 10):
+        assert whole.step(t).backwards == resumed.step(t).backwards
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
+
+
+def test_a_bound_that_nothing_exceeds_is_the_method_to_the_bit() -> None:
+    model, sgd = start(methods.guarded(methods.dropout(0.7), by=lambda found: 1.0, every=1))
+    twin, alone = start(methods.dropout(0.7))
+    for t in range(5):
+        sgd.step(MLP.closure(model, t))
+        alone.step(MLP.closure(twin, t))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_overflow_under_a_scaler_skips_whichever_pass_it_is_in() -> None:
+    for failing in (1, 2, 3):
+        model = MLP.model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        method = methods.guarded(methods.dropout(0.5), by=lambda found: math.nan, every=1)
+        sgd = PartialSGD(model, momentum(model.parameters()), method, scaler=scaler)
+        before = [p.detach().clone() for p in model.parameters()]
+        passes = []
+
+        def closure(passes=passes, model=model, scaler=scaler, failing=failing) -> torch.Tensor:
+            loss = MLP.evaluate(model, 0)
+            scaler.scale(loss).backward()
+            passes.append(1)
+            if len(passes) == failing:
+                model[4].bias.grad[0] = math.inf
+            return loss
+
+        skipped = sgd.step(closure).skipped
+        same = all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+        # The first pass is only looked at: a criterion that is not a number refuses, and the fallback's is finite.
+        assert (skipped, same) == ((False, False) if failing == 1 else (True, True)), failing
+        assert scaler.get_scale() == (1024.0 if failing == 1 else 512.0)
+
+
+def test_what_cannot_be_guarded_is_refused() -> None:
+    one = methods.guarded(methods.dropout())
+    for build, message in (
+        (lambda: methods.guarded(one), "one guard is enough"),
+        (lambda: methods.guarded(methods.sam(), fallback=one), "one guard is enough"),
+        (lambda: methods.guarded(methods.sam(), by="c_other"), "by must be one of c_norm"),
+        (lambda: methods.guarded(methods.sam(), bound=0), "bound must be positive"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build()
+    from tests.families import family
+
+    nested = family()
+    sgd = PartialSGD(nested, momentum(nested.parameters()), methods.guarded(methods.slimmable(nested)))
+    with pytest.raises(ValueError, match="a guard judges one gradient, and this step takes 2"):
+        sgd.step(lambda: nested(torch.ones(2, 6)).sum())

@@ -1,0 +1,42 @@
+"""One stage at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from partialsgd import PartialSGD, methods
+from tests.methods.test_freezing import closure
+from tests.methods.test_stages import mlp
+
+
+def test_each_stage_is_trained_as_if_the_others_were_constants() -> None:
+    """Against a loop that hands one stage after the other to an optimizer of its own, to the bit."""
+    model, twin = mlp(3), mlp(3)
+    sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), methods.layerwise(model, 4))
+    for stage in (0, 2, 4):
+        own = torch.optim.Adam(twin[stage].parameters(), 0.01)
+        for _ in range(4 if stage < 4 else 9):
+            sgd.step(closure(model))
+            twin.zero_grad()
+            closure(twin)()
+            own.step()
+    assert sgd.t == 17
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_backward_ends_at_the_stage_and_what_always_moves_moves() -> None:
+    model = mlp(3)
+    method = methods.layerwise(model, 2, always=["4"])
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    seen: list[set[str]] = []
+    for t in range(8):
+        mask = sgd.step(closure(model, seen)).mask
+        stage = min(t // 2, 2)
+        assert {n for n in mask if mask[n] is True} == {f"{k}.{p}" for k in (2 * stage, 4) for p in ("weight", "bias")}
+        assert seen[-1] == {f"{2 * k}.{p}" for k in range(stage, 3) for p in ("weight", "bias")}
+
+
+def test_every_must_be_a_number_of_steps() -> None:
+    with pytest.raises(ValueError, match="every must be a whole number"):
+        methods.layerwise(mlp(), 0)

@@ -1,0 +1,197 @@
+"""The truncated backward against the dense computation with dy truncated by the same index."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from partialsgd import PartialSGD, methods
+from partialsgd.masks import Mask
+from partialsgd.selects import rows_of
+from partialsgd.testing.problems import PROBLEMS
+
+MLP = next(p for p in PROBLEMS if p.name == "mlp")
+SIZES = (12, 20, 16, 24, 5)
+
+
+def network(bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for a, b in pairwise(SIZES):
+        layers += [nn.Linear(a, b, bias=bias, dtype=dtype), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def batch(t: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(t)
+    return torch.randn(7, 12, generator=generator, dtype=dtype), torch.randint(5, (7,), generator=generator)
+
+
+def closure(model: nn.Module, t: int, dtype: torch.dtype = torch.float32):
+    def run() -> Tensor:
+        x, y = batch(t, dtype)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return run
+
+
+def by_hand(model: nn.Sequential, t: int, k: int, unified: bool) -> dict[str, Tensor]:
+    """The chain rule written out with dense matrices: dy is truncated by zeros in every layer but the last."""
+    x, y = batch(t, next(model.parameters()).dtype)
+    layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+    inputs, h = [], x
+    with torch.no_grad():
+        for n, layer in enumerate(layers):
+            inputs.append(h)
+            out = h @ layer.weight.t() + (0 if layer.bias is None else layer.bias)
+            h = torch.tanh(out) if n + 1 < len(layers) else out
+        d = (h.softmax(1) - F.one_hot(y, 5)) / len(x)
+        found = {}
+        for n in reversed(range(len(layers))):
+            cut = d
+            if n + 1 < len(layers):
+                score = d.abs().sum(0, keepdim=True).expand_as(d) if unified else d.abs()
+                kept = score.topk(min(k, d.shape[1]), 1).indices
+                cut = torch.zeros_like(d).scatter(1, kept, d.gather(1, kept))
+            found[f"{2 * n}.weight"] = cut.t() @ inputs[n]
+            if layers[n].bias is not None:
+                found[f"{2 * n}.bias"] = d.sum(0)  # dense
+            d = (cut @ layers[n].weight) * (1 - inputs[n] ** 2)
+    return found
+
+
+def gradient_of(model: nn.Module, method, run) -> tuple[dict[str, Tensor], Mask]:
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    mask = PartialSGD(model, torch.optim.SGD(model.parameters(), 1.0), method).step(run).mask
+    return {n: before[n] - p.detach() for n, p in model.named_parameters()}, mask
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("mask", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_gradient_is_the_dense_computation_with_dy_truncated(unified: bool, mask: bool, bias: bool) -> None:
+    model = network(bias, torch.float64)
+    expected = by_hand(model, 3, 4, unified)
+    method = methods.meprop(model, 4, unified=unified, mask=mask)
+    found, p = gradient_of(model, method, closure(model, 3, torch.float64))
+    for name, g in expected.items():
+        torch.testing.assert_close(found[name], g, rtol=1e-9, atol=1e-12)
+    received = {n: (g != 0).any(1) for n, g in expected.items() if g.ndim == 2}
+    for name in ("0.weight", "2.weight", "4.weight"):
+        if mask:
+            rows = p[name] if isinstance(p[name], bool) else rows_of(p[name])
+            assert torch.equal(torch.as_tensor(rows).expand(len(received[name])), received[name])
+        assert int(received[name].sum()) == 4 or not unified
+    assert p["6.weight"] is True and (not bias or p["0.bias"] is True)
+    assert mask or p.is_everything
+
+
+def test_k_of_all_outputs_is_plain_training_to_the_bit() -> None:
+    for problem in [p for p in PROBLEMS if p.name != "quadratic"]:
+        model, twin = problem.model(), problem.model()
+        ours = PartialSGD(model, torch.optim.AdamW(model.parameters()), methods.meprop(model, 64))
+        plain = PartialSGD(twin, torch.optim.AdamW(twin.parameters()))
+        for t in range(3):
+            torch.manual_seed(t)
+            assert ours.step(problem.closure(model, t)).mask.is_everything
+            torch.manual_seed(t)
+            plain.step(problem.closure(twin, t))
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_rows_outside_hold_their_momentum_and_move_without_the_mask(unified: bool) -> None:
+    """The authors' code: a row without gradient still moves by its momentum."""
+    moved = {}
+    for mask in (True, False):
+        model = network()
+        sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), methods.meprop(model, 2, mask=mask))
+        sgd.step(closure(model, 0))
+        before = model[0].weight.detach().clone()
+        sgd.step(closure(model, 1))
+        moved[mask] = int((model[0].weight != before).any(1).sum())
+    assert moved[True] == 2 < moved[False]
+
+
+def test_a_backward_outside_of_a_step_is_whole() -> None:
+    model, twin = network(), network()
+    methods.meprop(model, 2)
+    closure(model, 0)()
+    closure(twin, 0)()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_micro_batches_shared_layers_and_penalties_add_up() -> None:
+    """What is added to a truncated gradient is in the mask too, and memory that is still in use is not used again."""
+    model, twin = network(), network()
+    method = methods.meprop(model, 3)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1.0), method)
+    kept = []
+    for t in range(3):
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        twin.load_state_dict(model.state_dict())
+        expected = [by_hand(twin, 10 * t + k, 3, True) for k in range(2)]
+
+        def two(t=t) -> Tensor:
+            loss = closure(model, 10 * t)() + closure(model, 10 * t + 1)()
+            kept.append((model[0].weight.grad, model[0].weight.grad.clone()))
+            return loss
+
+        step = sgd.step(two)
+        for name, p in model.named_parameters():
+            total = expected[0][name] + expected[1][name]
+            torch.testing.assert_close(before[name] - p, total, rtol=1e-4, atol=1e-6)
+        assert int(rows_of(step.mask["0.weight"]).sum()) in range(3, 7)
+    assert all(torch.equal(held, copied) for held, copied in kept), "a gradient that someone holds was overwritten"
+
+    def penalised() -> Tensor:
+        loss = closure(model, 99)()
+        penalty = model[0].weight.square().sum()
+        penalty.backward()
+        return loss + penalty
+
+    assert sgd.step(penalised).mask["0.weight"] is True
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's own doing
+def test_autocast_and_compiled_models() -> None:
+    torch.compiler.reset()
+    model, compiled = network(), network()
+    ours = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.meprop(model, 3))
+    method = methods.meprop(compiled, 3)
+    wrapped = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    other = PartialSGD(wrapped, torch.optim.SGD(compiled.parameters(), 0.1), method)
+    for t in range(3):
+        ours.step(closure(model, t))
+        other.step(closure(wrapped, t))
+    for a, b in zip(model.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    low = network()
+    sgd = PartialSGD(low, torch.optim.SGD(low.parameters(), 1.0), methods.meprop(low, 3))
+    exact = by_hand(copy.deepcopy(low), 0, 3, True)
+    before = low[6].weight.detach().clone()
+
+    def run() -> Tensor:
+        x, y = batch(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(low(x), y)
+        loss.backward()
+        return loss
+
+    step = sgd.step(run)
+    assert int(rows_of(step.mask["0.weight"]).sum()) == 3
+    torch.testing.assert_close(before - low[6].weight, exact["6.weight"], rtol=0.1, atol=0.02)
+
+
+def test_what_cannot_be_truncated_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"has no nn\.Linear"):
+        methods.meprop(nn.Sequential(nn.Conv2d(1, 2, 3)), 3)
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        methods.meprop(network(), 0)
