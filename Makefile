@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 
-.PHONY: run test test-all bench setup lint
+.PHONY: run test test-all bench results setup lint
 
 run: $(INSTALLED)  ## train scikit-learn's digits with three methods, under a minute
 	$(BIN)/python examples/digits.py
@@ -22,6 +22,10 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)  ## every figure of benchmarks/README.md, measured again (about 10 minutes)
 	$(BIN)/python -m benchmarks
+
+results: $(INSTALLED)  ## every method trained on digits, and with DATA=folder on CIFAR-10, into docs/results.md
+	$(BIN)/python -m benchmarks.methods --jobs 2 $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.methods --write
 
 setup: $(INSTALLED)  ## only the installation, with all extras
 

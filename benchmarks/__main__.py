@@ -23,6 +23,9 @@ NAMES = (
     "nested_transformer",
     "nested_resnet",
     "level_switch",
+    "meprop",
+    "freezing",
+    "block_coordinate",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import final
 
 import torch
@@ -23,9 +24,20 @@ class Training:
 
     model: nn.Module
     optimizer: Optimizer
-    closure: Callable[[], Tensor]
-    """Forward and backward."""
+    forward: Callable[[], Tensor]
+    """The loss."""
     batch: int
+
+    @cached_property
+    def closure(self) -> Callable[[], Tensor]:
+        """Forward and backward."""
+
+        def run() -> Tensor:
+            loss = self.forward()
+            loss.backward()
+            return loss
+
+        return run
 
     def step(self) -> Tensor:
         """The raw loop."""
@@ -56,10 +68,15 @@ def fused_adam(parameters: Sequence[nn.Parameter]) -> Optimizer:
 
 def mlp(*, batch: int, width: int = 1000, depth: int = 6, classes: int = 10) -> Training:
     """`depth` layers; with the default width 5.0 M parameters, of which 99.8 % are in five square matrices."""
+    return layers(*[width] * depth, classes, batch=batch)
+
+
+def layers(*sizes: int, batch: int) -> Training:
+    """Linear layers of these sizes, with ReLU between them."""
     torch.manual_seed(0)
-    hidden = [layer for _ in range(depth - 1) for layer in (nn.Linear(width, width), nn.ReLU())]
-    model = nn.Sequential(*hidden, nn.Linear(width, classes))
-    return _training(model, torch.randn(batch, width), torch.randint(classes, (batch,)))
+    hidden = [layer for given, made in pairwise(sizes[:-1]) for layer in (nn.Linear(given, made), nn.ReLU())]
+    model = nn.Sequential(*hidden, nn.Linear(sizes[-2], sizes[-1]))
+    return _training(model, torch.randn(batch, sizes[0]), torch.randint(sizes[-1], (batch,)))
 
 
 def many_small_tensors(count: int = 300) -> Training:
@@ -71,7 +88,7 @@ def many_small_tensors(count: int = 300) -> Training:
 
 def only_these(training: Training, parameters: Sequence[nn.Parameter]) -> Training:
     """The same training, of which the optimizer knows the given parameters only."""
-    return Training(training.model, fused_adam(parameters), training.closure, training.batch)
+    return Training(training.model, fused_adam(parameters), training.forward, training.batch)
 
 
 def other_sam(training: Training, rho: float) -> Callable[[], None]:
@@ -105,12 +122,11 @@ class _Residual(nn.Module):
 def _training(model: nn.Module, inputs: Tensor, targets: Tensor) -> Training:
     criterion = nn.CrossEntropyLoss()
 
-    def closure() -> Tensor:
+    def forward() -> Tensor:
         loss: Tensor = criterion(model(inputs), targets)
-        loss.backward()
         return loss
 
-    return Training(model, fused_adam(list(model.parameters())), closure, len(inputs))
+    return Training(model, fused_adam(list(model.parameters())), forward, len(inputs))
 
 
 if __name__ == "__main__":  # python -m benchmarks.baselines: the baselines by themselves

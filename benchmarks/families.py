@@ -59,25 +59,22 @@ def pictures(count: int) -> tuple[Tensor, Tensor]:
 def translation(model: nn.Module, batch: dict[str, Tensor]) -> Training:
     """Forward, backward and fused Adam of whatever translates."""
 
-    def closure() -> Tensor:
+    def forward() -> Tensor:
         loss: Tensor = model(**batch).loss
-        loss.backward()
         return loss
 
-    return Training(model, fused_adam(list(model.parameters())), closure, len(batch["labels"]))
+    return Training(model, fused_adam(list(model.parameters())), forward, len(batch["labels"]))
 
 
 def classification(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Training:
     """The same for images, by SGD with momentum as the paper trains it."""
     images, labels = batch
 
-    def closure() -> Tensor:
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        return loss
+    def forward() -> Tensor:
+        return F.cross_entropy(model(images), labels)
 
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=0.9, weight_decay=5e-4, fused=True)
-    return Training(model, optimizer, closure, len(labels))
+    return Training(model, optimizer, forward, len(labels))
 
 
 def small_resnet() -> nn.Module:

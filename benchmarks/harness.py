@@ -21,6 +21,12 @@ import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
+
+@final
+class Seconds(float):
+    """What a run returns that has timed a part of itself: this is then its time."""
+
+
 Run: TypeAlias = Callable[[], object]
 Contestant: TypeAlias = Callable[[], Run]
 """Prepares, which is not timed, and returns what is timed."""
@@ -113,8 +119,8 @@ def _round(contestants: Mapping[str, Contestant], repeat: int, order: random.Ran
         for name in order.sample(list(contestants), len(contestants)):
             run = contestants[name]()
             start = perf_counter()
-            run()
-            taken[name].append(perf_counter() - start)
+            part = run()
+            taken[name].append(part if isinstance(part, Seconds) else perf_counter() - start)
     return taken
 
 
@@ -125,7 +131,7 @@ def _quiet(threads: int) -> Iterator[None]:
     torch.set_num_threads(threads)
     gc.collect()
     gc.disable()
-    _keep_freed_memory()
+    keep_freed_memory()
     try:
         yield
     finally:
@@ -134,7 +140,7 @@ def _quiet(threads: int) -> Iterator[None]:
             gc.enable()
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Tell glibc not to hand freed memory back to the system, whence it returns as page faults.
 
     By default large blocks are mapped anew each time, and the top of the heap is given back when much of it is free:

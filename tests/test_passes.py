@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
 from partialsgd import PartialSGD, methods
+from partialsgd.steps import Pending
 from partialsgd.testing.problems import PROBLEMS
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
@@ -45,3 +48,18 @@ def test_keyboard_interrupt_restores_too() -> None:
     with pytest.raises(KeyboardInterrupt):
         sgd.step(interrupted)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_step_is_gone_when_it_is_done_and_not_when_memory_is_collected() -> None:
+    """A cycle would keep each step's gradient alive for a while: the memory of a second gradient."""
+    gc.collect()
+    gc.disable()
+    try:
+        for method in (methods.top_k(0.5), methods.sam(0.1), methods.dropout(0.5), methods.plain()):
+            model = MLP.model()
+            sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+            for t in range(2):
+                sgd.step(MLP.closure(model, t))
+                assert not [o for o in gc.get_objects() if type(o) is Pending], "the step is still there"
+    finally:
+        gc.enable()

@@ -664,6 +664,16 @@ def test_perturbed_shows_the_network_that_the_next_step_trains() -> None:
     assert same(seen[0], inside) and same(bits(copied), inside) and not same(inside, before)
 
 
+def test_what_is_extracted_has_no_hooks_of_ours_and_keeps_the_users() -> None:
+    model = MLP.model()
+    handle = model[0].register_forward_hook(lambda *_: None)
+    methods.meprop(model, 2)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.freezing(model))
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in sgd.extract().modules()]
+    assert sum(hooks) == 1 and handle.id in sgd.extract()[0]._forward_hooks
+    assert len(model[0]._forward_hooks) == 3
+
+
 def test_perturbed_refuses_what_needs_a_batch_and_a_level_that_is_not_there() -> None:
     _, sgd = start(MLP, methods.sam())
     with pytest.raises(RuntimeError, match="perturbs by a gradient"), sgd.perturbed():

@@ -73,9 +73,9 @@ class Oracle:
             choice = self._choose(step, number, branch, self._here())
         if meter is not None:
             step.criteria = self._measure(meter, choice.context, at_x)
-        if guard is not None and guard.judge(choice.context, at_x or self._here(), self._here()):
+        if guard is not None and guard.judge(step.context, choice.context, at_x or self._here(), self._here()):
             assert start is not None  # a guard that is due is a reason for it
-            yield from self._instead(step, guard.fallback, choice.context, start)
+            yield from self._instead(step, guard.fallback, start)
         else:
             self._include(step, branch, choice)
 
@@ -121,12 +121,12 @@ class Oracle:
         self.scaler.unscale(gradient)
         return gradient
 
-    def _instead(self, step: Pending, method: Method, context: Context, start: Moment) -> Generator[Pass, None, None]:
-        """The gradient that was taken is dropped, and another method's is taken from where the step began."""
+    def _instead(self, step: Pending, method: Method, start: Moment) -> Generator[Pass, None, None]:
+        """What was taken and remembered is dropped; another method's gradient is taken from where the step began."""
         vectors.clear(self.parameters.values())
         start.noise.restore()
         start.buffers.restore()
-        step.turn_to(method, replace(context, _gradient=None, _mask=None))
+        step.turn_to(method, step.context)
         for number, branch in enumerate(step.branches):
             yield from self.branch(step, number, branch)
 

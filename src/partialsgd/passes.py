@@ -15,6 +15,10 @@ from partialsgd.names import Parameters
 from partialsgd.perturbations import Perturbation, perturbed
 
 
+def _nobody() -> None:
+    return None
+
+
 class _Several:
     """Outputs of more than one micro-batch: a teacher that nobody should ask."""
 
@@ -32,7 +36,7 @@ class Pass:
         level: str | None,
         last: bool,
         within: AbstractContextManager[object] | None = None,
-        teacher: Callable[[], Any] = lambda: None,
+        teacher: Callable[[], Any] = _nobody,
     ) -> None:
         self.level = level
         """The level that the branch trains, or None where a network has no levels. A pass at x_t runs the whole one."""
@@ -85,6 +89,7 @@ class Pass:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         held, self._perturbed, self.running = self._perturbed, None, False
+        self._teacher = _nobody  # it leads back to the step, which would then live until memory is collected
         assert held is not None  # entered above
         try:
             held.__exit__(kind, error, trace)

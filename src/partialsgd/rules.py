@@ -147,9 +147,11 @@ class Guard:
     def has_refused(self, context: Context) -> bool:
         return bool(context.memory.get(f"guard.refused.{context.level or ''}", 0))
 
-    def judge(self, context: Context, at_x: Vector, at_perturbed: Vector) -> bool:
+    def judge(self, start: Context, context: Context, at_x: Vector, at_perturbed: Vector) -> bool:
+        """The verdict is remembered both where the step began and where it is now."""
         refused = self.refuses(context, at_x, at_perturbed)
-        context.memory[f"guard.refused.{context.level or ''}"] = int(refused)
+        for memory in (start.memory, context.memory):
+            memory[f"guard.refused.{context.level or ''}"] = int(refused)
         return refused
 
 
@@ -200,6 +202,8 @@ class Method:
         if self.branches is None:
             return (Branch(self.mask, self.perturb),)
         branches = tuple(self.branches(context))
+        if not branches and context.level is not None:
+            raise ValueError(f"{self.name} has no level {context.level!r}")
         if not branches or (self.combine == "mean" and sum(branch.weight for branch in branches) == 0):
             raise ValueError(f"{self.name} gave no branch with a weight at t = {context.t}; a step needs one")
         return branches

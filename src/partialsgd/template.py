@@ -156,7 +156,7 @@ class PartialSGD:
         with self.perturbed(level) as perturbation:
             if perturbation.is_structural:
                 raise ValueError("a level of a nested network comes out of the network: nested.extract(level)")
-            return copy.deepcopy(self.parameters.model)
+            return _without_our_hooks(copy.deepcopy(self.parameters.model))
 
     def zero_grad(self) -> None:
         """Drop the gradients of a step that was not updated."""
@@ -266,6 +266,14 @@ class PartialSGD:
             self.zero_grad()
         step.backwards = len(losses)
         return step.done(skipped)
+
+
+def _without_our_hooks(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if type(hook).__module__.startswith("partialsgd.")]:
+                del hooks[key]
+    return model
 
 
 def _checked(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], method: Method) -> list[Optimizer]:

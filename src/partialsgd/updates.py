@@ -65,6 +65,8 @@ class MaskedUpdate:
 
     def refuse_to_forget(self, forgotten: Mask) -> None:
         """Raise before anything has moved if an optimizer cannot begin anew there."""
+        if self.outside == "decay" and any(entry is not False for entry in forgotten.values()):
+            raise ValueError("outside='decay' gives state to what does not move, and the method drops it; use 'hold'")
         for name, entry in forgotten.items():
             if isinstance(entry, Tensor):
                 self._refuse(name, probes.why_not_forgetful, "reset part of a tensor", "forget whole tensors")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from benchmarks.harness import Contestant, Estimate, Times, Track, estimate, ready
+from benchmarks.harness import Contestant, Estimate, Seconds, Times, Track, estimate, ready
 
 from benchmarks import harness
 
@@ -67,6 +67,17 @@ def test_preparation_and_warm_up_are_not_timed(monkeypatch: pytest.MonkeyPatch) 
     times = Track(rounds=15, warm_up=2).race("", contestants, repeat=2)
     assert times.seconds == {"ours": [3.0] * 15, "theirs": [2.0] * 15}
     assert calls == 2 * (2 + 15)
+
+
+def test_a_run_may_time_a_part_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    def run() -> Seconds:
+        clock.work(100.0)()
+        return Seconds(3.0)
+
+    times = Track(rounds=2, warm_up=0).race("", {"part": ready(run)}, repeat=1)
+    assert times.seconds == {"part": [3.0, 3.0]}
 
 
 def test_contestants_take_turns() -> None:

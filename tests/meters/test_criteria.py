@@ -46,19 +46,21 @@ def test_plain_training_gives_one_exactly() -> None:
 
 def test_negative_alignment_is_negative_and_alpha_is_clipped() -> None:
     """Erratum E10: G = 1, G̃ = −1/2 would give α = −2."""
-    found = Criteria(whole=1.0, masked=1.0, perturbed=0.5, inner=-0.5)
+    found = Criteria(whole=1.0, masked=1.0, shared=1.0, perturbed=0.5, inner=-0.5)
     assert found.c_align == -1.0 and found.alpha == 0.0 and found.q == math.inf
 
 
 def test_zero_norms_give_infinities_and_not_errors() -> None:
-    nothing = Criteria(1.0, 0.0, 0.0, 0.0)
+    nothing = Criteria(1.0, 0.0, 0.0, 0.0, 0.0)
     assert nothing.c_norm == math.inf and math.isnan(nothing.c_sim) and math.isnan(nothing.c_align)
     assert math.isnan(nothing.alpha) and math.isnan(nothing.q)
-    assert Criteria(1.0, 1.0, 1.0, 0.0).c_align == math.inf
+    assert Criteria(1.0, 1.0, 1.0, 1.0, 0.0).c_align == math.inf
 
 
 def test_what_one_pass_did_not_use_is_in_neither_vector() -> None:
     g = Vector({"a": torch.tensor([3.0, 0.0, 4.0]), "b": torch.ones(2, 2)})
     h = Vector({"a": torch.tensor([3.0, 0.0, 4.0])})
     found = criteria(masks.everything(two()), g, h)
-    assert (found.masked, found.perturbed, found.inner) == (5, 5, 25) and found.whole == pytest.approx(math.sqrt(29))
+    assert (found.shared, found.perturbed, found.inner) == (5, 5, 25)
+    assert found.c_norm == pytest.approx(1, abs=1e-7), "nothing was masked"
+    assert found.c_sim == 1 and found.left_out == 4

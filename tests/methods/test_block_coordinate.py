@@ -132,6 +132,14 @@ def test_backward_ends_at_the_first_active_block() -> None:
     assert all(later < earlier for earlier, later in pairwise(seen))
 
 
+def test_state_is_not_freed_and_given_in_one() -> None:
+    model = mlp(3)
+    method = methods.block_coordinate(model, free=True)
+    sgd = PartialSGD(model, adam(model.parameters()), method, outside="decay")
+    with pytest.raises(ValueError, match="outside='decay' gives state"):
+        sgd.step(closure(model))
+
+
 def test_settings_that_make_no_sense_are_refused() -> None:
     for options, message in (
         ({"active": 0}, "active must be a whole number"),

@@ -37,7 +37,8 @@ def test_stages_stop_when_the_schedule_says(by: str, ends: list[int]) -> None:
         mask = sgd.step(closure(model, seen)).mask
         stopped = [mask[f"{2 * k}.weight"] is False for k in range(4)]
         assert stopped == [t >= end for end in ends] + [False]
-        assert seen[-1] == {n for n in mask if mask[n] is True}, "backward ran where nothing moves"
+        whole = set(mask) if t == 0 else set()  # the first pass is looked at
+        assert seen[-1] == {n for n in mask if mask[n] is True} | whole, "backward ran where nothing moves"
 
 
 def test_a_frozen_half_costs_no_backward() -> None:
@@ -48,7 +49,9 @@ def test_a_frozen_half_costs_no_backward() -> None:
     counts = [flops(lambda: sgd.step(closure(model))) for _ in range(8)]
     layer = whole // 35  # 12 forward, 12 dW, 11 dx, all of one size
     stopped = [sum(t >= 12 * k / 11 for k in range(11)) for t in range(8)]
-    assert counts == [whole - layer * (2 * n) for n in stopped] and stopped[6] == 6
+    assert counts[0] == whole  # the first pass is looked at
+    counts, stopped = counts[1:], stopped[1:]
+    assert counts == [whole - layer * (2 * n) for n in stopped] and stopped[5] == 6
 
 
 def test_start_at_the_end_is_plain_training_to_the_bit() -> None:
@@ -92,11 +95,15 @@ def test_by_criterion_the_measured_c_norm_stays_under_the_budget_and_a_stage_tha
     frozen = []
     for t in range(12):
         scale["0"] = 1e-3 if t < 6 else 100.0
-        twin = mlp(3)
-        twin.load_state_dict(model.state_dict())
         step = sgd.step(run)
         frozen.append(step.mask["0.weight"] is False)
         assert step.backwards == 1
+        if t % 4 == 0:
+            run()
+            squares = {n: float(p.grad.square().sum()) for n, p in model.named_parameters()}
+            inside = sum(v for n, v in squares.items() if step.mask[n] is True)
+            assert math.sqrt(sum(squares.values()) / inside) <= 1.2 * 1.001
+            model.zero_grad()
     assert frozen == [True] * 8 + [False] * 4
 
 

@@ -120,6 +120,28 @@ def test_negative_alignment_and_what_is_not_a_number_are_refused() -> None:
         assert sgd.step(MLP.closure(sgd.parameters.model, 0)).mask.is_everything
 
 
+def test_the_fallback_remembers_by_itself_and_what_was_refused_is_forgotten() -> None:
+    """Two pruning methods use the same names in memory; SAM's count moves once a step."""
+
+    def never(found: Criteria) -> float:
+        return math.nan
+
+    less, more = methods.dynamic_pruning(0.2), methods.dynamic_pruning(0.9)
+    model, sgd = start(methods.guarded(more, by=never, fallback=less, every=1))
+    zeros = []
+
+    def closure() -> torch.Tensor:
+        zeros.append(sum(int((p == 0).sum()) for p in model.parameters() if p.ndim == 2))
+        return MLP.closure(model, 0)()
+
+    sgd.step(closure)
+    total = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    assert zeros == [0, round(0.9 * total), round(0.2 * total)]
+    assert all(key.startswith(("guard.", "fallback.")) for key in sgd.memory)
+    model, sgd = start(methods.guarded(more, by=never, fallback=methods.sam(0.1, interval=2), every=1))
+    assert [sgd.step(MLP.closure(model, t)).backwards for t in range(4)] == [4, 3, 4, 3]
+
+
 def test_a_resumed_run_remembers_the_verdict() -> None:
     def make(model: nn.Module) -> Method:
         return methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4)
@@ -174,6 +196,8 @@ def test_what_cannot_be_guarded_is_refused() -> None:
         (lambda: methods.guarded(methods.sam(), fallback=one), "one guard is enough"),
         (lambda: methods.guarded(methods.sam(), by="c_other"), "by must be one of c_norm"),
         (lambda: methods.guarded(methods.sam(), bound=0), "bound must be positive"),
+        (lambda: methods.guarded(methods.ac_dc()), "acts at certain steps"),
+        (lambda: methods.guarded(methods.sam(), fallback=methods.ac_dc()), "acts at certain steps"),
     ):
         with pytest.raises(ValueError, match=message):
             build()

@@ -206,7 +206,7 @@ def test_what_all_workers_leave_alone_is_not_moved_by_the_mean() -> None:
 def test_a_step_of_another_method_does_not_stop_the_round() -> None:
     model = ready(mlp())
     subnets = methods.independent_subnets(model, 2, 2, shared="average")
-    guard = Guard(lambda context: True, lambda context, *_: context.t in (0, 1, 6), methods.plain())
+    guard = Guard(1, lambda context, *_: context.t in (0, 1, 6), methods.plain())
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), RATE), replace(subnets, guard=guard))
     steps = run(model, sgd, 8, (5,))
     assert [step.level is None for step in steps] == [t in (0, 1, 6) for t in range(8)]

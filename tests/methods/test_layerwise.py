@@ -34,7 +34,7 @@ def test_backward_ends_at_the_stage_and_what_always_moves_moves() -> None:
         mask = sgd.step(closure(model, seen)).mask
         stage = min(t // 2, 2)
         assert {n for n in mask if mask[n] is True} == {f"{k}.{p}" for k in (2 * stage, 4) for p in ("weight", "bias")}
-        assert seen[-1] == {f"{2 * k}.{p}" for k in range(stage, 3) for p in ("weight", "bias")}
+        assert seen[-1] == {f"{2 * k}.{p}" for k in range(stage, 3) for p in ("weight", "bias")}  # all, at t = 0
 
 
 def test_every_must_be_a_number_of_steps() -> None:

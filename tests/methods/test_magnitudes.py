@@ -26,10 +26,10 @@ def test_over_the_network_the_smallest_are_dropped_and_exactly_so_many(sparsity:
     kept = magnitudes.kept(Parameters(model), sparsity)
     assert kept.keys() == {"0.weight", "3.weight"}, "biases and norms are never pruned"
     weights = {name: p.detach().abs() for name, p in model.named_parameters() if name in kept}
-    assert dropped(kept) == round(sparsity * (108 + 120))
+    assert dropped(kept) == min(round(sparsity * (108 + 120)), 227), "one stays"
     inside = torch.cat([w[kept[name]] for name, w in weights.items()])
     outside = torch.cat([w[~kept[name]] for name, w in weights.items()])
-    assert len(inside) == 0 or inside.min() > outside.max()
+    assert inside.min() > outside.max()
 
 
 @pytest.mark.parametrize("sparsity", [0.3, 0.9])

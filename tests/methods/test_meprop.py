@@ -112,12 +112,105 @@ def test_rows_outside_hold_their_momentum_and_move_without_the_mask(unified: boo
     moved = {}
     for mask in (True, False):
         model = network()
-        sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), methods.meprop(model, 2, mask=mask))
+        method = methods.meprop(model, 2, unified=unified, mask=mask)
+        sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), method)
         sgd.step(closure(model, 0))
         before = model[0].weight.detach().clone()
+        received = (by_hand(copy.deepcopy(model), 1, 2, unified)["0.weight"] != 0).any(1)
         sgd.step(closure(model, 1))
-        moved[mask] = int((model[0].weight != before).any(1).sum())
-    assert moved[True] == 2 < moved[False]
+        moved[mask] = (model[0].weight != before).any(1)
+        if mask:
+            assert torch.equal(moved[True], received)
+    assert int(moved[True].sum()) < int(moved[False].sum())
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_without_the_mask_it_is_adam_on_the_truncated_gradient(unified: bool) -> None:
+    """The authors' code: a raw Adam loop that is fed the chain rule written out."""
+    model, twin = network(dtype=torch.float64), network(dtype=torch.float64)
+    method = methods.meprop(model, 3, unified=unified, mask=False)
+    sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), method)
+    adam = torch.optim.Adam(twin.parameters(), 0.01)
+    for t in range(5):
+        sgd.step(closure(model, t, torch.float64))
+        for n, g in by_hand(twin, t, 3, unified).items():
+            twin.get_parameter(n).grad = g
+        adam.step()
+        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_one_layer_too_small_to_truncate_among_others() -> None:
+    """k = 16 is all of the second layer and part of the others."""
+    model = network(dtype=torch.float64)
+    expected = by_hand(model, 0, 16, True)
+    found, p = gradient_of(model, methods.meprop(model, 16), closure(model, 0, torch.float64))
+    for name, g in expected.items():
+        torch.testing.assert_close(found[name], g, rtol=1e-9, atol=1e-12)
+    assert p["2.weight"] is True and int(rows_of(p["0.weight"]).sum()) == 16
+
+
+def test_what_is_added_to_a_gradient_does_not_come_back_in_the_next_step() -> None:
+    """The memory of dW is used again: a penalty's rows must be cleared from it."""
+    model, twin = network(), network()
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.meprop(model, 3, mask=False))
+
+    def penalised(net: nn.Module, t: int):
+        def run() -> Tensor:
+            loss = closure(net, t)()
+            (0.1 * sum(p.square().sum() for p in net.parameters())).backward()
+            return loss
+
+        return run
+
+    for t in range(4):
+        fresh = methods.meprop(twin, 3, mask=False)
+        twin.load_state_dict(model.state_dict())
+        other = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.1), fresh)
+        sgd.step(penalised(model, t))
+        other.step(penalised(twin, t))
+        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_it_lives_with_inplace_activations_keyword_calls_and_other_hooks() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.c = nn.Linear(12, 20), nn.Linear(20, 16), nn.Linear(16, 5)
+            self.extra = nn.Parameter(torch.randn(20, 12))
+            self.a.register_forward_hook(lambda m, i, o: o + 0 * o if not i else o + i[0] @ self.extra.t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu_(self.a(x))
+            h = torch.relu_(self.b(input=h))
+            y: Tensor = self.c(h)
+            return y
+
+    net = Net()
+    sgd = PartialSGD(net, torch.optim.SGD(net.parameters(), 0.1), methods.meprop(net, 3))
+    before = net.extra.detach().clone()
+    mask = sgd.step(closure(net, 0)).mask
+    assert int(rows_of(mask["a.weight"]).sum()) <= 3 and not torch.equal(net.extra, before)
+
+
+def test_a_copy_of_everything_is_truncated_too_and_a_stranger_is_refused() -> None:
+    model = network()
+    method = methods.meprop(model, 3)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+    sgd.step(closure(model, 0))
+    copied, other = copy.deepcopy((model, sgd))
+    assert sgd.step(closure(model, 1)).mask.count() == other.step(closure(copied, 1)).mask.count()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copied.parameters(), strict=True))
+    stranger = network()
+    with pytest.raises(ValueError, match="was made for another model"):
+        PartialSGD(stranger, torch.optim.SGD(stranger.parameters(), 0.1), method).step(closure(stranger, 0))
+
+
+def test_it_says_when_nothing_is_truncated(caplog: pytest.LogCaptureFixture) -> None:
+    methods.meprop(network(), 64)
+    assert "no nn.Linear but the last has more than 64 outputs" in caplog.text
 
 
 def test_a_backward_outside_of_a_step_is_whole() -> None:
@@ -193,5 +286,5 @@ def test_autocast_and_compiled_models() -> None:
 def test_what_cannot_be_truncated_is_refused() -> None:
     with pytest.raises(ValueError, match=r"has no nn\.Linear"):
         methods.meprop(nn.Sequential(nn.Conv2d(1, 2, 3)), 3)
-    with pytest.raises(ValueError, match="k must be at least 1"):
+    with pytest.raises(ValueError, match="k must be a whole number"):
         methods.meprop(network(), 0)

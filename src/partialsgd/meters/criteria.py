@@ -21,10 +21,14 @@ class Criteria:
     """‖G‖"""
     masked: float
     """‖p ⊙ G‖"""
+    shared: float
+    """‖p ⊙ G‖ over the coordinates that both passes used"""
     perturbed: float
-    """‖p ⊙ G̃‖"""
+    """‖p ⊙ G̃‖, over the same"""
     inner: float
     """⟨p ⊙ G, p ⊙ G̃⟩"""
+    left_out: int = 0
+    """How many coordinates inside the mask one of the passes did not use."""
 
     @property
     def c_norm(self) -> float:
@@ -34,12 +38,12 @@ class Criteria:
     @property
     def c_sim(self) -> float:
         """Criterion 2: how much shorter the perturbation makes it."""
-        return _ratio(self.masked, self.perturbed)
+        return _ratio(self.shared, self.perturbed)
 
     @property
     def c_align(self) -> float:
         """Criterion 3: one over the cosine of the two; negative where they point apart."""
-        return _ratio(self.masked * self.perturbed, self.inner)
+        return _ratio(self.shared * self.perturbed, self.inner)
 
     @property
     def alpha(self) -> float:
@@ -49,17 +53,28 @@ class Criteria:
 
     @property
     def q(self) -> float:
-        """‖G‖ / (α ‖p ⊙ G̃‖)"""
-        return _ratio(self.whole, self.alpha * self.perturbed)
+        """c_norm · ‖p ⊙ G‖ / (α ‖p ⊙ G̃‖), which is ‖G‖ / (α ‖p ⊙ G̃‖) where both passes use the same."""
+        return self.c_norm * _ratio(self.shared, self.alpha * self.perturbed)
 
 
 def criteria(mask: Mask, at_x: Vector, at_perturbed: Vector) -> Criteria:
-    """From gradients before the mask. Coordinates that one of the passes did not use are in neither masked vector."""
-    both = [name for name in at_x if name in at_perturbed and mask[name] is not False]
-    squares = {name: _inner(mask[name], at_x[name], at_x[name]) for name in both}
-    others = [_inner(mask[name], at_perturbed[name], at_perturbed[name]) for name in both]
-    inner = [_inner(mask[name], at_x[name], at_perturbed[name]) for name in both]
-    return Criteria(at_x.norm(), math.sqrt(sum(squares.values())), math.sqrt(sum(others)), sum(inner))
+    """From gradients before the mask."""
+    used = [name for name in mask if mask[name] is not False and (name in at_x or name in at_perturbed)]
+    both = [name for name in used if name in at_x and name in at_perturbed]
+    squares = {name: _inner(mask[name], at_x[name], at_x[name]) for name in used if name in at_x}
+    return Criteria(
+        whole=at_x.norm(),
+        masked=math.sqrt(sum(squares.values())),
+        shared=math.sqrt(sum(squares[name] for name in both)),
+        perturbed=math.sqrt(sum(_inner(mask[name], at_perturbed[name], at_perturbed[name]) for name in both)),
+        inner=sum(_inner(mask[name], at_x[name], at_perturbed[name]) for name in both),
+        left_out=sum(_count(mask, name) for name in used if name not in both),
+    )
+
+
+def _count(mask: Mask, name: str) -> int:
+    entry = mask[name]
+    return int(entry.count_nonzero()) if isinstance(entry, Tensor) else mask.parameters[name].numel()
 
 
 def _inner(entry: Entry, a: Tensor, b: Tensor) -> float:

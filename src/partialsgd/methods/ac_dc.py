@@ -13,7 +13,7 @@ from partialsgd import masks, perturbations
 from partialsgd.masks import Mask
 from partialsgd.methods import magnitudes
 from partialsgd.methods.magnitudes import Scope, Unit
-from partialsgd.methods.settings import as_patterns, require_count
+from partialsgd.methods.settings import as_patterns, require_count, require_steps
 from partialsgd.perturbations import Perturbation
 from partialsgd.rules import Context, Method
 
@@ -34,6 +34,7 @@ def ac_dc(
 
     `warmup` dense steps, then `sparse` sparse and `dense` dense ones by turns. From step `until` on the network is
     sparse to the end; a turn that would not be over by then is not begun, and the last dense phase lasts longer.
+    Without `until` the run may end in a dense phase.
     In a dense phase the pruned weights start again from zero, with `reset=True` under an optimizer that has forgotten
     all. What is pruned is chosen as in `dynamic_pruning`, when a sparse phase begins.
     """
@@ -42,9 +43,8 @@ def ac_dc(
     magnitudes.require_unit(unit)
     require_count("sparse", sparse)
     require_count("dense", dense)
-    if not warmup >= 0:
-        raise ValueError(f"warmup must not be negative, got {warmup}; 0 begins with a sparse phase")
-    if until is not None and not until >= warmup:
+    require_steps("warmup", warmup, "begins with a sparse phase")
+    if until is not None and not (isinstance(until, int) and until >= warmup):
         raise ValueError(f"until must not be less than warmup = {warmup}, got {until}")
     patterns = where if where is None else as_patterns(where)
     phases = f"warmup={warmup}, sparse={sparse}, dense={dense}, until={until}, reset={reset}"

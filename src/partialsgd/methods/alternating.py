@@ -36,8 +36,8 @@ def alternating(
     each = {level: branch_of(nested, level, taught=distill) for level in nested.levels}
 
     def branches(context: Context) -> list[Branch]:
-        level = _drawn(context, odds) if odds else cycle[context.t % len(cycle)]
-        return [each[level]]
+        level = context.level or (_drawn(context, odds) if odds else cycle[context.t % len(cycle)])
+        return [each[level]] if level in each else []
 
     return Method(
         branches=branches,

@@ -1,29 +1,24 @@
 """p = p₁ ⊙ p₂, δx = the one that there is: two methods at once, where that has a meaning.
 
-A method of levels and one that perturbs: each level is perturbed by its own gradient. Two perturbations of numbers,
-two corrections or two kinds of branches have no order in which they would be one step, and are refused.
+A method of levels and one that perturbs: each level is perturbed by its own gradient. A mask that is known before the
+gradient and one that is chosen by it: it is chosen among what the first lets move. Two perturbations of numbers, two
+corrections or two kinds of branches have no order in which they would be one step, and are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
-from partialsgd import randomness
+from torch import Tensor
+
+from partialsgd.masks import Mask
+from partialsgd.methods.parts import apart, has
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import (
-    Branch,
-    BranchesRule,
-    Context,
-    MaskRule,
-    Method,
-    NeedsGradient,
-    PerturbRule,
-    Remembered,
-    WithinRule,
-)
+from partialsgd.rules import Branch, Context, CorrectRule, MaskRule, Method, NeedsGradient, PerturbRule, WithinRule
+from partialsgd.vectors import Vector
 
 _PLAIN = Method()
 _ONE_ONLY = {
@@ -33,7 +28,6 @@ _ONE_ONLY = {
     "project": "project",
     "forget": "drop optimizer state",
 }
-_RULES = ("mask", "perturb", "scale", "correct", "project", "within", "forget")
 
 
 def compose(first: Method, second: Method) -> Method:
@@ -42,96 +36,114 @@ def compose(first: Method, second: Method) -> Method:
     alternating × sam: at each level the worst point near it; alternating × top_k: the largest gradients of the level;
     freezing × sam, block_coordinate × compressed_gradient, and so on.
     """
-    for rule, does in _ONE_ONLY.items():
-        if _has(first, rule) and _has(second, rule):
-            raise ValueError(f"{first.name} and {second.name} both {does}, and a step can do that once only")
-    if first.guard is not None or second.guard is not None:
-        raise ValueError("guard the composition, not a part of it: guarded(compose(…), …)")
+    _refuse(first, second)
     name = f"compose({first.name}, {second.name})"
-    if not first.is_plain and not second.is_plain:
-        second = _apart(second)
+    if first.is_plain or second.is_plain:
+        return replace(second if first.is_plain else first, name=name)
+    second = apart(second, f"part {first.name.count('compose(') + 2}", reseed=True)
     outer, inner = (second, first) if second.branches is not None else (first, second)
-    parts: dict[str, Any] = {rule: getattr(_owner(first, second, rule), rule) for rule in _ONE_ONLY}
+    rules: dict[str, Any] = {rule: getattr(_owner(first, second, rule), rule) for rule in _ONE_ONLY}
     if outer.branches is None:
-        parts |= {"mask": _both(first.mask, second.mask), "perturb": _by_own_mask(_owner(first, second, "perturb"))}
+        rules["mask"] = _both(first.mask, second.mask)
+        rules["perturb"] = _by_own_mask(_owner(first, second, "perturb"), "perturb")
     else:
-        parts |= {"branches": _branches(outer, inner), "perturb": _PLAIN.perturb}
-    projecting = _owner(first, second, "project")
+        rules |= {"branches": lambda context: _branches(context, outer, inner), "perturb": _PLAIN.perturb}
+    rules["project"] = _by_own_mask(_owner(first, second, "project"), "project")
+    if has(first, "scale") or has(second, "scale"):
+        rules["scale"] = lambda context: first.scale(context) * second.scale(context)
+    if has(first, "correct") or has(second, "correct"):
+        rules["correct"] = _correct(first, second)
     return Method(
-        **parts | {"project": _by_own_mask(projecting, projecting.project)},
-        scale=lambda context: first.scale(context) * second.scale(context),
-        within=_inside_both(first, second),
+        **rules,
+        within=_within(first, second),
         combine=outer.combine,
         structural=first.structural or second.structural,
         name=name,
     )
 
 
-def _branches(outer: Method, inner: Method) -> BranchesRule:
+def _refuse(first: Method, second: Method) -> None:
+    for rule, does in _ONE_ONLY.items():
+        if has(first, rule) and has(second, rule):
+            raise ValueError(f"{first.name} and {second.name} both {does}, and a step can do that once only")
+    for outer, inner in ((first, second), (second, first)):
+        if outer.branches is not None and not outer.structural and has(inner, "perturb"):
+            raise ValueError(
+                f"{outer.name} and {inner.name} both perturb the numbers of x, and a step can do that once only; the "
+                "levels of a nested network (nest) are another structure, and can be perturbed"
+            )
+    if first.guard is not None or second.guard is not None:
+        raise ValueError("guard the composition, not a part of it: guarded(compose(…), …)")
+
+
+def _branches(context: Context, outer: Method, inner: Method) -> Sequence[Branch]:
     """The branches of the one, each masked and perturbed by the other as well."""
-
-    def branches(context: Context) -> Sequence[Branch]:
-        found = outer.branches_at(context)
-        if len(found) > 1 and _has(inner, "correct"):
-            raise ValueError(f"{inner.name} corrects one gradient, and {outer.name} takes {len(found)} in a step")
-        return [_joined(branch, inner, outer.name) for branch in found]
-
-    return branches
+    found = outer.branches_at(context)
+    if len(found) > 1 and has(inner, "correct"):
+        raise ValueError(f"{inner.name} corrects one gradient, and {outer.name} takes {len(found)} in a step")
+    return [_joined(branch, inner) for branch in found]
 
 
-def _joined(branch: Branch, inner: Method, outer: str) -> Branch:
-    perturb = _by_own_mask(inner)
+def _joined(branch: Branch, inner: Method) -> Branch:
+    perturb = _by_own_mask(inner, "perturb")
 
     def both(context: Context) -> Perturbation:
-        level = branch.perturb(context)
-        if not _has(inner, "perturb"):
-            return level
-        if level.touches:
-            raise ValueError(
-                f"{inner.name} and {outer} both perturb the numbers of x, and a step can do that once only"
-            )
-        within = perturb(context)
-        return level if within.is_nowhere else Perturbation(within.touches, within.move, level.at)
+        level = branch.perturb(replace(context, _mask=branch.mask(context)))
+        numbers = perturb(context)
+        return level if numbers.is_nowhere else Perturbation(numbers.touches, numbers.move, level.at)
 
     return replace(branch, mask=_both(branch.mask, inner.mask), perturb=both)
 
 
 def _both(a: MaskRule, b: MaskRule) -> MaskRule:
+    """p₁ ⊙ p₂; one that looks at the gradient sees of it what the other lets move, if that is known without it."""
     if a is _PLAIN.mask or b is _PLAIN.mask:
         return b if a is _PLAIN.mask else a
-    return lambda context: a(context) & b(context)
+
+    def mask(context: Context) -> Mask:
+        return a(_seen(context, _known(b, context))) & b(_seen(context, _known(a, context)))
+
+    return mask
 
 
-def _by_own_mask(method: Method, rule: PerturbRule | None = None) -> PerturbRule:
+def _correct(first: Method, second: Method) -> CorrectRule:
+    """The gradient that is remembered is what the other mask lets move, whether or not the rest was computed."""
+    owner = _owner(first, second, "correct")
+    other = first if owner is second else second
+
+    def correct(context: Context, gradient: Vector) -> Vector:
+        known = _known(_mask_of(other, context), context)
+        return owner.correct(context, gradient if known is None else _masked(gradient, known))
+
+    return correct
+
+
+def _by_own_mask(method: Method, rule: str) -> PerturbRule:
     """A rule as the method has it by itself: it may look at its own mask, not at the intersection."""
-    rule = method.perturb if rule is None else rule
-    if rule in (_PLAIN.perturb, _PLAIN.project) or not _has(method, "mask"):
-        return rule
-    return lambda context: rule(replace(context, _mask=method.mask(context)))
+    own: PerturbRule = getattr(method, rule)
+    if not has(method, rule) or not has(method, "mask"):
+        return own
+    return lambda context: own(replace(context, _mask=method.mask(context)))
 
 
-def _inside_both(first: Method, second: Method) -> WithinRule:
-    methods = [method for method in (first, second) if _has(method, "within")]
+def _within(first: Method, second: Method) -> WithinRule:
+    """One inside the other, each by its own mask: that may be known before the pass where the intersection is not."""
+    methods = [method for method in (first, second) if has(method, "within")]
     if not methods:
         return _PLAIN.within
 
+    def entered(method: Method, context: Context) -> AbstractContextManager[object]:
+        try:
+            own = _known(method.mask, context) if has(method, "mask") else context._mask
+            return method.within(replace(context, _mask=own))
+        except NeedsGradient:
+            return nullcontext()
+
     def within(context: Context) -> AbstractContextManager[object]:
-        found = [_within(method, context) for method in methods]
+        found = [entered(method, context) for method in methods]
         return nullcontext() if all(isinstance(one, nullcontext) for one in found) else _all(found)
 
     return within
-
-
-def _within(method: Method, context: Context) -> AbstractContextManager[object]:
-    """By its own mask, which may be known before the pass where the intersection is not."""
-    try:
-        own = method.mask(context) if _has(method, "mask") else context._mask
-    except NeedsGradient:
-        own = None
-    try:
-        return method.within(replace(context, _mask=own))
-    except NeedsGradient:
-        return nullcontext()
 
 
 @contextmanager
@@ -142,50 +154,29 @@ def _all(managers: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
         yield
 
 
-def _apart(method: Method) -> Method:
-    """The same method with draws and a memory of its own, so that it neither repeats nor overwrites the other's."""
-
-    def own(context: Context) -> Context:
-        return replace(context, seed=randomness.key(context.seed, "second"), memory=_Own(context.memory))
-
-    def seen(rule: Any) -> Any:
-        return lambda context, *given: rule(own(context), *given)
-
-    rules = {rule: seen(getattr(method, rule)) for rule in _RULES if _has(method, rule)}
-    if method.branches is not None:
-        found = method.branches
-        rules["branches"] = lambda context: [
-            replace(branch, mask=seen(branch.mask), perturb=seen(branch.perturb)) for branch in found(own(context))
-        ]
-    return replace(method, **rules)
+def _mask_of(method: Method, context: Context) -> MaskRule:
+    """The method's mask rule, or that of its branch of this level."""
+    return method.mask if method.branches is None else method.branches_at(context)[0].mask
 
 
-@final
-class _Own(MutableMapping[str, Remembered]):
-    """A part of the memory, under names that nobody else uses."""
-
-    def __init__(self, memory: MutableMapping[str, Remembered]) -> None:
-        self._memory = memory
-
-    def __getitem__(self, key: str) -> Remembered:
-        return self._memory[f"second.{key}"]
-
-    def __setitem__(self, key: str, value: Remembered) -> None:
-        self._memory[f"second.{key}"] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._memory[f"second.{key}"]
-
-    def __iter__(self) -> Iterator[str]:
-        return (key.removeprefix("second.") for key in self._memory if key.startswith("second."))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+def _known(rule: MaskRule, context: Context) -> Mask | None:
+    """A mask that can be told without the gradient."""
+    try:
+        return rule(replace(context, _gradient=None, _mask=None))
+    except NeedsGradient:
+        return None
 
 
-def _has(method: Method, rule: str) -> bool:
-    return getattr(method, rule) is not getattr(_PLAIN, rule)
+def _seen(context: Context, mask: Mask | None) -> Context:
+    if mask is None or context._gradient is None:
+        return context
+    return replace(context, _gradient=_masked(context._gradient, mask))
+
+
+def _masked(gradient: Vector, mask: Mask) -> Vector:
+    entries = {name: (g, mask[name]) for name, g in gradient.items() if mask[name] is not False}
+    return Vector({name: g * m if isinstance(m, Tensor) else g for name, (g, m) in entries.items()})
 
 
 def _owner(first: Method, second: Method, rule: str) -> Method:
-    return second if _has(second, rule) else first
+    return second if has(second, rule) else first

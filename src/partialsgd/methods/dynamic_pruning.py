@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from partialsgd import masks, perturbations
 from partialsgd.methods import magnitudes
 from partialsgd.methods.magnitudes import Scope, Unit
-from partialsgd.methods.settings import as_patterns, require_count
+from partialsgd.methods.settings import as_patterns, require_count, require_steps
 from partialsgd.perturbations import Perturbation
 from partialsgd.rules import Context, Method
 
@@ -36,8 +36,7 @@ def dynamic_pruning(
     magnitudes.require_scope(scope)
     magnitudes.require_unit(unit)
     require_count("every", every)
-    if not ramp >= 0:
-        raise ValueError(f"ramp must not be negative, got {ramp}; 0 prunes to the full sparsity at once")
+    require_steps("ramp", ramp, "prunes to the full sparsity at once")
 
     def perturb(context: Context) -> Perturbation:
         since = context.t - context.t % every

@@ -30,10 +30,10 @@ def extragradient(eta: float = 0.01, *, past: bool = False) -> Method:
 
 
 def _along_past(context: Context, factor: float) -> Perturbation:
-    """δx = factor · the last step's gradient."""
+    """δx = factor · the gradient of the level's last step."""
     past: dict[str, Tensor] = {}
     for name, parameter in context.parameters.items():
-        gradient = context.memory.get(f"past.{name}")
+        gradient = context.memory.get(f"past.{context.level or ''}.{name}")
         if isinstance(gradient, Tensor):
             past[name] = gradient.to(parameter.device)
     return perturbations.along_gradient(Vector(past), factor)
@@ -42,7 +42,9 @@ def _along_past(context: Context, factor: float) -> Perturbation:
 def _remember(context: Context, gradient: Vector) -> Vector:
     for name in context.parameters:
         if name in gradient:
-            context.memory[f"past.{name}"] = gradient[name].detach().clone()
+            context.memory[f"past.{context.level or ''}.{name}"] = gradient[name].detach().clone()
         else:
-            context.memory.pop(f"past.{name}", None)  # f did not depend on it: its gradient was zero
+            context.memory.pop(
+                f"past.{context.level or ''}.{name}", None
+            )  # f did not depend on it: its gradient was zero
     return gradient

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from partialsgd.meters.criteria import Criteria, criteria
+from partialsgd.methods.parts import apart, has
 from partialsgd.methods.plain import plain
 from partialsgd.methods.settings import require_count
 from partialsgd.rules import Context, Guard, Method
@@ -37,6 +38,11 @@ def guarded(
     require_count("every", every)
     if method.guard is not None or fallback.guard is not None:
         raise ValueError("one guard is enough: neither the method nor the fallback may be guarded already")
+    for part in (method, fallback):
+        if has(part, "project") or has(part, "forget"):
+            raise ValueError(
+                f"{part.name} acts at certain steps (it projects or drops state), and a guard may skip those"
+            )
 
     def refuses(context: Context, at_x: Vector, at_perturbed: Vector) -> bool:
         found = criteria(context.mask, at_x, at_perturbed)
@@ -46,7 +52,7 @@ def guarded(
     of = by if isinstance(by, str) else getattr(by, "__name__", "function")
     return replace(
         method,
-        guard=Guard(every, refuses, fallback),
+        guard=Guard(every, refuses, apart(fallback, "fallback", reseed=False)),
         structural=method.structural or fallback.structural,
         name=f"guarded({method.name}, by={of}, bound={bound}, fallback={fallback.name}, every={every})",
     )

@@ -48,6 +48,9 @@ def independent_subnets(
     inside = {place.parameter for units in found for place in units.places}
     length = workers * every
 
+    def is_known(context: Context) -> bool:
+        return context.level is None or context.level in levels
+
     def worker(context: Context) -> int:
         return context.t % workers if context.level is None else levels.index(context.level)
 
@@ -76,7 +79,7 @@ def independent_subnets(
 
     settings = f"workers={workers}, every={every}, shared={shared}, hidden={chains_of(hidden) or None}"
     return Method(
-        branches=lambda context: [Branch(mask, perturb, levels[worker(context)])],
+        branches=lambda context: [Branch(mask, perturb, levels[worker(context)])] if is_known(context) else [],
         within=within,
         project=exchange if shared == "average" and workers > 1 else nowhere,
         name=f"independent_subnets({settings})",

@@ -10,6 +10,7 @@ from partialsgd import masks
 from partialsgd.masks import Mask
 from partialsgd.methods.settings import as_patterns, require_count
 from partialsgd.methods.stages import Chain, Stages
+from partialsgd.names import Parameters
 from partialsgd.rules import Context, Method
 
 
@@ -27,6 +28,7 @@ def layerwise(
     """
     require_count("every", every)
     chain = Chain(model, stages, cut=cut, who="layerwise")
+    Parameters(model).match(always)  # a pattern that covers nothing is found now
 
     def mask(context: Context) -> Mask:
         stage = min(context.t // every, len(chain) - 1)

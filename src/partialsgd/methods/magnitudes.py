@@ -41,8 +41,8 @@ def kept(
     """Boolean tensors, by name: False at the share `sparsity` with the smallest magnitude, round(sparsity · n) in all.
 
     n counts weights, or rows, which are compared by their norms and go as a whole; over all tensors together, or
-    with `scope="layer"` in each. Only parameters with two or more dimensions are looked at, by default all that are
-    trainable.
+    with `scope="layer"` in each. At least one stays. Only parameters with two or more dimensions are looked at, by
+    default all that are trainable.
     """
     if sparsity == 0:
         return {}
@@ -52,7 +52,7 @@ def kept(
     found: dict[str, Tensor] = {}
     for group in groups:
         n = sum(x.numel() for x in group.values())
-        found |= largest(group, n - round(sparsity * n))
+        found |= largest(group, max(1, n - round(sparsity * n)))  # a layer without weights would end the network
     return {name: _like(inside, parameters[name]) for name, inside in found.items()}
 
 

@@ -6,15 +6,18 @@ layers below, so g is not the gradient of f at any point. `top_k` is what the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from torch import nn
 
 from partialsgd import masks
 from partialsgd.masks import Entry, Mask
+from partialsgd.methods.hooks import hooks_of, new_owner
+from partialsgd.methods.settings import require_count
 from partialsgd.methods.truncated import Truncation
-from partialsgd.names import Parameters, unwrap
+from partialsgd.names import unwrap
 from partialsgd.rules import Context, Method
 from partialsgd.selects import over_rows
 
@@ -27,32 +30,40 @@ def meprop(model: nn.Module, k: int = 30, *, unified: bool = True, mask: bool = 
     of biases are whole. Rows of weights that received no gradient stay outside the mask; with `mask=False` every
     coordinate moves, as in the authors' code, where an optimizer with momentum moves those rows too.
     """
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}; for a whole backward pass use methods.plain()")
-    truncations: dict[nn.Linear, Truncation] = {}
-    for layer in _linear_layers(model)[:-1]:
-        if layer.out_features > k:
-            truncations[layer] = Truncation(k, unified)
-            layer.register_forward_hook(truncations[layer].hook)
+    require_count("k", k)
+    owner = new_owner()
     name = f"meprop(k={k}, unified={unified}, mask={mask})"
-    if not truncations:
+    layers = [layer for layer in _linear_layers(model)[:-1] if layer.out_features > k]
+    for layer in layers:
+        # First of all hooks: what others add to the output is not the layer's.
+        layer.register_forward_hook(Truncation(k, unified, owner), prepend=True, with_kwargs=True)
+    if not layers:
+        logging.getLogger("partialsgd").warning(
+            "meprop: no nn.Linear but the last has more than %d outputs, so nothing is truncated: plain training", k
+        )
         return Method(name=name)
 
     def rows(context: Context) -> Mask:
         entries: dict[str, Entry] = {}
-        for weight, truncation in _by_name(context.parameters, truncations).items():
+        names = {p: name for name, p in context.parameters.items()}
+        for layer, truncation in hooks_of(context.parameters, Truncation, owner, name):
+            weight = names[layer.get_parameter("weight")]
             g = context.gradient.get(weight)
             entries[weight] = False if g is None else over_rows(truncation.rows(g), g.shape)
         return masks.from_tensors(context.parameters, entries, rest=True)
 
-    @contextmanager
-    def truncated(context: Context) -> Iterator[None]:
-        with ExitStack() as stack:
-            for truncation in truncations.values():
-                stack.enter_context(truncation.on())
-            yield
+    def truncated(context: Context) -> AbstractContextManager[None]:
+        return _all_on([truncation for _, truncation in hooks_of(context.parameters, Truncation, owner, name)])
 
     return Method(mask=rows, within=truncated, name=name) if mask else Method(within=truncated, name=name)
+
+
+@contextmanager
+def _all_on(truncations: Sequence[Truncation]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for truncation in truncations:
+            stack.enter_context(truncation.on())
+        yield
 
 
 def _linear_layers(model: nn.Module) -> list[nn.Linear]:
@@ -60,11 +71,3 @@ def _linear_layers(model: nn.Module) -> list[nn.Linear]:
     if not layers:
         raise ValueError(f"{type(unwrap(model)).__name__} has no nn.Linear whose backward could be truncated")
     return layers
-
-
-def _by_name(parameters: Parameters, truncations: dict[nn.Linear, Truncation]) -> dict[str, Truncation]:
-    """Tied weights receive gradient elsewhere too; what `rows` finds covers it."""
-    of = {layer.weight: truncation for layer, truncation in truncations.items()}
-    return parameters.once(
-        ("meprop", id(truncations)), lambda: {name: of[p] for name, p in parameters.items() if p in of}
-    )

@@ -26,6 +26,8 @@ def sandwich(
     smallest, *middle, largest = nested.levels
 
     def branches(context: Context) -> list[Branch]:
+        if context.level in each:
+            return [each[context.level]]
         drawn = sorted(middle, key=lambda level: context.key(f"sandwich {level}"))[:between]
         chosen = [largest, *(level for level in reversed(middle) if level in drawn), smallest]
         return [each[level] for level in chosen]

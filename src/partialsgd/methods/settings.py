@@ -20,6 +20,12 @@ def require_count(name: str, value: int) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value}")
 
 
+def require_steps(name: str, value: int, zero: str) -> None:
+    """A number of steps, which may be none."""
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be a whole number that is not negative, got {value}; 0 {zero}")
+
+
 def as_patterns(where: Sequence[str]) -> tuple[str, ...]:
     """One pattern given as a string is one pattern."""
     return (where,) if isinstance(where, str) else tuple(where)

@@ -1,23 +1,19 @@
-"""A network as stages in the order of its forward pass, so that backward can stop where nothing moves any more.
-
-A stage before the first one that moves runs without a graph: its outputs carry no gradient, nothing of it is kept for
-backward, and backward ends at the boundary. Hooks do it; they are there from the beginning and look at the mask.
-"""
+"""A network as stages in the order of its forward pass, so that backward can stop where nothing moves any more."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby, pairwise
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from partialsgd import masks
 from partialsgd.masks import Mask
+from partialsgd.methods.cuts import Entry, Exit, Knife
+from partialsgd.methods.hooks import hooks_of, new_owner
 from partialsgd.names import Parameters, matches
 from partialsgd.rules import Context
 
@@ -34,17 +30,16 @@ class Chain:
         parameters = Parameters(model)
         named, is_chain = _named(parameters, stages)
         self.stages = _with_the_rest(parameters, named)
-        self._of = {name: k for k, names in enumerate(self.stages) for name in names}
-        self._names: dict[Tensor, str] = {p: name for name, p in parameters.items()}
-        self._first = 0
-        self._modes: list[bool] = []
-        self._checked: set[int] = set()
         self.is_cut = cut and is_chain and len(self.stages) > 1
+        self._who = who
+        self._owner = new_owner()
         if self.is_cut:
-            for module, k in _modules(parameters, self._of):
-                module.register_forward_pre_hook(self._enter(k), with_kwargs=True)
+            knife = Knife(self.stages)
+            for module, k in _modules(parameters, knife.of):
+                module.register_forward_pre_hook(Entry(knife, k), with_kwargs=True)
                 # Two chains on one module must be left in the opposite order.
-                module.register_forward_hook(self._leave(k), prepend=True, with_kwargs=True, always_call=True)
+                exit_ = Exit(knife, k, self._owner)
+                module.register_forward_hook(exit_, prepend=True, with_kwargs=True, always_call=True)
             _log.info("%s: %d stages; backward stops at the first that moves", who, len(self.stages))
         elif cut:
             _log.warning(
@@ -67,50 +62,14 @@ class Chain:
 
     def cut(self, context: Context) -> AbstractContextManager[None]:
         """The pass that is run inside makes no graph before the first stage that moves."""
+        if not self.is_cut:
+            return nullcontext()
+        knife = hooks_of(context.parameters, Exit, self._owner, self._who)[0][1].knife
+        if not knife.has_looked:  # for that no mask is needed
+            return knife.looking(context.parameters)
         mask = context.mask
         moving = (k for k, names in enumerate(self.stages) if any(mask[name] is not False for name in names))
-        first = next(moving, 0)
-        return self._cut_at(first) if self.is_cut and first > 0 else nullcontext()
-
-    @contextmanager
-    def _cut_at(self, first: int) -> Iterator[None]:
-        grad_mode, self._first = torch.is_grad_enabled(), first
-        try:
-            yield
-        finally:
-            self._first = 0
-            self._modes.clear()
-            torch.set_grad_enabled(grad_mode)
-
-    def _enter(self, k: int) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            is_known = k in self._checked and k >= self._first
-            if not is_known and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                self._require_upstream(k, [args, kwargs])
-            if k < self._first:
-                self._modes.append(torch.is_grad_enabled())
-                torch.set_grad_enabled(False)
-
-        return hook
-
-    def _leave(self, k: int) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if k < self._first and self._modes:
-                torch.set_grad_enabled(self._modes.pop())
-
-        return hook
-
-    def _require_upstream(self, k: int, given: Any) -> None:
-        """Only what comes before a stage may feed it, or the cut would lose a gradient."""
-        for parameter in _leaves(given):
-            name = self._names.get(parameter)
-            if name is not None and self._of[name] > k:
-                raise ValueError(
-                    f"the stages are not in the order of the forward pass: {name!r} of stage {self._of[name]} feeds "
-                    f"stage {k} ({self.stages[k][0]!r} …); name them in order with stages=, or write cut=False"
-                )
-        if self._first == 0:
-            self._checked.add(k)
+        return knife.cutting(context.parameters, next(moving, 0))
 
 
 def _named(parameters: Parameters, stages: Stages | None) -> tuple[list[list[str]], bool]:
@@ -119,14 +78,17 @@ def _named(parameters: Parameters, stages: Stages | None) -> tuple[list[list[str
         container = _container(parameters.model, stages)
         chosen = container is not None
         children = list((parameters.model if container is None else container).children())
-        found = [_inside(parameters, [child]) for child in children]
+        found: list[list[str]] = []
+        for child in children:  # a tied weight belongs to the first
+            taken = {name for names in found for name in names}
+            found.append([name for name in _inside(parameters, child) if name not in taken])
         return [names for names in found if names], chosen
     found = [list(parameters.match([stage] if isinstance(stage, str) else stage)) for stage in stages]
-    taken: dict[str, int] = {}
+    stage_of: dict[str, int] = {}
     for k, names in enumerate(found):
         for name in names:
-            if taken.setdefault(name, k) != k:
-                raise ValueError(f"{name!r} is in two stages, {stages[taken[name]]!r} and {stages[k]!r}")
+            if stage_of.setdefault(name, k) != k:
+                raise ValueError(f"{name!r} is in two stages, {stages[stage_of[name]]!r} and {stages[k]!r}")
     position = {name: n for n, name in enumerate(parameters)}
     spans = [(min(position[n] for n in names), max(position[n] for n in names)) for names in found]
     return found, all(a[1] < b[0] for a, b in pairwise(spans))
@@ -150,8 +112,8 @@ def _container(model: nn.Module, pattern: str | None) -> nn.Module | None:
     return outer[0] if len(outer) == 1 else None
 
 
-def _inside(parameters: Parameters, modules: Iterable[nn.Module]) -> list[str]:
-    wanted = {p for module in modules for p in module.parameters()}
+def _inside(parameters: Parameters, module: nn.Module) -> list[str]:
+    wanted = set(module.parameters())
     return [name for name, p in parameters.items() if p in wanted]
 
 
@@ -166,9 +128,22 @@ def _with_the_rest(parameters: Parameters, named: list[list[str]]) -> tuple[tupl
         elif k not in placed:
             placed.add(k)
             stages.append(tuple(named[k]))
+    # One with nothing to train is no stage of its own: it goes with the next, or with the last.
+    stages = _merged(stages, [any(parameters[name].requires_grad for name in names) for names in stages])
     if len(stages) < 2:
         raise ValueError(f"{type(parameters.model).__name__} has one stage only; there is nothing to go through")
     return tuple(stages)
+
+
+def _merged(stages: Sequence[tuple[str, ...]], trains: Sequence[bool]) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    waiting: tuple[str, ...] = ()
+    for names, train in zip(stages, trains, strict=True):
+        waiting += names
+        if train:
+            found.append(waiting)
+            waiting = ()
+    return [*found[:-1], found[-1] + waiting] if found else [waiting]
 
 
 def _modules(parameters: Parameters, of: dict[str, int]) -> Iterator[tuple[nn.Module, int]]:
@@ -191,19 +166,3 @@ def _modules(parameters: Parameters, of: dict[str, int]) -> Iterator[tuple[nn.Mo
         if module not in seen and k is not None:
             seen.add(module)
             yield module, k
-
-
-def _leaves(given: Any) -> Iterator[Tensor]:
-    """The parameters that the graph of these tensors begins with."""
-    tensors = [t for t in tree_leaves(given) if isinstance(t, Tensor)]
-    yield from (t for t in tensors if t.is_leaf and t.requires_grad)
-    pending = [t.grad_fn for t in tensors if t.grad_fn is not None]
-    seen: set[Any] = set()
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        pending += [parent for parent, _ in node.next_functions if parent is not None]

@@ -7,21 +7,24 @@ again, if nobody else holds it, and only the rows that were written are cleared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+Backward: TypeAlias = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
+
 
 @final
 class Truncation:
-    """One layer's truncated backward: a hook that is on for as long as a trained pass lasts."""
+    """One layer's truncated backward: a forward hook that is on for as long as a trained pass lasts."""
 
-    def __init__(self, k: int, unified: bool) -> None:
+    def __init__(self, k: int, unified: bool, owner: str) -> None:
         self.k = k
+        self.owner = owner
         self.unified = unified
         self.is_on = False
         self._spare: Tensor | None = None
@@ -36,12 +39,15 @@ class Truncation:
         finally:
             self.is_on = False
 
-    def hook(self, layer: nn.Linear, given: tuple[Tensor], y: Tensor) -> Tensor | None:
+    def __call__(
+        self, layer: nn.Linear, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], y: Tensor
+    ) -> Tensor | None:
         """The layer's output as it is, with another backward behind it."""
         if not self.is_on or not y.requires_grad:
             return None
         # Autocast has made y from copies of lower precision; the gradient goes back through the same.
-        x, weight = given[0].to(y.dtype), layer.weight.to(y.dtype)
+        given = args[0] if args else kwargs["input"]
+        x, weight = given.to(y.dtype), layer.weight.to(y.dtype)
         bias = None if layer.bias is None else layer.bias.to(y.dtype)
         backward = _Unified if self.unified else _PerExample
         replaced: Tensor = backward.apply(x, weight, bias, y.detach(), self)  # type: ignore[no-untyped-call]  # torch's
@@ -63,7 +69,8 @@ class Truncation:
             return torch.zeros_like(weight).index_copy_(0, chosen, values)
         spare, written = self._spare, self._written
         if spare is not None and written is not None and self._is_free(spare, weight):
-            spare.index_fill_(0, written, 0)
+            # What was added to it in place, by a penalty or by clipping, lies in other rows too.
+            spare.index_fill_(0, written, 0) if spare._version == self._version else spare.zero_()
         else:
             spare = torch.zeros_like(weight)
             self._held = torch._C._storage_Use_Count(spare.untyped_storage()._cdata)
@@ -76,14 +83,25 @@ class Truncation:
         return alike and torch._C._storage_Use_Count(spare.untyped_storage()._cdata) == self._held
 
 
+def _as_forward_was(backward: Backward) -> Backward:
+    """In the precision that the forward pass had, though backward may be called inside autocast."""
+
+    def run(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(dy.device.type, enabled=False):
+            return backward(ctx, dy)
+
+    return run
+
+
 class _Truncated(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, truncation: Truncation) -> Tensor:
-        return y.view_as(y)
+        return y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, _, _, ctx.truncation = inputs
+        x, weight, _, y, ctx.truncation = inputs
+        ctx.mark_dirty(y)  # so that y itself is returned, not a view of it: what follows may work in place
         ctx.save_for_backward(x, weight)
 
 
@@ -91,6 +109,7 @@ class _Truncated(torch.autograd.Function):
 class _Unified(_Truncated):
     @staticmethod
     @once_differentiable
+    @_as_forward_was
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
@@ -108,6 +127,7 @@ class _Unified(_Truncated):
 class _PerExample(_Truncated):
     @staticmethod
     @once_differentiable
+    @_as_forward_was
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad

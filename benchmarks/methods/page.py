@@ -1,0 +1,148 @@
+"""docs/results.md, from what is stored: the tables, and sentences that say no more than the numbers do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import mean, median
+from typing import final
+
+from rich.table import Table
+
+from benchmarks.methods import rows
+from benchmarks.methods.rows import FOLDER, Row
+from benchmarks.methods.settings import SETTINGS
+from benchmarks.methods.tasks import TASKS, Task
+
+PAGE = Path(__file__).parents[2] / "docs" / "results.md"
+HEAD = ("method", "accuracy", "smaller network", "time", "FLOPs", "learning rate")
+NEAR = 0.01
+_BEGIN, _END = "<!-- written by `python -m benchmarks.methods --write` -->", "<!-- end -->"
+
+
+@final
+class Summary:
+    """One method on one task: its rows, beside those of plain training with the same seeds."""
+
+    def __init__(self, found: Sequence[Row], plain: Sequence[Row]) -> None:
+        self.rows = found
+        self.method = found[0].method
+        beside = {row.seed: row for row in plain}
+        pairs = [(row, beside[row.seed]) for row in found if row.seed in beside]
+        self.time = median(row.seconds / other.seconds for row, other in pairs) if pairs else None
+        self.flops = median(row.flops / other.flops for row, other in pairs) if pairs else None
+        self.whole = [row.whole for row in found if row.whole is not None]
+        self.small = [row.small for row in found if row.small is not None]
+        gaps = [b.whole - a.whole for a, b in pairs if a.whole is not None and b.whole is not None]
+        self.behind = mean(gaps) if gaps else None
+        """How much less accurate than plain training the whole network is."""
+
+    def cells(self) -> tuple[str, ...]:
+        small = _accuracy(self.small) + (f", {SETTINGS[self.method].of}" if self.small else "")
+        rates = _all(self.rows, lambda row: str(row.rate))
+        return self.method, _accuracy(self.whole), small, _times(self.time), _times(self.flops), rates
+
+
+def write(folder: Path = FOLDER) -> None:
+    PAGE.write_text(in_place(PAGE.read_text(encoding="utf-8"), tables(folder)), encoding="utf-8")
+
+
+def in_place(text: str, written: str) -> str:
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n{written}\n{_END}{after}"
+
+
+def tables(folder: Path = FOLDER) -> str:
+    parts = [_task(task, folder) for task in TASKS.values() if rows.stored(task.name, folder)]
+    return "\n\n".join(parts) or "No training is stored yet."
+
+
+def screen(task: Task, folder: Path = FOLDER) -> Table:
+    table = Table(title=task.settings)
+    for column in HEAD:
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for summary in summaries(task.name, folder):
+        table.add_row(*summary.cells())
+    return table
+
+
+def summaries(task: str, folder: Path = FOLDER) -> list[Summary]:
+    found = rows.stored(task, folder)
+    plain = [row for row in found if row.method == "plain"]
+    return [Summary(list(of), plain) for _, of in groupby(found, key=lambda row: row.method)]
+
+
+def _task(task: Task, folder: Path) -> str:
+    found = summaries(task.name, folder)
+    all_rows = [row for summary in found for row in summary.rows]
+    lines = [HEAD, ("---", *["--:"] * (len(HEAD) - 1)), *(_linked(summary.cells()) for summary in found)]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    settings = "\n".join(f"- `{summary.rows[0].settings}`" for summary in found)
+    return "\n\n".join(
+        [
+            f"## {task.name}",
+            f"{all_rows[0].task_settings}. {_conditions(all_rows)}",
+            table,
+            "\n".join(f"- {sentence}" for sentence in reading(found)),
+            f"Settings:\n\n{settings}",
+        ]
+    )
+
+
+def _conditions(found: Sequence[Row]) -> str:
+    versions = f"torch {_all(found, lambda row: row.torch)}, Python {_all(found, lambda row: row.python)}"
+    return f"Seeds {_all(found, lambda row: str(row.seed))}; {versions}; {_dates(found)}."
+
+
+def reading(found: Sequence[Summary]) -> list[str]:
+    """What the numbers say, and no more."""
+    others = [summary for summary in found if summary.method != "plain"]
+    plain = next((summary for summary in found if summary.method == "plain"), None)
+    if plain is None or not others:
+        return ["There is nothing to compare yet."]
+    near = [s.method for s in others if s.behind is not None and s.behind <= NEAR]
+    far = [f"{s.method} (−{100 * s.behind:.1f})" for s in _by(others, "behind") if s.behind and s.behind > NEAR]
+    less = [f"{s.method} ({s.flops:.2f})" for s in _by(others, "flops") if s.flops and s.flops < 0.995]
+    faster = [f"{s.method} ({s.time:.2f})" for s in _by(others, "time") if s.time and s.time < 0.95]
+    return [
+        f"Plain training reaches {_accuracy(plain.whole)}. At most a point behind it, or ahead: {_listed(near)}.",
+        f"More than a point behind, in points: {_listed(far)}.",
+        f"Fewer FLOPs than plain training (its own are 1): {_listed(less)}.",
+        f"Less time by 5 % or more: {_listed(faster)}.",
+    ]
+
+
+def _by(found: Sequence[Summary], number: str) -> list[Summary]:
+    return sorted(found, key=lambda summary: getattr(summary, number) or 0.0)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _linked(cells: Sequence[str]) -> tuple[str, ...]:
+    return f"[{cells[0]}](methods/{cells[0]}.md)", *cells[1:]
+
+
+def _accuracy(values: Sequence[float]) -> str:
+    """The mean, and from where to where."""
+    if not values:
+        return "–"
+    low, high = min(values), max(values)
+    span = f" ({100 * low:.1f} – {100 * high:.1f})" if len(values) > 1 else ""
+    return f"{mean(values):.1%}{span}"
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f} ×"
+
+
+def _all(found: Sequence[Row], of: Callable[[Row], str]) -> str:
+    return ", ".join(sorted({of(row) for row in found}))
+
+
+def _dates(found: Sequence[Row]) -> str:
+    first, last = min(row.date for row in found), max(row.date for row in found)
+    return first if first == last else f"{first} to {last}"

@@ -1,0 +1,209 @@
+"""Every method is trained alike, what is stored is shown, and what is stored is not trained again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.methods import __main__ as command
+from benchmarks.methods import jobs, page, rows, train
+from benchmarks.methods.rows import Row
+from benchmarks.methods.settings import SETTINGS
+from benchmarks.methods.tasks import DIGITS, TASKS, Data, Part, Task, cifar10, digits
+from torch.nn.functional import cross_entropy
+
+from partialsgd import methods
+from partialsgd.nested import flops
+
+STEPS = 28  # the seventh ones are counted: of an alternation as many full steps as core steps
+
+
+@pytest.fixture
+def task() -> Task:
+    return replace(DIGITS, steps=STEPS, rates=(0.05,))
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    return digits()
+
+
+def row(method: str, seed: int = 0, **known: object) -> Row:
+    plain = Row(
+        "digits", method, seed, "t", method, {"0.1": 0.9}, 0.1, 0.9, None, 2.0, 100.0, "2030-01-02", "2.0", "3.11"
+    )
+    return replace(plain, **known)
+
+
+def test_every_method_of_the_registry_has_a_setting() -> None:
+    assert list(SETTINGS) == sorted(methods.SUMMARIES)
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_a_setting_is_of_the_method_that_it_is_named_after(task: Task) -> None:
+    for name in SETTINGS:
+        _, method = train.prepared(task, name, seed=0)
+        assert method.name.partition("(")[0] == name
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_method_is_measured_at_the_networks_that_it_trains(name: str, task: Task, data: Data) -> None:
+    trial = train.attempt(task, name, 0, 0.05, data)
+    assert trial is not None
+    assert (trial.whole is not None, trial.small is not None) == (SETTINGS[name].has_whole, bool(SETTINGS[name].small))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_method_learns(name: str, task: Task, data: Data) -> None:
+    trial = train.attempt(replace(task, steps=20 * STEPS), name, 0, 0.1, data)
+    assert trial is not None
+    assert min(reached for reached in (trial.whole, trial.small) if reached is not None) > 0.7  # of ten digits
+
+
+def test_plain_training_is_the_raw_loop(task: Task, data: Data) -> None:
+    task = replace(task, steps=100)
+    trial = train.attempt(task, "plain", 3, 0.05, data)
+    torch.manual_seed(3)
+    model = task.network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    order = torch.Generator().manual_seed(3)
+    batches = [b for _ in range(9) for b in torch.randperm(1149, generator=order)[: 64 * 17].split(64)]
+    for t in range(100):
+        optimizer.param_groups[0]["lr"] = 0.05 * (100 - t) / 100
+        cross_entropy(model(data.train.x[batches[t]]), data.train.y[batches[t]]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    held_out, test = ((model(p.x).argmax(1) == p.y).float().mean().item() for p in (data.held_out, data.test))
+    assert trial is not None
+    assert (trial.held_out, trial.whole) == (pytest.approx(held_out), pytest.approx(test))
+
+
+def test_flops_are_those_of_the_passes_that_are_run(task: Task, data: Data) -> None:
+    def of(name: str) -> float:
+        trial = train.attempt(task, name, 0, 0.05, data)
+        assert trial is not None
+        return trial.flops
+
+    plain = of("plain")
+    assert plain == flops.count(task.network(), torch.zeros(64, 64)).training
+    assert of("sam") == of("extragradient") == 2 * plain
+    assert of("random_mask") == of("dynamic_pruning") == plain
+    core = of("only")
+    assert of("alternating") == (plain + core) / 2 and of("slimmable") == plain + core
+    assert core < plain / 2 and of("meprop") < plain and of("freezing") < plain
+
+
+def test_the_learning_rate_is_chosen_by_held_out_data(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = {0.1: (0.5, 0.99), 0.2: (0.7, 0.6), 0.4: None}
+
+    def attempt(task: Task, name: str, seed: int, rate: float, data: Data) -> train.Trial | None:
+        found = tried[rate]
+        return None if found is None else train.Trial(rate, found[0], found[1], None, 1.0, 1.0)
+
+    monkeypatch.setattr(train, "attempt", attempt)
+    found = train.train(replace(task, rates=tuple(tried)), "plain", 0)
+    assert (found.rate, found.whole, found.reached) == (0.2, 0.6, {"0.1": 0.5, "0.2": 0.7})
+    with pytest.raises(FloatingPointError, match="plain diverges on digits"):
+        train.train(replace(task, rates=(0.4,)), "plain", 0)
+
+
+def test_no_example_is_in_two_parts() -> None:
+    found = digits()
+    parts = [found.train, found.held_out, found.test]
+    assert [len(part.x) for part in parts] == [1149, 288, 360]
+    everything = torch.cat([part.x for part in parts])
+    assert abs(len(everything.unique(dim=0)) - 1797) <= 1
+
+
+def test_batches_go_through_the_data_once_an_epoch() -> None:
+    part = Part(torch.arange(10.0), torch.arange(10))
+    batches = part.batches(3, seed=0)
+    epoch = torch.cat([next(batches)[0] for _ in range(3)])
+    assert len(epoch.unique()) == 9
+    assert not torch.equal(epoch, torch.cat([next(batches)[0] for _ in range(3)]))
+
+
+def test_cifar_is_read_as_published(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    records = torch.randint(256, (20, 3073), generator=draw, dtype=torch.uint8)
+    records[:, 0] %= 10
+    for name in ("data_batch_1.bin", "test_batch.bin"):
+        (tmp_path / name).write_bytes(records.numpy().tobytes())
+    found = cifar10(tmp_path)
+    assert found.train.x.shape == (16, 3, 32, 32) and found.held_out.y.tolist() == records[16:, 0].tolist()
+    red = records[:, 1:1025].float()
+    assert torch.allclose(found.test.x[5, 0, 2, 7], (red[5, 2 * 32 + 7] - red.mean()) / red.std(), atol=1e-5)
+    with pytest.raises(FileNotFoundError, match="--data is the folder"):
+        cifar10(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="give --data"):
+        cifar10(None)
+
+
+def test_what_is_stored_with_these_settings_is_not_trained_again(tmp_path: Path, task: Task) -> None:
+    assert not command.is_done(task, "sam", 1, tmp_path)
+    _, method = train.prepared(task, "sam", 1)
+    done = row("sam", 1, settings=method.name, task_settings=task.settings)
+    done.save(tmp_path)
+    assert rows.stored("digits", tmp_path) == [done]
+    assert command.is_done(task, "sam", 1, tmp_path) and not command.is_done(task, "sam", 2, tmp_path)
+    assert not command.is_done(replace(task, steps=STEPS + 1), "sam", 1, tmp_path)
+    replace(done, settings="sam(rho=0.1)").save(tmp_path)
+    assert not command.is_done(task, "sam", 1, tmp_path)
+
+
+def test_a_row_that_was_not_finished_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rows.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        row("sam").save(tmp_path)
+    assert rows.stored("digits", tmp_path) == []
+
+
+def test_jobs_train_and_store_in_processes_of_their_own(
+    tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "FOLDER", tmp_path)
+    assert list(jobs.run(task, [("plain", 5)], None, 1)) == ["plain"]
+    (there,) = rows.stored("digits", tmp_path)
+    here = train.train(task, "plain", 5)
+    assert replace(there, seconds=0.0) == replace(here, seconds=0.0)
+    assert command.is_done(task, "plain", 5, tmp_path)
+
+
+def test_words_choose_rows() -> None:
+    assert command.chosen("digits/sam/0", []) and command.chosen("digits/sam/0", ["plain", "digits/sa"])
+    assert not command.chosen("digits/sam/0", ["cifar10", "plain"])
+
+
+def test_a_line_of_the_table_is_beside_plain_training_of_the_same_seed(tmp_path: Path) -> None:
+    for seed, seconds in ((0, 2.0), (1, 20.0)):
+        row("plain", seed, seconds=seconds, whole=0.9 + seed / 10).save(tmp_path)
+        row("alternating", seed, seconds=seconds * 3, flops=75.0, whole=0.8, small=0.7, rate=0.2).save(tmp_path)
+    row("sam", 7).save(tmp_path)
+    found = {summary.method: summary for summary in page.summaries("digits", tmp_path)}
+    assert found["alternating"].cells() == (
+        "alternating",
+        "80.0% (80.0 – 80.0)",
+        "70.0% (70.0 – 70.0), half the width",
+        "3.00 ×",
+        "0.75 ×",
+        "0.2",
+    )
+    assert found["plain"].cells()[1] == "95.0% (90.0 – 100.0)"
+    assert found["sam"].cells()[1:] == ("90.0%", "–", "–", "–", "0.1")
+    said = page.reading(list(found.values()))
+    assert "alternating (−15.0)" in said[1] and "alternating (0.75)" in said[2]
+
+
+def test_nothing_stored_says_so(tmp_path: Path) -> None:
+    assert page.tables(tmp_path) == "No training is stored yet."
+
+
+def test_the_page_shows_what_is_stored() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert text == page.in_place(text, page.tables()), "run python -m benchmarks.methods --write"
