@@ -674,6 +674,15 @@ def test_what_is_extracted_has_no_hooks_of_ours_and_keeps_the_users() -> None:
     assert len(model[0]._forward_hooks) == 3
 
 
+def test_a_step_inside_of_perturbed_is_refused() -> None:
+    model, sgd = start(MLP, methods.dropout(0.5))
+    with sgd.perturbed():
+        for take in (lambda: sgd.step(MLP.closure(model, 0)), lambda: next(sgd.gradients()), sgd.gradient().__enter__):
+            with pytest.raises(RuntimeError, match="take steps outside of it"):
+                take()
+    assert sgd.step(MLP.closure(model, 0)).t == 0
+
+
 def test_perturbed_refuses_what_needs_a_batch_and_a_level_that_is_not_there() -> None:
     _, sgd = start(MLP, methods.sam())
     with pytest.raises(RuntimeError, match="perturbs by a gradient"), sgd.perturbed():

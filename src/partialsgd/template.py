@@ -70,6 +70,7 @@ class PartialSGD:
         self._watch = Watch(policy, clip_norm, losses_are_local=data_parallel(model) is not None)
         self._oracle = Oracle(model, self.parameters, self._update, self._scaler, self._watch, meter)
         self._pending: Pending | None = None
+        self._is_shown = False
         alone = method.is_plain and len(optimizers) == 1 and meter is None and clip_norm is None
         if self._update.wants_closure and (not alone or self._scaler.enabled):
             raise NotImplementedError(
@@ -148,8 +149,12 @@ class PartialSGD:
         chosen = choose(self.method, branch, replace(context, branch=number, level=branch.level)).perturbation
         if chosen is None:
             raise RuntimeError(f"{self.method.name} perturbs by a gradient, and there is none without a batch")
-        with perturbations.perturbed(self.parameters, chosen):
-            yield chosen
+        self._is_shown = True
+        try:
+            with perturbations.perturbed(self.parameters, chosen):
+                yield chosen
+        finally:
+            self._is_shown = False
 
     def extract(self, level: str | None = None) -> nn.Module:
         """A copy of the model at x̃_t: what was pruned is zero in it."""
@@ -234,6 +239,8 @@ class PartialSGD:
         self.zero_grad()
 
     def _require_idle(self) -> None:
+        if self._is_shown:
+            raise RuntimeError("a step moves x, and inside of perturbed() x is x̃: take steps outside of it")
         if self._pending is not None and self._pending.current is not None and self._pending.current.running:
             raise RuntimeError("a gradient is being taken already: leave its `with` block first")
 

@@ -6,6 +6,7 @@ backward, and backward ends at the boundary. Hooks do it, which are there from t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partialsgd.names import Parameters
+
+_log = logging.getLogger("partialsgd")
 
 
 @final
@@ -28,14 +31,11 @@ class Knife:
         self.of = {name: k for k, names in enumerate(stages) for name in names}
         self.first = 0
         self.modes: list[bool] = []
-        self._names: dict[Tensor, str] | None = None
+        self.is_looking = False
+        self._names: dict[Tensor, str] = {}
         self._last_used: int | None = None
         self._with_graph: set[int] = set()
         self._without_graph: set[int] = set()
-
-    @property
-    def is_looking(self) -> bool:
-        return self._names is not None
 
     @property
     def has_looked(self) -> bool:
@@ -66,7 +66,7 @@ class Knife:
 
     @contextmanager
     def looking(self, parameters: Parameters) -> Iterator[None]:
-        self._names = {p: name for name, p in parameters.items()}
+        self.is_looking, self._names = True, {p: name for name, p in parameters.items()}
         self._with_graph, self._without_graph = set(), set()
         try:
             yield
@@ -77,12 +77,14 @@ class Knife:
                     "cut; checkpoint with use_reentrant=False, or write cut=False"
                 )
             self._last_used = max(used, default=None)
+            if unused := set(self.of.values()) - used:
+                first = [next(name for name, k in self.of.items() if k == stage) for stage in sorted(unused)]
+                _log.warning("the loss does not depend on the stages of %s, where nothing will move", ", ".join(first))
         finally:
-            self._names = None
+            self.is_looking = False
 
     def look(self, k: int, given: Any) -> None:
         """Only what comes before a stage may feed it, or the cut would lose a gradient."""
-        assert self._names is not None  # asked for while looking only
         if not torch.is_grad_enabled():
             self._without_graph.add(k)
             return
@@ -95,6 +97,17 @@ class Knife:
                     f"the stages are not in the order of the forward pass: {name!r} of stage {self.of[name]} feeds "
                     f"stage {k}; name them in order with stages=, or write cut=False"
                 )
+
+    def enter(self, k: int, given: Any) -> None:
+        """Without a graph, unless what comes in is wanted for something that is not of this network."""
+        if k < self.first:
+            self.modes.append(torch.is_grad_enabled())
+            is_wanted = not torch.compiler.is_compiling() and any(leaf not in self._names for leaf in _leaves(given))
+            torch.set_grad_enabled(self.modes[-1] and is_wanted)
+
+    def leave(self, k: int) -> None:
+        if k < self.first and self.modes:
+            torch.set_grad_enabled(self.modes.pop())
 
 
 @final
@@ -109,9 +122,7 @@ class Entry:
         knife = self.knife
         if knife.is_looking and not torch.compiler.is_compiling():
             knife.look(self.k, [args, kwargs])
-        if self.k < knife.first:
-            knife.modes.append(torch.is_grad_enabled())
-            torch.set_grad_enabled(False)
+        knife.enter(self.k, [args, kwargs])
 
 
 @final
@@ -124,8 +135,7 @@ class Exit:
         self.owner = owner
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self.k < self.knife.first and self.knife.modes:
-            torch.set_grad_enabled(self.knife.modes.pop())
+        self.knife.leave(self.k)
 
 
 def _leaves(given: Any) -> Iterator[Tensor]:

@@ -45,11 +45,12 @@ def meprop(model: nn.Module, k: int = 30, *, unified: bool = True, mask: bool = 
 
     def rows(context: Context) -> Mask:
         entries: dict[str, Entry] = {}
-        names = {p: name for name, p in context.parameters.items()}
+        weights = {p: name for name, p in context.parameters.items()}
         for layer, truncation in hooks_of(context.parameters, Truncation, owner, name):
-            weight = names[layer.get_parameter("weight")]
-            g = context.gradient.get(weight)
-            entries[weight] = False if g is None else over_rows(truncation.rows(g), g.shape)
+            weight = layer._parameters.get("weight")  # none where it is computed from others, which then move
+            if weight is not None:
+                g = context.gradient.get(weights[weight])
+                entries[weights[weight]] = False if g is None else over_rows(truncation.rows(g), g.shape)
         return masks.from_tensors(context.parameters, entries, rest=True)
 
     def truncated(context: Context) -> AbstractContextManager[None]:
