@@ -35,7 +35,7 @@ TIERS = [
     ["perturbations", "replay", "places", "probes", "fused", "wrappers"],
     ["foreign"],
     ["rules", "passes", "scaling", "updates"],
-    ["steps", "closures"],
+    ["choices", "steps", "closures"],
     ["finite"],
     ["gradients"],
     ["template"],

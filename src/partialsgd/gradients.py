@@ -10,12 +10,13 @@ from typing import final
 from torch import nn
 
 from partialsgd import perturbations, vectors
+from partialsgd.choices import Choice, choose, correct
 from partialsgd.finite import Watch
 from partialsgd.names import Parameters
 from partialsgd.passes import Pass
 from partialsgd.perturbations import Perturbation
 from partialsgd.replay import Buffers, Moment, RandomState
-from partialsgd.rules import Branch, Choice, Context, Meter, Method, choose, correct, uncorrected
+from partialsgd.rules import Branch, Context, Meter, Method, uncorrected
 from partialsgd.scaling import Scaler
 from partialsgd.steps import Pending
 from partialsgd.updates import MaskedUpdate

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from partialsgd import perturbations, steps, vectors
+from partialsgd.choices import choose, forget, project
 from partialsgd.closures import Closure, require_loss, with_pass
 from partialsgd.finite import Nonfinite, Watch
 from partialsgd.foreign import Undo
@@ -27,7 +28,7 @@ from partialsgd.gradients import Oracle
 from partialsgd.names import Parameters
 from partialsgd.passes import Pass
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import Context, Meter, Method, Remembered, choose, forget, project, uncorrected
+from partialsgd.rules import Context, Meter, Method, Remembered, uncorrected
 from partialsgd.scaling import Scaler, require_handed_over
 from partialsgd.steps import Pending, Step
 from partialsgd.updates import MaskedUpdate, Outside
