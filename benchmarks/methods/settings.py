@@ -94,7 +94,9 @@ SETTINGS: dict[str, Setting] = {
     "freezing": Setting(lambda plan: methods.freezing(plan.model, steps=plan.steps, start=0.5, stages=plan.halves)),
     "guarded": Setting(lambda plan: methods.guarded(methods.dropout(0.9), by="c_align", bound=2.0)),
     "independent_subnets": Setting(lambda plan: methods.independent_subnets(plan.model, 2, 20)),
-    "layerwise": Setting(lambda plan: methods.layerwise(plan.model, plan.steps // len(plan.layers))),
+    "layerwise": Setting(
+        lambda plan: methods.layerwise(plan.model, plan.steps // len(plan.layers), always=plan.layers[-1:])
+    ),
     "meprop": Setting(lambda plan: methods.meprop(plan.model, 16)),
     "only": Setting(lambda plan: methods.only(plan.nested), 1 / 2, _core, _HALF, has_whole=False),
     "plain": Setting(lambda plan: methods.plain()),

@@ -61,7 +61,11 @@ def test_an_order_that_is_not_the_forward_pass_is_found_out_before_anything_move
         sgd.step(closure)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
     assert torch.is_grad_enabled()
-    Chain(model, None, cut=False, who="test")
+    in_order = ["embed", "blocks.2", "blocks.1", "blocks.0", "norm"]
+    chain = Chain(model, in_order, cut=True, who="test")
+    fixed = Method(mask=lambda c: chain.mask(c, [3, 4]), within=chain.cut)
+    for _ in range(2):
+        PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), fixed).step(closure)
 
 
 def test_compiled_models_are_cut_too() -> None:

@@ -91,7 +91,7 @@ def _named(parameters: Parameters, stages: Stages | None) -> tuple[list[list[str
                 raise ValueError(f"{name!r} is in two stages, {stages[stage_of[name]]!r} and {stages[k]!r}")
     position = {name: n for n, name in enumerate(parameters)}
     spans = [(min(position[n] for n in names), max(position[n] for n in names)) for names in found]
-    return found, all(a[1] < b[0] for a, b in pairwise(spans))
+    return found, all(a[1] < b[0] for a, b in pairwise(sorted(spans)))  # not within each other; in any order
 
 
 def _container(model: nn.Module, pattern: str | None) -> nn.Module | None:
@@ -118,16 +118,16 @@ def _inside(parameters: Parameters, module: nn.Module) -> list[str]:
 
 
 def _with_the_rest(parameters: Parameters, named: list[list[str]]) -> tuple[tuple[str, ...], ...]:
-    """What no stage names, before, between and after them, makes stages of its own."""
+    """The stages as they were named; what is registered before, between and after them makes stages of its own."""
     owner = {name: k for k, names in enumerate(named) for name in names}
-    stages: list[tuple[str, ...]] = []
-    placed: set[int] = set()
-    for k, names in groupby(parameters, lambda name: owner.get(name)):
+    runs = [(k, tuple(names)) for k, names in groupby(parameters, lambda name: owner.get(name))]
+    before: dict[int | None, list[tuple[str, ...]]] = {}
+    for place, (k, names) in enumerate(runs):
         if k is None:
-            stages.append(tuple(names))
-        elif k not in placed:
-            placed.add(k)
-            stages.append(tuple(named[k]))
+            following = next((later for later, _ in runs[place + 1 :] if later is not None), None)
+            before.setdefault(following, []).append(names)
+    stages = [stage for k, names in enumerate(named) for stage in (*before.get(k, ()), tuple(names))]
+    stages += before.get(None, ())
     # One with nothing to train is no stage of its own: it goes with the next, or with the last.
     stages = _merged(stages, [any(parameters[name].requires_grad for name in names) for names in stages])
     if len(stages) < 2:
