@@ -68,7 +68,7 @@ def _step_rows(kernel: Any, mask: Tensor, row: Sequence[Tensor | None], options:
     kernel(*([] if t is None else [t] for t in taken), **options)
     for k, (t, new) in enumerate(zip(row, taken, strict=True)):
         if t is not None and new is not None and is_of_rows[k] and k != 1:  # the gradient is read only
-            t.detach().index_copy_(0, inside, new)
+            t.detach()[inside] = new
 
 
 def _step(kernel: Any, mask: Tensor, row: Sequence[Tensor | None], options: Mapping[str, Any]) -> None:

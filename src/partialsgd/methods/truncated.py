@@ -29,6 +29,7 @@ class Truncation:
         self.is_on = False
         self._spare: Tensor | None = None
         self._written: Tensor | None = None
+        self._received: Tensor | None = None
         self._held = self._version = 0
 
     @contextmanager
@@ -56,12 +57,12 @@ class Truncation:
     def rows(self, gradient: Tensor) -> Tensor:
         """The rows that received gradient."""
         spare, written = self._spare, self._written
-        if spare is None or written is None or gradient.data_ptr() != spare.data_ptr():
-            return gradient.any(1)
+        if spare is None or written is None or self._received is None or gradient.data_ptr() != spare.data_ptr():
+            return _is_not_zero(gradient)
         if gradient._version != self._version:  # something was added to it: a penalty, a second use of the layer
-            return gradient.any(1)
+            return _is_not_zero(gradient)
         received = torch.zeros(len(gradient), dtype=torch.bool, device=gradient.device)
-        return received.index_copy_(0, written, gradient.index_select(0, written).any(1))
+        return received.index_copy_(0, written, self._received)
 
     def from_rows(self, weight: Tensor, chosen: Tensor, values: Tensor) -> Tensor:
         """dW with these rows, and zeros elsewhere."""
@@ -74,13 +75,19 @@ class Truncation:
         else:
             spare = torch.zeros_like(weight)
             self._held = torch._C._storage_Use_Count(spare.untyped_storage()._cdata)
-        self._spare, self._written = spare.index_copy_(0, chosen, values), chosen
+        spare[chosen] = values
+        self._spare, self._written, self._received = spare, chosen, _is_not_zero(values)
         self._version = spare._version
         return spare.detach()  # another tensor of the same memory, which autograd takes without a copy
 
     def _is_free(self, spare: Tensor, weight: Tensor) -> bool:
         alike = spare.shape == weight.shape and spare.dtype == weight.dtype and spare.device == weight.device
         return alike and torch._C._storage_Use_Count(spare.untyped_storage()._cdata) == self._held
+
+
+def _is_not_zero(rows: Tensor) -> Tensor:
+    """Which rows hold a number that is not zero. On a CPU `any` over numbers takes five times as long."""
+    return rows.abs().sum(1) != 0
 
 
 def _as_forward_was(backward: Backward) -> Backward:
