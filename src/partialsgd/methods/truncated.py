@@ -94,6 +94,8 @@ def _as_forward_was(backward: Backward) -> Backward:
     """In the precision that the forward pass had, though backward may be called inside autocast."""
 
     def run(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_autocast_enabled(dy.device.type):
+            return backward(ctx, dy)
         with torch.autocast(dy.device.type, enabled=False):
             return backward(ctx, dy)
 
@@ -102,14 +104,13 @@ def _as_forward_was(backward: Backward) -> Backward:
 
 class _Truncated(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, truncation: Truncation) -> Tensor:
-        return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, _, y, ctx.truncation = inputs
+    def forward(  # with `ctx`: `setup_context` has torch look at the signature at every call
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, truncation: Truncation
+    ) -> Tensor:
+        ctx.truncation = truncation
         ctx.mark_dirty(y)  # so that y itself is returned, not a view of it: what follows may work in place
         ctx.save_for_backward(x, weight)
+        return y
 
 
 @final
