@@ -195,15 +195,21 @@ def test_law_2_x_is_x_again_when_the_closure_raises(
 ) -> None:
     run = Run(problem, optimizer, method, autocast)
     run.step(0)
-    backwards = run.step(1).backwards
-    for failing in range(backwards):
+    run.step(1)
+    failing = 0
+    while True:  # in the first pass of the step, in the second, until it has no more
         before, t = _parameters(run) | _optimizer_tensors(run), run.sgd.t
-        with pytest.raises(ZeroDivisionError):
+        try:
             run.sgd.step(_failing_after(run.closure(2), failing))
-        assert_same_bits(before, _parameters(run) | _optimizer_tensors(run))
-        assert run.sgd.t == t
-        assert all(p.grad is None for p in run.model.parameters())
-    assert run.step(3).t == 2, "a step after a failed one goes on as if nothing had happened"
+        except ZeroDivisionError:
+            assert_same_bits(before, _parameters(run) | _optimizer_tensors(run))
+            assert run.sgd.t == t
+            assert all(p.grad is None for p in run.model.parameters())
+            failing += 1
+        else:
+            break
+    assert failing > 0
+    assert run.step(3).t == 3, "a step after a failed one goes on as if nothing had happened"
 
 
 def test_law_3_t_counts_optimizer_steps(
