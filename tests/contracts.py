@@ -15,13 +15,14 @@ from torch import nn
 from partialsgd import PartialSGD, methods
 from partialsgd.rules import Method
 from partialsgd.testing import contracts as laws
+from partialsgd.testing import runs
 from partialsgd.testing.contracts import *  # noqa: F403  # the laws: pytest collects them here
 from partialsgd.testing.problems import PROBLEMS, Problem
 from tests.nested import contracts as nested
 from tests.optimizers import COORDINATE_WISE, Make
 
 ALL_PROBLEMS = {problem.name: problem for problem in PROBLEMS}
-METHODS: dict[str, Method | laws.MakeMethod] = {
+METHODS: dict[str, Method | runs.MakeMethod] = {
     "plain": methods.plain(),
     "random_mask": methods.random_mask(0.4),
     "dropout": methods.dropout(0.7),
@@ -102,7 +103,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def method(request: pytest.FixtureRequest) -> Method | laws.MakeMethod:
+def method(request: pytest.FixtureRequest) -> Method | runs.MakeMethod:
     return METHODS[request.param]
 
 
@@ -138,18 +139,18 @@ def test_a_refused_pair_raises_and_leaves_the_model_alone(name: str, on: str) ->
 
 
 def test_a_coupled_optimizer_holds_the_law_or_refuses_and_leaves_the_model_alone(
-    method: Method | laws.MakeMethod, problem: Problem, request: pytest.FixtureRequest, record_property
+    method: Method | runs.MakeMethod, problem: Problem, request: pytest.FixtureRequest, record_property
 ) -> None:
     def make(parameters):
         return torch.optim.Adafactor(parameters, 0.01)
 
-    run, name = laws.Run(problem, make, method, False), request.node.callspec.params["method"]
+    run, name = runs.Run(problem, make, method, False), request.node.callspec.params["method"]
     for t in range(laws.STEPS):
         before = run.tensors()
         try:
             assert not run.step(t).mask.partial, "an element mask was let through"
         except NotImplementedError:
-            laws.assert_same_bits(before, run.tensors() | {"rng": before["rng"]})
+            runs.assert_same_bits(before, run.tensors() | {"rng": before["rng"]})
             assert run.sgd.t == t and all(p.grad is None for p in run.model.parameters())
             record_property("matrix", ("method", name, "Adafactor", "refused"))
             return

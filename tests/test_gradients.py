@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from partialsgd import Branch, Method, PartialSGD, masks, methods, perturbations
-from partialsgd.testing.contracts import AlwaysMeasuring
 from partialsgd.testing.problems import PROBLEMS
+from partialsgd.testing.runs import AlwaysMeasuring
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 

@@ -632,7 +632,7 @@ def test_lbfgs_refuses_what_it_cannot_do_and_goes_back_when_the_closure_fails() 
 
 def test_a_measurement_that_is_not_finite_does_not_stop_the_step() -> None:
     """NaN at x_t only; the trained gradient is taken elsewhere."""
-    from partialsgd.testing.contracts import AlwaysMeasuring
+    from partialsgd.testing.runs import AlwaysMeasuring
 
     model, sgd = start(MLP, methods.dropout(0.5), meter=AlwaysMeasuring())
     calls = []

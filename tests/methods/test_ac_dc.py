@@ -8,8 +8,9 @@ from torch import nn
 
 from partialsgd import PartialSGD, methods
 from partialsgd.methods.ac_dc import phase_at
-from partialsgd.testing.contracts import Run, assert_same_bits
 from partialsgd.testing.problems import PROBLEMS
+from partialsgd.testing.runs import Run, assert_same_bits
+from tests.identity import assert_is_plain
 
 MATRICES = ("0.weight", "3.weight")
 OPTIMIZERS = {
@@ -211,12 +212,7 @@ def test_a_skipped_step_at_the_start_of_a_phase_prunes_and_forgets_nothing(first
 def test_without_sparsity_it_is_plain_training_to_the_bit(problem) -> None:
     """Nothing is restored then, so nothing is forgotten either."""
     method = methods.ac_dc(0.0, warmup=1, sparse=1, dense=1)
-    runs = [Run(problem, torch.optim.Adam, m, False) for m in (methods.plain(), method)]
-    for t in range(5):
-        for run in runs:
-            torch.manual_seed(t)
-            run.step(t)
-    assert_same_bits(*(run.tensors() for run in runs))
+    assert_is_plain(problem, method)
 
 
 def test_settings_are_checked() -> None:

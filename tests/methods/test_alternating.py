@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from partialsgd import OutputSum, PartialSGD, methods, nest, soft_cross_entropy
-from partialsgd.testing.contracts import assert_same_bits
+from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
 
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3

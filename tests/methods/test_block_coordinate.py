@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from partialsgd import PartialSGD, methods
-from partialsgd.testing.contracts import Run
 from partialsgd.testing.problems import Problem
+from partialsgd.testing.runs import Run
 from tests.methods.test_freezing import closure
 from tests.methods.test_stages import gpt2, loss_of, mlp
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from partialsgd import PartialSGD, methods
-from partialsgd.testing.contracts import Run, assert_same_bits
 from partialsgd.testing.problems import PROBLEMS
+from partialsgd.testing.runs import Run, assert_same_bits
 
 KINDS = ("top-k", "random-k")
 SHAPES = {"a": (3, 5), "b": (7,)}

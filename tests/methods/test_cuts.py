@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from partialsgd import Method, PartialSGD, masks
 from partialsgd.methods.stages import Chain
-from tests.methods.test_stages import NETWORKS, Embedded, flops, gpt2, loss_of, mlp
+from tests.methods.test_stages import NETWORKS, Embedded, flops, gpt2, loss_of, mlp, noting
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -102,17 +102,10 @@ def test_the_first_pass_is_whole_and_gives_the_same_bits() -> None:
             model(torch.ones(1, 6))
             throwaway = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), method)
             throwaway.step(lambda model=model: loss_of(model).backward() or 0.0)
-        graphs = []
-
-        def closure(model=model, graphs=graphs) -> Tensor:
-            loss = loss_of(model)
-            loss.backward()
-            graphs.append(model[0].weight.grad is not None)
-            return loss
-
+        graphs: list[bool] = []
         sgd = PartialSGD(model, optimizer, method)
         for _ in range(2):
-            sgd.step(closure)
+            sgd.step(noting(model, graphs))
         assert graphs == [not looked_at, False]
         results.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

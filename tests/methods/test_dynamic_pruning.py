@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from partialsgd import PartialSGD, methods
-from partialsgd.testing.contracts import Run, assert_same_bits
 from partialsgd.testing.problems import PROBLEMS
+from partialsgd.testing.runs import Run, assert_same_bits
+from tests.identity import assert_is_plain
 
 
 def net() -> nn.Module:
@@ -124,12 +125,7 @@ def test_only_what_a_pattern_covers_is_pruned() -> None:
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
 def test_without_sparsity_it_is_plain_training_to_the_bit(problem) -> None:
-    runs = [Run(problem, torch.optim.Adam, m, False) for m in (methods.plain(), methods.dynamic_pruning(0.0, every=2))]
-    for t in range(4):
-        for run in runs:
-            torch.manual_seed(t)
-            run.step(t)
-    assert_same_bits(*(run.tensors() for run in runs))
+    assert_is_plain(problem, methods.dynamic_pruning(0.0, every=2))
 
 
 def test_a_run_stopped_between_two_refreshes_goes_on_with_the_same_choice() -> None:

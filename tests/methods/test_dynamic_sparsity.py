@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from partialsgd import PartialSGD, methods
-from partialsgd.testing.contracts import Run, assert_same_bits
 from partialsgd.testing.problems import PROBLEMS
+from partialsgd.testing.runs import Run, assert_same_bits
+from tests.identity import assert_is_plain
 
 N = 54 + 120
 LEVELS = ("full", "0.5", "0.9")
@@ -178,12 +179,7 @@ def test_a_run_may_stop_anywhere(stop: int) -> None:
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
 def test_without_levels_it_is_plain_training_to_the_bit(problem, accumulate: bool) -> None:
     method = methods.dynamic_sparsity((), accumulate=accumulate, combine="mean")
-    runs = [Run(problem, torch.optim.Adam, m, False) for m in (methods.plain(), method)]
-    for t in range(4):
-        for run in runs:
-            torch.manual_seed(t)
-            run.step(t)
-    assert_same_bits(*(run.tensors() for run in runs))
+    assert_is_plain(problem, method)
 
 
 def test_settings_are_checked() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from partialsgd import PartialSGD, methods
-from partialsgd.testing.contracts import Run, assert_same_bits
 from partialsgd.testing.problems import PROBLEMS, Quadratic
+from partialsgd.testing.runs import Run, assert_same_bits
 
 
 def points(method) -> tuple[list[torch.Tensor], Quadratic]:

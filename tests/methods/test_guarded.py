@@ -11,8 +11,8 @@ from torch import nn
 
 from partialsgd import Method, PartialSGD, methods, perturbations
 from partialsgd.meters.criteria import Criteria
-from partialsgd.testing.contracts import Run
 from partialsgd.testing.problems import PROBLEMS
+from partialsgd.testing.runs import Run
 
 MLP, NORMS = (next(p for p in PROBLEMS if p.name == name) for name in ("mlp", "batchnorm"))
 

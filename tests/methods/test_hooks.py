@@ -7,11 +7,10 @@ import io
 
 import pytest
 import torch
-from torch import Tensor
 
 from partialsgd import Method, PartialSGD
 from partialsgd.methods.stages import Chain
-from tests.methods.test_stages import loss_of, mlp
+from tests.methods.test_stages import loss_of, mlp, noting
 
 
 def test_a_model_with_a_chain_is_saved_copied_and_refused_to_others() -> None:
@@ -22,16 +21,9 @@ def test_a_model_with_a_chain_is_saved_copied_and_refused_to_others() -> None:
     torch.save(model, io.BytesIO())
     both, other = copy.deepcopy((model, sgd))
     for net, run in ((model, sgd), (both, other)):
-        seen = []
-
-        def closure(net=net, seen=seen) -> Tensor:
-            loss = loss_of(net)
-            loss.backward()
-            seen.append(net[0].weight.grad is not None)
-            return loss
-
+        seen: list[bool] = []
         for _ in range(3):
-            run.step(closure)
+            run.step(noting(net, seen))
         assert seen == [True, False, False]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), both.parameters(), strict=True))
     stranger = mlp()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from partialsgd import Branch, Method, PartialSGD, methods
-from partialsgd.testing.contracts import Run, assert_same_bits
 from partialsgd.testing.problems import PROBLEMS, Quadratic
+from partialsgd.testing.runs import Run, assert_same_bits
 from tests.methods.test_extragradient import points, trained
 
 

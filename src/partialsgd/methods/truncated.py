@@ -50,8 +50,8 @@ class Truncation:
         given = args[0] if args else kwargs["input"]
         x, weight = given.to(y.dtype), layer.weight.to(y.dtype)
         bias = None if layer.bias is None else layer.bias.to(y.dtype)
-        backward = _Unified if self.unified else _PerExample
-        replaced: Tensor = backward.apply(x, weight, bias, y.detach(), self)  # type: ignore[no-untyped-call]  # torch's
+        arguments = (x, weight, bias, y.detach(), self)
+        replaced: Tensor = _Truncated.apply(*arguments)  # type: ignore[no-untyped-call]  # torch does not annotate it
         return replaced
 
     def rows(self, gradient: Tensor) -> Tensor:
@@ -102,6 +102,7 @@ def _as_forward_was(backward: Backward) -> Backward:
     return run
 
 
+@final
 class _Truncated(torch.autograd.Function):
     @staticmethod
     def forward(  # with `ctx`: `setup_context` has torch look at the signature at every call
@@ -112,36 +113,21 @@ class _Truncated(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         return y
 
-
-@final
-class _Unified(_Truncated):
     @staticmethod
     @once_differentiable
     @_as_forward_was
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        whole = dy.reshape(-1, dy.shape[-1])
-        chosen = whole.abs().sum(0).topk(ctx.truncation.k, sorted=False).indices
-        small = whole.index_select(1, chosen)
-        dx = (small @ weight.index_select(0, chosen)).view(x.shape) if needs_x else None
-        dw = None
-        if needs_weight:
-            dw = ctx.truncation.from_rows(weight, chosen, small.t() @ x.reshape(-1, x.shape[-1]))
-        return dx, dw, whole.sum(0) if needs_bias else None, None, None
-
-
-@final
-class _PerExample(_Truncated):
-    @staticmethod
-    @once_differentiable
-    @_as_forward_was
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        whole = dy.reshape(-1, dy.shape[-1])
-        chosen = whole.abs().topk(ctx.truncation.k, sorted=False).indices
-        cut = torch.zeros_like(whole).scatter_(1, chosen, whole.gather(1, chosen))
-        dx = (cut @ weight).view(x.shape) if needs_x else None
-        dw = cut.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
-        return dx, dw, whole.sum(0) if needs_bias else None, None, None
+        truncation, whole, flat = ctx.truncation, dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+        if truncation.unified:
+            chosen = whole.abs().sum(0).topk(truncation.k, sorted=False).indices
+            small = whole.index_select(1, chosen)
+            dx = small @ weight.index_select(0, chosen) if needs_x else None
+            dw = truncation.from_rows(weight, chosen, small.t() @ flat) if needs_weight else None
+        else:
+            each = whole.abs().topk(truncation.k, sorted=False).indices
+            cut = torch.zeros_like(whole).scatter_(1, each, whole.gather(1, each))
+            dx = cut @ weight if needs_x else None
+            dw = cut.t() @ flat if needs_weight else None
+        return None if dx is None else dx.view(x.shape), dw, whole.sum(0) if needs_bias else None, None, None

@@ -35,7 +35,7 @@ class Unmade(Tensor):
     ) -> Any:
         if function in _KNOWN:
             known = super().__torch_function__
-            return known(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's
+            return known(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch does not annotate it
         args, kwargs = tree_map(_made, (args, dict(kwargs or {})))
         return function(*args, **kwargs)
 

@@ -17,23 +17,26 @@ float32 and inside `torch.autocast("cpu", torch.bfloat16)`. To try other cases, 
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, final
-
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from partialsgd.masks import Mask
-from partialsgd.probes import per_coordinate
-from partialsgd.rules import Context, Method, nothing, nowhere
-from partialsgd.steps import Step
-from partialsgd.template import PartialSGD
+from partialsgd.rules import Method, nothing, nowhere
 from partialsgd.testing.problems import PROBLEMS, Problem
-from partialsgd.vectors import Vector
+from partialsgd.testing.runs import (
+    AlwaysMeasuring,
+    MakeMethod,
+    MakeOptimizer,
+    Run,
+    assert_same_bits,
+    coordinates_of,
+    failing_after,
+    optimizer_tensors_of,
+    outside_of,
+    parameters_of,
+    scalars_of,
+)
 
 __all__ = [
     "autocast",
@@ -51,8 +54,6 @@ __all__ = [
     "test_law_12_draws_depend_on_seed_and_t_alone",
 ]
 
-MakeOptimizer = Callable[[Any], Optimizer]
-MakeMethod = Callable[[nn.Module], Method]
 STEPS = 5
 
 
@@ -84,73 +85,6 @@ def autocast(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-@final
-@dataclass
-class Run:
-    """A training run that can be stopped, copied and looked into."""
-
-    problem: Problem
-    make: MakeOptimizer
-    method: Method | MakeMethod
-    autocast: bool
-    meter: Any = None
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.model = self.problem.model()
-        self.optimizer = self.make(self.model.parameters())
-        method = self.method if isinstance(self.method, Method) else self.method(self.model)
-        self.sgd = PartialSGD(self.model, self.optimizer, method, meter=self.meter, **self.options)
-        torch.manual_seed(17)
-
-    def closure(self, t: int) -> Callable[[], Tensor]:
-        def run() -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
-                loss = self.problem.evaluate(self.model, t)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
-            return loss
-
-        return run
-
-    def step(self, t: int) -> Step:
-        return self.sgd.step(self.closure(t))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Every parameter, buffer and optimizer tensor, and the global generator."""
-        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        for name, p in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(p, {}).items():
-                if isinstance(value, Tensor):
-                    found[f"optimizer.{name}.{key}"] = value
-        return {name: value.detach().clone() for name, value in found.items()} | {"rng": torch.get_rng_state()}
-
-    def save(self) -> dict[str, Any]:
-        """Through a file, without a pickle."""
-        file = io.BytesIO()
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "sgd": self.sgd.state_dict(),
-            "rng": torch.get_rng_state(),
-        }
-        torch.save(state, file)
-        file.seek(0)
-        loaded: dict[str, Any] = torch.load(file, weights_only=True)
-        return loaded
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.sgd.load_state_dict(state["sgd"])
-        torch.set_rng_state(state["rng"])
-
-
-def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    different = [name for name in a if not torch.equal(a[name], b[name])]
-    assert not different, f"not the same to the bit: {', '.join(different)}"
-
-
 def test_law_1_nothing_outside_the_mask_moves(
     method: Method | MakeMethod, problem: Problem, optimizer: MakeOptimizer, autocast: bool
 ) -> None:
@@ -159,20 +93,20 @@ def test_law_1_nothing_outside_the_mask_moves(
         pytest.skip("not claimed: a projection moves what is outside the mask")
     moved = False
     for t in range(STEPS):
-        before = _coordinates(run)
-        scalars = _scalars(run)
+        before = coordinates_of(run)
+        scalars = scalars_of(run)
         mask = run.step(t).mask
-        after = _coordinates(run)
+        after = coordinates_of(run)
         forgets = run.sgd.method.forget is not nothing  # state is not claimed then, parameters are
         for (name, key), old in before.items():
             if forgets and key != "":
                 continue
-            outside = _outside(mask, name, old)
+            outside = outside_of(mask, name, old)
             assert torch.equal(after[name, key][outside], old[outside]), f"{name} {key} moved outside the mask at {t}"
             moved |= key == "" and not torch.equal(after[name, key], old)
         for name, counters in scalars.items():
             if mask[name] is False and not forgets:
-                assert _scalars(run)[name] == counters, f"the counters of {name} moved although it is outside"
+                assert scalars_of(run)[name] == counters, f"the counters of {name} moved although it is outside"
     assert moved, "nothing moved at all: the test would hold for anything"
 
 
@@ -181,12 +115,12 @@ def test_law_2_x_is_x_again_after_every_pass(
 ) -> None:
     run = Run(problem, optimizer, method, autocast)
     for t in range(3):
-        before = _parameters(run)
+        before = parameters_of(run)
         for g in run.sgd.gradients():
-            assert_same_bits(before, _parameters(run))
+            assert_same_bits(before, parameters_of(run))
             with g:
                 run.closure(t)()
-            assert_same_bits(before, _parameters(run))
+            assert_same_bits(before, parameters_of(run))
         assert not run.sgd.update().skipped
 
 
@@ -198,11 +132,11 @@ def test_law_2_x_is_x_again_when_the_closure_raises(
     run.step(1)
     failing = 0
     while True:  # in the first pass of the step, in the second, until it has no more
-        before, t = _parameters(run) | _optimizer_tensors(run), run.sgd.t
+        before, t = parameters_of(run) | optimizer_tensors_of(run), run.sgd.t
         try:
-            run.sgd.step(_failing_after(run.closure(2), failing))
+            run.sgd.step(failing_after(run.closure(2), failing))
         except ZeroDivisionError:
-            assert_same_bits(before, _parameters(run) | _optimizer_tensors(run))
+            assert_same_bits(before, parameters_of(run) | optimizer_tensors_of(run))
             assert run.sgd.t == t
             assert all(p.grad is None for p in run.model.parameters())
             failing += 1
@@ -222,10 +156,10 @@ def test_law_3_t_counts_optimizer_steps(
 
     assert run.sgd.step(two_micro_batches).t == 0
     assert run.sgd.t == 1
-    before = _parameters(run) | _optimizer_tensors(run)
+    before = parameters_of(run) | optimizer_tensors_of(run)
     assert run.sgd.step(lambda: run.closure(2)() * float("nan")).skipped
     assert run.sgd.t == 1
-    assert_same_bits(before, _parameters(run) | _optimizer_tensors(run))
+    assert_same_bits(before, parameters_of(run) | optimizer_tensors_of(run))
     assert run.step(3).t == 1
     assert run.sgd.t == 2
 
@@ -308,62 +242,3 @@ def test_law_12_draws_depend_on_seed_and_t_alone(
     for a, b in zip(*seen, strict=True):
         for name in a:
             assert torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])), f"the mask of {name} differs"
-
-
-@final
-class AlwaysMeasuring:
-    """A meter that is due at every step and looks at both gradients."""
-
-    def due(self, context: Context) -> bool:
-        return True
-
-    def measure(self, context: Context, at_x: Vector, at_perturbed: Vector) -> float:
-        torch.rand(3)  # a meter that is careless with the generator: it is the driver that keeps the law
-        return sum(float((at_x[name] * g).sum()) for name, g in at_perturbed.items() if name in at_x)
-
-
-def _failing_after(closure: Callable[[], Tensor], passes: int) -> Callable[[], Tensor]:
-    left = passes
-
-    def run() -> Tensor:
-        nonlocal left
-        loss = closure()
-        if left == 0:
-            raise ZeroDivisionError("inside the closure")
-        left -= 1
-        return loss
-
-    return run
-
-
-def _parameters(run: Run) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in run.model.named_parameters()}
-
-
-def _optimizer_tensors(run: Run) -> dict[str, Tensor]:
-    return {name: value for name, value in run.tensors().items() if name.startswith("optimizer.")}
-
-
-def _coordinates(run: Run) -> dict[tuple[str, str], Tensor]:
-    found: dict[tuple[str, str], Tensor] = {}
-    for name, p in run.sgd.parameters.items():
-        found[name, ""] = p.detach().clone()
-        for key, value in per_coordinate(run.optimizer.state.get(p, {}), p).items():
-            found[name, key] = value.detach().clone()
-    return found
-
-
-def _scalars(run: Run) -> dict[str, dict[str, float]]:
-    return {
-        name: {
-            k: float(v)
-            for k, v in run.optimizer.state.get(p, {}).items()
-            if isinstance(v, (int, float)) or (isinstance(v, Tensor) and v.numel() == 1 and v.shape != p.shape)
-        }
-        for name, p in run.sgd.parameters.items()
-    }
-
-
-def _outside(mask: Mask, name: str, like: Tensor) -> Tensor:
-    entry = mask[name]
-    return ~entry if isinstance(entry, Tensor) else torch.full_like(like, not entry, dtype=torch.bool)
