@@ -17,17 +17,30 @@ from benchmarks.methods.train import prepared
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     if options.write:
         page.write()
         return
     console = Console()
-    for task in TASKS.values():
-        wanted = [(name, seed) for name in SETTINGS for seed in task.seeds]
-        wanted = [row for row in wanted if chosen(f"{task.name}/{row[0]}/{row[1]}", options.rows)]
-        if wanted and (options.data is not None or not task.needs_data):
-            _train(task, wanted, options.data, options.jobs, console)
+    tasks = [task for task in TASKS.values() if options.data is not None or not task.needs_data]
+    wanted = {task.name: _wanted(task, options.rows) for task in tasks}
+    if not any(wanted.values()):
+        parser.error(
+            f"no row has {' or '.join(options.rows)} in its name; rows are like digits/sam/0, cifar10 by --data"
+        )
+    for task in tasks:
+        if wanted[task.name]:
+            try:
+                _train(task, wanted[task.name], options.data, options.jobs, console)
+            except FileNotFoundError as error:
+                parser.error(str(error))
             console.print(page.screen(task))
+
+
+def _wanted(task: Task, words: Sequence[str]) -> list[tuple[str, int]]:
+    every = [(name, seed) for name in SETTINGS for seed in task.seeds]
+    return [(name, seed) for name, seed in every if chosen(f"{task.name}/{name}/{seed}", words)]
 
 
 def _train(task: Task, wanted: Sequence[tuple[str, int]], data: Path | None, count: int, console: Console) -> None:

@@ -207,3 +207,13 @@ def test_nothing_stored_says_so(tmp_path: Path) -> None:
 def test_the_page_shows_what_is_stored() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
     assert text == page.in_place(text, page.tables()), "run python -m benchmarks.methods --write"
+
+
+def test_a_wrong_call_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["--rows", "nothing"], "no row has nothing in its name; rows are like digits/sam/0"),
+        (["--rows", "cifar10/zzz", "--data", str(tmp_path)], "no row has cifar10/zzz"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            command.main(arguments)
+        assert stopped.value.code == 2 and message in capsys.readouterr().err

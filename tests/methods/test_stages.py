@@ -148,5 +148,5 @@ def test_stages_that_make_no_sense_are_refused() -> None:
         Chain(mlp(), ["0", "nothing"], cut=True, who="test")
     with pytest.raises(ValueError, match="names 0 lists of modules"):
         Chain(Embedded(), "block", cut=True, who="test")
-    with pytest.raises(ValueError, match="one stage only"):
+    with pytest.raises(ValueError, match="two are needed"):
         Chain(nn.Sequential(nn.Linear(2, 2)), None, cut=True, who="test")

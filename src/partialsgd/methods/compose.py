@@ -16,6 +16,7 @@ from torch import Tensor
 
 from partialsgd.masks import Mask
 from partialsgd.methods.parts import apart, has
+from partialsgd.methods.settings import require_method
 from partialsgd.perturbations import Perturbation
 from partialsgd.rules import Branch, Context, CorrectRule, MaskRule, Method, NeedsGradient, PerturbRule, WithinRule
 from partialsgd.vectors import Vector
@@ -36,6 +37,8 @@ def compose(first: Method, second: Method) -> Method:
     alternating × sam: at each level the worst point near it; alternating × top_k: the largest gradients of the level;
     freezing × sam, block_coordinate × compressed_gradient, and so on.
     """
+    require_method("first", first)
+    require_method("second", second)
     _refuse(first, second)
     name = f"compose({first.name}, {second.name})"
     if first.is_plain or second.is_plain:

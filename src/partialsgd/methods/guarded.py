@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from partialsgd.meters.criteria import Criteria, criteria
 from partialsgd.methods.parts import apart, has
 from partialsgd.methods.plain import plain
-from partialsgd.methods.settings import require_count
+from partialsgd.methods.settings import require_count, require_method
 from partialsgd.rules import Context, Guard, Method
 from partialsgd.vectors import Vector
 
@@ -31,6 +31,8 @@ def guarded(
     the fallback (plain training). `by` names a criterion or is a function of the measured `Criteria`.
     """
     fallback = plain() if fallback is None else fallback
+    require_method("method", method)
+    require_method("fallback", fallback)
     if not callable(by) and by not in get_args(Criterion):
         raise ValueError(f"by must be one of {', '.join(get_args(Criterion))} or a function of Criteria; got {by!r}")
     if not bound > 0:

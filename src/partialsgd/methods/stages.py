@@ -131,7 +131,8 @@ def _with_the_rest(parameters: Parameters, named: list[list[str]]) -> tuple[tupl
     # One with nothing to train is no stage of its own: it goes with the next, or with the last.
     stages = _merged(stages, [any(parameters[name].requires_grad for name in names) for names in stages])
     if len(stages) < 2:
-        raise ValueError(f"{type(parameters.model).__name__} has one stage only; there is nothing to go through")
+        found = f"{type(parameters.model).__name__} has {len(stages)} stages with something to train"
+        raise ValueError(f"{found}, and two are needed; name them in the order of the forward pass")
     return tuple(stages)
 
 
