@@ -40,6 +40,9 @@ METHODS: dict[str, Method | runs.MakeMethod] = {
     "dynamic_sparsity_accumulated": methods.dynamic_sparsity((0.6,), scope="layer", accumulate=True),
     "independent_subnets": lambda model: methods.independent_subnets(model, 2, 2),
     "independent_subnets_average": lambda model: methods.independent_subnets(model, 2, 2, shared="average"),
+    "independent_subnets_criterion": lambda model: methods.independent_subnets(
+        model, 2, 3, shared="average", repartition="criterion", bound=1.1, measure_every=2
+    ),
     "extragradient": methods.extragradient(0.02),
     "extragradient_past": methods.extragradient(0.02, past=True),
     "meprop": lambda model: methods.meprop(model, 3),
@@ -57,14 +60,19 @@ METHODS: dict[str, Method | runs.MakeMethod] = {
     "sam": methods.sam(0.1),
     "sam_adaptive": methods.sam(0.5, adaptive=True),
     "sam_interval": methods.sam(0.1, interval=2),
+    "scaled_by_alpha": methods.scaled_by_alpha(methods.sam(0.5), every=2),
+    "scaled_by_alpha_dropout": methods.scaled_by_alpha(methods.dropout(0.3), every=2),
 }
+_BY_SUBNETS = ("independent_subnets", "independent_subnets_average", "independent_subnets_criterion")
 _BY_STAGES = ("layerwise", "freezing", "freezing_criterion", "block_coordinate", "block_coordinate_free")
 REFUSED = {(method, "quadratic") for method in ("meprop", "meprop_per_example", "compose_freezing", *_BY_STAGES)} | {
     (method, problem)
-    for method in ("dropout_neurons", "independent_subnets", "independent_subnets_average")
+    for method in ("dropout_neurons", *_BY_SUBNETS)
     for problem in ("quadratic", "tied", "unused")  # no hidden units, none of their own, not to be traced
 }
 """(method, problem) that have no meaning together: seen to raise, and left out of the laws."""
+UNSCALED = {(f"scaled_by_alpha{of}", optimizer) for of in ("", "_dropout") for optimizer in ("ASGD", "Rprop")}
+"""(method, optimizer) whose α would be no factor of the step: seen to raise, and left out of the laws."""
 MAIN = {method for method in METHODS if method in methods.SUMMARIES}
 """Each method in one setting; other settings are tried on fewer problems unless all are asked for."""
 
@@ -83,7 +91,11 @@ def cells(laws_of_steps: bool) -> Iterator[Any]:
             often = optimizer == "AdamW" and (not low or on in ("mlp", "transformer"))
             often |= optimizer == "SGD momentum wd" and not low and on in ("mlp", "batchnorm", "quadratic")
             often &= method in MAIN or (optimizer == "AdamW" and on in ("mlp", "batchnorm") and not low)
-            if (method, on) in REFUSED or (not laws_of_steps and (optimizer != "AdamW" or low)):
+            if (
+                (method, on) in REFUSED
+                or (method, optimizer) in UNSCALED
+                or (not laws_of_steps and (optimizer != "AdamW" or low))
+            ):
                 continue
             name = f"{method}-{on}-{optimizer.replace(' ', '_')}-{'bfloat16' if low else 'float32'}"
             yield pytest.param(method, on, optimizer, low, id=name, marks=() if often else pytest.mark.slow)
@@ -136,6 +148,19 @@ def test_a_refused_pair_raises_and_leaves_the_model_alone(name: str, on: str) ->
         PartialSGD(model, optimizer, made(name, model)).step(chosen.closure(model, 0))
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "by"), sorted(UNSCALED), ids="-with-".join)
+def test_an_optimizer_that_cannot_be_scaled_raises_and_leaves_the_model_alone(
+    name: str, by: str, record_property
+) -> None:
+    run = runs.Run(ALL_PROBLEMS["batchnorm"], COORDINATE_WISE[by], METHODS[name], False)
+    before = run.tensors()
+    with pytest.raises(NotImplementedError, match=f"{by} cannot step by α = 0"):
+        run.step(0)
+    runs.assert_same_bits(before, run.tensors() | {"rng": before["rng"]})
+    assert run.sgd.t == 0 and all(p.grad is None for p in run.model.parameters())
+    record_property("matrix", ("method", name, by, "refused"))
 
 
 def test_a_coupled_optimizer_holds_the_law_or_refuses_and_leaves_the_model_alone(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from partialsgd import LowRank, Method, Nested, PartialSGD, Width, nest
+from partialsgd import CriteriaMeter, LowRank, Method, Nested, PartialSGD, Width, nest
 from partialsgd import methods as registry
 from partialsgd.testing.problems import PROBLEMS
 from tests.contracts import METHODS, made
@@ -41,6 +41,33 @@ def methods(rank: int, folder: str) -> None:
             masks = [sgd.step(MLP.closure(ddp, 2 * t + rank)).mask for t in range(STEPS)]
             found[f"{name} {views}"] = [p.detach() for p in model.parameters()]
             found[f"{name} {views} mask"] = [torch.as_tensor(m[n]) for m in masks for n in m]
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+MEASURED = {
+    "dropout": (lambda: MLP.model(), lambda model: registry.dropout(0.6)),
+    "sam": (lambda: MLP.model(), lambda model: registry.sam(0.3)),
+    "core": (lambda: nest(MLP.model(), Width(0.5)), lambda nested: registry.only(nested, "core")),
+    "slimmable": (lambda: nest(MLP.model(), LowRank(0.5)), lambda nested: registry.slimmable(nested)),
+}
+NUMBERS = ("whole", "masked", "shared", "perturbed", "inner", "moved")
+
+
+def criteria(rank: int, folder: str) -> None:
+    """Every criterion on both ranks, with and without bucket views; also over batches of one's own."""
+    start(rank, folder)
+    found = {}
+    for name, (build_one, method_of) in MEASURED.items():
+        for views in (False, True):
+            model = build_one()
+            ddp = DistributedDataParallel(model, gradient_as_bucket_view=views, find_unused_parameters=True)
+            for own in (False, True):
+                meter = CriteriaMeter(1, batches=[rank], loss=lambda t, ddp=ddp: MLP.evaluate(ddp, t)) if own else None
+                optimizer = torch.optim.SGD(model.parameters(), 0.0)
+                sgd = PartialSGD(ddp, optimizer, method_of(model), meter=meter or CriteriaMeter(1))
+                seen = sgd.step(MLP.closure(ddp, rank)).criteria
+                found[f"{name} {views} {own}"] = [getattr(seen, number) for number in NUMBERS]
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -123,6 +150,37 @@ def families(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def control(rank: int, folder: str) -> None:
+    """Methods that decide by what they measure, each rank on data of its own: what they decided at each step."""
+    start(rank, folder)
+    found = {}
+    for name in CONTROLLED:
+        nested = family("width")
+        ddp = DistributedDataParallel(nested, find_unused_parameters=True)
+        sgd = PartialSGD(ddp, torch.optim.SGD(nested.parameters(), 0.05), CONTROLLED[name](nested))
+        steps = [sgd.step(closure(ddp, nested, t, rank)) for t in range(24)]
+        found[f"{name} parameters"] = [p.detach() for p in nested.parameters()]
+        found[f"{name} decisions"] = [(step.level, step.lr) for step in steps]
+        found[f"{name} measured"] = [(m.q, m.cosine) for step in steps for m in step.measurements]
+    model = MLP.model()
+    subnets = registry.independent_subnets(model, 2, 6, repartition="criterion", bound=1.05, measure_every=2)
+    ddp = DistributedDataParallel(model)
+    sgd = PartialSGD(ddp, torch.optim.SGD(model.parameters(), 0.1), subnets)
+    masks = [sgd.step(MLP.closure(ddp, 2 * t + rank)).mask for t in range(24)]
+    found["subnets parameters"] = [p.detach() for p in model.parameters()]
+    found["subnets decisions"] = [torch.as_tensor(m[n]) for m in masks for n in m]
+    found["subnets round"] = sgd.memory["round"]
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+CONTROLLED = {
+    "criterion": lambda nested: registry.alternating(nested, order="criterion", every=2),
+    "scaled": lambda nested: registry.scaled_by_alpha(registry.alternating(nested), every=2),
+    "guarded": lambda nested: registry.guarded(
+        registry.scaled_by_alpha(registry.alternating(nested), every=3), by="c_align", bound=3.0, every=2
+    ),
+}
 FAMILIES = ("low rank", "width")
 
 

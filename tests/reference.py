@@ -5,6 +5,7 @@ It knows nothing of `PartialSGD`, of `.grad` or of optimizers: x̃ is a new set 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from partialsgd.looks import Look, Sight
 from partialsgd.masks import Mask
 from partialsgd.names import Parameters
 from partialsgd.perturbations import Perturbation
@@ -65,7 +67,9 @@ def step(
     with torch.no_grad():
         for name, p in parameters.items():
             p.copy_(x[name])
-    base = Context(t, seed, parameters, memory)
+    measured = memory.setdefault("measured", {})
+    base = Context(t, seed, parameters, memory, measured=measured)
+    alpha = None
     for number, branch in enumerate(method.branches_at(base)):
         mask = ask(branch.mask, base, number, branch.level, None, at_x)
         if mask is None:
@@ -75,10 +79,18 @@ def step(
         if perturbation is None:
             at_x = Vector(gradient(model, x, loss))
             perturbation = ask(branch.perturb, base, number, branch.level, mask, at_x)
-        g = gradient(model, perturbed(model, x, perturbation), loss)
+        moved = perturbed(model, x, perturbation)
+        g = gradient(model, moved, loss)
+        asked = replace(base, branch=number, level=branch.level, _mask=mask)
+        looks = [] if method.meter is None else method.meter.looks(replace(asked, memory=measured), branch)
+        if looks or due:
+            apart = math.sqrt(sum(float((moved[name] - x[name]).square().sum()) for name in x))
+            sight = Sight(Look(branch), asked, Vector(gradient(model, x, loss)), Vector(g), apart)
+        for look in looks:
+            method.meter.measure(replace(sight, look=look, context=replace(asked, memory=measured)))
         if due:
             memory["guard.refused."] = 0
-            if method.guard.refuses(replace(base, _mask=mask), Vector(gradient(model, x, loss)), Vector(g)):
+            if method.guard.refuses(sight):
                 memory["guard.refused."] = 1
                 return step(model, x, method.guard.fallback, t, seed, lr, loss, memory)
         if method.branches is None:
@@ -87,7 +99,8 @@ def step(
             masked = branch.weight * element(mask, name, value) * value
             total[name] = total[name] + masked if name in total else masked
         union = mask if union is None else union | mask
-    moved = {name: value - lr * total[name] if name in total else value for name, value in x.items()}
+        alpha = ask(method.scale, base, number, branch.level, mask, at_x) if alpha is None else alpha
+    moved = {name: value - alpha * lr * total[name] if name in total else value for name, value in x.items()}
     return perturbed(model, moved, method.project(replace(base, _mask=union, level=method.branches_at(base)[0].level)))
 
 
@@ -95,7 +108,7 @@ def ask(rule, base: Context, number: int, level: str | None, mask: Mask | None, 
     """A rule's answer; what it remembered on the way to asking for a gradient is forgotten."""
     memory = dict(base.memory)
     try:
-        answer = rule(Context(base.t, base.seed, base.parameters, memory, number, level, mask, at_x))
+        answer = rule(Context(base.t, base.seed, base.parameters, memory, number, level, base.measured, mask, at_x))
     except NeedsGradient:
         return None
     base.memory.update(memory)

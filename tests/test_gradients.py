@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from partialsgd import Branch, Method, PartialSGD, masks, methods, perturbations
+from partialsgd.looks import Look
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import AlwaysMeasuring
 
@@ -43,12 +44,13 @@ def test_the_meter_gets_both_gradients_before_the_mask() -> None:
     seen = {}
 
     class Meter:
-        def due(self, context) -> bool:
-            return True
+        def looks(self, context, trained):
+            return [Look(trained)]
 
-        def measure(self, context, at_x, at_perturbed):
-            seen.update(x={n: g.clone() for n, g in at_x.items()}, p={n: g.clone() for n, g in at_perturbed.items()})
-            return context.mask
+        def measure(self, sight):
+            for key, vector in (("x", sight.at_x), ("p", sight.at_perturbed)):
+                seen[key] = {name: g.clone() for name, g in vector.items()}
+            return sight.context.mask
 
     model, sgd = start(methods.dropout(0.5), meter=Meter())
     expected = MLP.model()

@@ -34,16 +34,17 @@ TIERS = [
     ["masks", "vectors"],
     ["perturbations", "replay", "places", "probes", "fused", "wrappers"],
     ["foreign"],
-    ["rules", "passes", "scaling", "updates"],
+    ["rules", "looks", "passes", "scaling", "updates"],
     ["choices", "steps", "closures"],
-    ["finite"],
+    ["finite", "passing"],
+    ["pairs"],
     ["gradients"],
     ["template"],
     ["nested"],
-    ["meters"],
+    ["meters", "theory"],
     ["methods"],
     ["export"],
-    ["recipes"],
+    ["recipes", "report"],
     ["testing"],
 ]
 
@@ -69,14 +70,16 @@ def test_the_registry_says_what_the_functions_say() -> None:
     helpers = {
         "__init__",
         "settings",
-        "branches",
+        "levels",
         "magnitudes",
         "neurons",
+        "rounds",
         "stages",
         "cuts",
         "hooks",
         "parts",
         "truncated",
+        "turns",
     }
     assert {f.stem for f in (SOURCE / "methods").glob("*.py")} - helpers == set(methods.SUMMARIES)
     with pytest.raises(AttributeError, match="there is no method 'adam'"):

@@ -123,3 +123,22 @@ def test_an_interrupt_while_saving_leaves_x_alone(monkeypatch) -> None:
     with pytest.raises(KeyboardInterrupt), perturbed(x, perturbations.along_gradient(gradient(x), 1.0)):
         raise AssertionError("the body must not run")
     assert all(torch.equal(p, before[name]) for name, p in x.items())
+
+
+def test_the_distance_is_that_of_the_move_and_nothing_stays_moved() -> None:
+    _, parameters = net()
+    before = values(parameters)
+    g = gradient(parameters)
+    assert perturbations.distance(parameters, perturbations.nowhere()) == 0
+    assert perturbations.distance(parameters, perturbations.along_unit_gradient(g, 0.3)) == pytest.approx(0.3, rel=1e-5)
+    zeroed = perturbations.function(tuple(parameters), lambda ps: [p.zero_() for p in ps.values()])
+    norm = float(torch.cat([v.flatten() for v in before.values()]).norm())
+    assert perturbations.distance(parameters, zeroed) == pytest.approx(norm, rel=1e-6)
+
+    def fails(ps) -> None:
+        next(iter(ps.values())).zero_()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        perturbations.distance(parameters, perturbations.function(tuple(parameters), fails))
+    assert all(torch.equal(before[name], p) for name, p in parameters.items())

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from partialsgd import PartialSGD, methods
-from partialsgd.replay import Buffers, RandomState
+from partialsgd.replay import Buffers, Moment, RandomState, draws, quietly
 from partialsgd.testing.problems import PROBLEMS
 
 BATCHNORM = next(p for p in PROBLEMS if p.name == "batchnorm")
@@ -49,3 +49,31 @@ def test_both_passes_of_sam_see_the_same_dropout_and_move_the_statistics_once_at
     assert torch.equal(masks[0], masks[1]) and losses[0] != losses[1]
     assert float(step.loss) == losses[0], "the loss is the one at x_t"
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+
+
+def test_whether_something_was_drawn_is_seen() -> None:
+    state = RandomState(nn.Linear(2, 2))
+    assert state.is_now
+    torch.rand(1)
+    assert not state.is_now
+    state.restore()
+    assert state.is_now
+
+
+def test_quietly_there_is_no_dropout_and_batches_still_make_their_statistics() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.LSTM(8, 2))
+    model[2].training = True
+    model[0].training = False
+    x, state, before = torch.randn(6, 3), RandomState(model), Moment(model)
+    assert draws(model) and not draws(model[:2])
+    with quietly(model):
+        modes = [m.training for m in model]
+        model[:3](x)
+    assert modes == [False, True, False, True] and state.is_now
+    assert [m.training for m in model] == [False, True, True, True], "as they were, not as they should be"
+    assert float(model[1].running_mean.abs().sum()) > 0
+    torch.rand(1)
+    before.restore()
+    assert state.is_now and float(model[1].running_mean.abs().sum()) == 0
+    model[2].p = 0.0
+    assert not draws(model)

@@ -65,3 +65,10 @@ def test_a_rule_that_is_wrong_is_told_so_and_changes_nothing(method: Method, err
         sgd.step(problem.closure(model, 0))
     assert sgd.t == 0 and all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_turns_are_counted_for_each_level_and_asker() -> None:
+    memory = {}
+    levels = ["full", "core", "full", "core", "full"]
+    assert [context(memory=memory, level=level).is_turn("a", 2) for level in levels] == [True, True, False, False, True]
+    assert context(memory=memory, level="full").is_turn("b", 2), "another asker has its own count"

@@ -16,7 +16,7 @@ def test_weights_of_a_sum_and_of_a_mean() -> None:
     for combine, expected in (("sum", [3.0, 1.0]), ("mean", [0.75, 0.25])):
         sgd = PartialSGD(model := MLP.model(), torch.optim.SGD(model.parameters(), 0.1))
         method = Method(branches=lambda c: branches, combine=combine)
-        pending = begin(method, Context(0, 0, sgd.parameters, {}), sgd.zero_grad)
+        pending = begin(method, Context(0, 0, sgd.parameters, {}), {}, sgd.zero_grad)
         assert [pending.weight(b) for b in branches] == expected
 
 

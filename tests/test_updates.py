@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 
 from partialsgd import Mask, Method, PartialSGD, masks
+from partialsgd.names import Parameters
 from partialsgd.probes import initial_state, per_coordinate
+from partialsgd.updates import MaskedUpdate
 from tests.optimizers import ALL, COORDINATE_WISE, COUPLED
 
 
@@ -454,3 +456,15 @@ def _clamped(optimizer: optim.Optimizer) -> optim.Optimizer:
 
     optimizer.register_step_post_hook(clamp)
     return optimizer
+
+
+def test_the_step_size_in_the_end_is_told_of_sgd_alone() -> None:
+    model = nn.Linear(2, 1)
+    groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.02}]
+    for optimizer, lr, rate in (
+        (optim.SGD(groups, momentum=0.9), 0.1, 1.0),
+        (optim.SGD(model.parameters(), 0.3), 0.3, 0.3),
+        (optim.Adam(model.parameters(), 0.3), 0.3, None),
+    ):
+        update = MaskedUpdate(Parameters(model), [optimizer], "hold")
+        assert update.lr == lr and update.rate == (None if rate is None else pytest.approx(rate))

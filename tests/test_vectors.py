@@ -88,3 +88,13 @@ def test_adding_is_a_weighted_sum_over_the_union() -> None:
     total = {"a": torch.tensor([1.0])}
     vectors.add(total, {"a": torch.tensor([2.0]), "b": torch.tensor([3.0])}, 0.5)
     assert {name: float(g) for name, g in total.items()} == {"a": 2.0, "b": 1.5}
+
+
+def test_the_inner_product_is_that_of_double_precision_to_seven_digits() -> None:
+    """Added up in one go in single precision, three million squares would be wrong in the sixth."""
+    a, b = torch.randn(2, 3_000_001, generator=torch.Generator().manual_seed(0))
+    assert float(vectors.inner(a, a)) == pytest.approx(float(a.double() @ a.double()), rel=1e-7)
+    assert float(vectors.inner(a, b)) == pytest.approx(float(a.double() @ b.double()), abs=1e-7 * 3e6)
+    matrix = torch.randn(5, 7, dtype=torch.float64)
+    assert float(vectors.inner(matrix.t(), matrix.t())) == pytest.approx(float(matrix.square().sum()), rel=1e-14)
+    assert vectors.inner(torch.ones(2), torch.ones(2)).dtype is torch.float64

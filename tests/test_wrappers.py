@@ -11,7 +11,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import nn
 
-from partialsgd import PartialSGD, methods
+from partialsgd import CriteriaMeter, PartialSGD, methods
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.wrappers import data_parallel, gradients_are_views, require_unused_search
 from tests import distributed
@@ -48,6 +48,19 @@ def _both_halves(model: nn.Module, t: int) -> torch.Tensor:
     return loss
 
 
+def test_criteria_are_those_of_the_mean_gradient_and_the_same_on_both_ranks(tmp_path: Path) -> None:
+    zero, one = two_processes(distributed.criteria, tmp_path)
+    assert zero == one
+    for name, (build_one, method_of) in distributed.MEASURED.items():
+        model = build_one()
+        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), method_of(model), meter=CriteriaMeter(1))
+        alone = sgd.step(lambda model=model: _both_halves(model, 0)).criteria
+        for views in (False, True):
+            for own in (False, True):
+                expected = [getattr(alone, number) for number in distributed.NUMBERS]
+                assert zero[f"{name} {views} {own}"] == pytest.approx(expected, rel=1e-4), (name, views, own)
+
+
 def test_every_method_for_families_trains_alike_on_two_ranks(tmp_path: Path) -> None:
     zero, one = two_processes(distributed.families, tmp_path)
     assert zero.keys() == {f"{kind} {name}" for kind in distributed.FAMILIES for name in nested_contracts.METHODS}
@@ -67,6 +80,20 @@ def _both_ranks(model: nn.Module, t: int) -> torch.Tensor:
     loss = torch.stack([model(x).square().mean() for x in halves]).mean()
     loss.backward()
     return loss
+
+
+def test_ranks_decide_alike_by_what_they_measure(tmp_path: Path) -> None:
+    """Law 13: the level, the step size and the split of every step, though each rank sees data of its own."""
+    zero, one = two_processes(distributed.control, tmp_path)
+    for key, found in zero.items():
+        if key.endswith(("parameters", "subnets decisions")):
+            assert all(torch.equal(a, b) for a, b in zip(found, one[key], strict=True)), f"ranks differ: {key}"
+        else:
+            assert found == one[key], f"ranks differ: {key}"
+    levels, rates = ([d[k] for d in zero[f"{name} decisions"]] for k, name in ((0, "criterion"), (1, "scaled")))
+    assert levels != ["full", "1/2", "1/4"] * 8, "nothing was decided"
+    assert len(set(rates)) > 3 and {d[0] for d in zero["guarded decisions"]} >= {"full", "1/2", None}
+    assert zero["subnets round"] > 24 // 12 - 1
 
 
 def test_a_structural_method_needs_the_search_for_unused_parameters(tmp_path: Path) -> None:

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from partialsgd import export as export
     from partialsgd import masks as masks
+    from partialsgd import meters as meters
     from partialsgd import methods as methods
     from partialsgd import perturbations as perturbations
+    from partialsgd import report as report
+    from partialsgd import theory as theory
+    from partialsgd.looks import Meter as Meter
     from partialsgd.masks import Mask as Mask
+    from partialsgd.meters.alerts import Alerts as Alerts
+    from partialsgd.meters.meter import CriteriaMeter as CriteriaMeter
     from partialsgd.nested import Depth as Depth
     from partialsgd.nested import LayerSum as LayerSum
     from partialsgd.nested import LowRank as LowRank
@@ -23,9 +29,9 @@ if TYPE_CHECKING:
     from partialsgd.nested import nest as nest
     from partialsgd.nested import soft_cross_entropy as soft_cross_entropy
     from partialsgd.perturbations import Perturbation as Perturbation
+    from partialsgd.report import MetricsLog as MetricsLog
     from partialsgd.rules import Branch as Branch
     from partialsgd.rules import Context as Context
-    from partialsgd.rules import Meter as Meter
     from partialsgd.rules import Method as Method
     from partialsgd.steps import Step as Step
     from partialsgd.template import PartialSGD as PartialSGD
@@ -34,14 +40,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Alerts": "meters.alerts",
     "Branch": "rules",
     "Context": "rules",
+    "CriteriaMeter": "meters.meter",
     "Depth": "nested",
     "LayerSum": "nested",
     "LowRank": "nested",
     "Mask": "masks",
-    "Meter": "rules",
+    "Meter": "looks",
     "Method": "rules",
+    "MetricsLog": "report",
     "Nested": "nested",
     "OutputSum": "nested",
     "PartialSGD": "template",
@@ -52,17 +61,20 @@ _HOME = {
     "nest": "nested",
     "soft_cross_entropy": "nested",
 }
-_MODULES = ("export", "masks", "methods", "perturbations")
+_MODULES = ("export", "masks", "meters", "methods", "perturbations", "report", "theory")
 
 __all__ = [
+    "Alerts",
     "Branch",
     "Context",
+    "CriteriaMeter",
     "Depth",
     "LayerSum",
     "LowRank",
     "Mask",
     "Meter",
     "Method",
+    "MetricsLog",
     "Nested",
     "OutputSum",
     "PartialSGD",
@@ -73,10 +85,13 @@ __all__ = [
     "__version__",
     "export",
     "masks",
+    "meters",
     "methods",
     "nest",
     "perturbations",
+    "report",
     "soft_cross_entropy",
+    "theory",
 ]
 
 

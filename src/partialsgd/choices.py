@@ -64,6 +64,11 @@ def choose(method: Method, branch: Branch, context: Context) -> Choice:
     return choice
 
 
+def rescaled(method: Method, choice: Choice) -> Choice:
+    """α once more, when the method's own meter has measured this step."""
+    return replace(choice, scale=_attempt(method.scale, choice.context, "scale", (int, float)))
+
+
 def project(method: Method, context: Context) -> Perturbation:
     """What x is to become after the update; asked before it, so that a wrong rule changes nothing."""
     chosen = _attempt(method.project, context, "project", Perturbation)

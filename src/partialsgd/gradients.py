@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from torch import nn
-
 from partialsgd import perturbations, vectors
-from partialsgd.choices import Choice, choose, correct
+from partialsgd.choices import Choice, choose, correct, rescaled
 from partialsgd.finite import Watch
+from partialsgd.looks import Look, Meter, Sight
 from partialsgd.names import Parameters
+from partialsgd.pairs import Pair, Pairs
 from partialsgd.passes import Pass
-from partialsgd.perturbations import Perturbation
+from partialsgd.passing import Passing
 from partialsgd.replay import Buffers, Moment, RandomState
-from partialsgd.rules import Branch, Context, Meter, Method, uncorrected
-from partialsgd.scaling import Scaler
+from partialsgd.rules import Branch, Context, Method, uncorrected
 from partialsgd.steps import Pending
 from partialsgd.updates import MaskedUpdate
 from partialsgd.vectors import Vector
-from partialsgd.wrappers import gradients_are_views, require_unused_search
+from partialsgd.wrappers import data_parallel, gradients_are_views, require_unused_search
+
+_GUARD = "guard"
+
+
+@final
+@dataclass
+class Decided:
+    """What is known of a branch before its trained pass."""
+
+    choice: Choice
+    looks: list[tuple[str, Look]]
+    """Who looks, and at what."""
+    start: Moment | None
+    begin: Moment | None
+    """The same, or where the pass by which the rules have chosen has left the statistics."""
+    at_x: Vector | None = None
+    waits: bool = False
+    """The trained gradient itself is what the rules wait for."""
 
 
 @final
@@ -29,54 +45,37 @@ from partialsgd.wrappers import gradients_are_views, require_unused_search
 class Oracle:
     """Leaves p_t ⊙ g_t in `.grad`."""
 
-    given: nn.Module
-    parameters: Parameters
+    passing: Passing
     update: MaskedUpdate
-    scaler: Scaler
     watch: Watch
-    meter: Meter | None
+    meters: Mapping[str, Meter]
+
+    @property
+    def parameters(self) -> Parameters:
+        return self.passing.parameters
 
     def branch(self, step: Pending, number: int, branch: Branch) -> Generator[Pass, None, None]:
         """Lines 2 to 5 of Algorithm 1 for one branch: the pass at x̃_t, and before it those that are asked for."""
-        model, last = self.parameters.model, number + 1 == len(step.branches)
+        last = number + 1 == len(step.branches)
         if step.undo is None and not last:
-            step.undo = Buffers(model)
-        choice = self._choose(step, number, branch)  # lines 2 and 3: p_t and δx_t …
-        guard, meter = step.guard, self.meter if self.meter and self.meter.due(choice.context) else None
-        measured, by_gradient, leaves = guard or meter, choice.needs_gradient, choice.leaves(branch.base)
-        start = Moment(model) if by_gradient or measured else None
-        step.undo = step.undo or (start.buffers if start is not None else None)
-        at_x: Vector | None = None
-        kept: Buffers | None = None
-        if start is not None and by_gradient and leaves:
-            at_x = yield from self._look(step, branch, branch.base, counts=True)
-            if self.watch.stops_early(at_x):
-                self._overflow(step, at_x)
-                return
-            start.noise.restore()  # both gradients are of one function: same batch, same noise
-            choice = self._choose(step, number, branch, at_x)  # … which may depend on the gradient at x_t
-            kept = Buffers(model)  # this pass has moved the statistics: the one at x̃_t must not
-        if not measured or not branch.base.is_nowhere:
-            at_x = None
-        if start is not None and measured and at_x is None and not choice.is_at_x:
-            at_x = yield from self._look(step, branch, branch.at_x, counts=False)
-            start.noise.restore()
-            (kept or start.buffers).restore()
-        perturbation, within = choice.perturbation or perturbations.nowhere(), choice.within
-        trained = self._pass(step, branch, perturbation, last=last and guard is None, counts=True, within=within)
-        choice, perturbation = choice.without_gradient(), perturbations.nowhere()  # backward needs their memory
-        yield from trained  # lines 4 and 5: g_t at x̃_t = x_t + δx_t
+            step.undo = Buffers(self.parameters.model)
+        decided = yield from self._decide(step, number, branch)  # lines 2 and 3: p_t and δx_t
+        if step.overflow:
+            return
+        pairs = yield from self._pairs(step, branch, decided)
+        yield from self._train(step, branch, decided, last)  # lines 4 and 5: g_t at x̃_t = x_t + δx_t
         if self._overflowed(step, last):
             return
-        if kept is not None:
-            kept.restore()
-        elif by_gradient:
-            choice = self._choose(step, number, branch, self._here())
-        if meter is not None:
-            step.criteria = self._measure(meter, choice.context, at_x)
-        if guard is not None and guard.judge(step.context, choice.context, at_x or self._here(), self._here()):
-            assert start is not None  # a guard that is due is a reason for it
-            yield from self._instead(step, guard.fallback, start)
+        choice = decided.choice
+        if decided.begin is not decided.start and decided.begin is not None:
+            decided.begin.buffers.restore()  # the pass by which the rules have chosen has moved the statistics
+        elif decided.waits:
+            choice = self._choose(step, number, branch, self.passing.here())
+        if not last and number == 0 and choice.is_at_x and decided.looks and decided.start is not None:
+            step.whole = (decided.start.noise, self.passing.copied())
+        choice, refused = self._show(step, decided, pairs, choice)
+        if refused and decided.start is not None and step.guard is not None:
+            yield from self._instead(step, step.guard.fallback, decided.start)
         else:
             self._include(step, branch, choice)
 
@@ -90,86 +89,131 @@ class Oracle:
         # Without the gradient: the optimizer needs its memory, and nothing after this may look at it.
         step.context = replace(step.context, level=step.level, _mask=step.mask, _gradient=None)
         if step.method.correct is not uncorrected and not step.overflow:
-            vectors.put(self.parameters, correct(step.method, step.context, self._here()))
+            vectors.put(self.parameters, correct(step.method, step.context, self.passing.here()))
         step.is_masked = is_seen or not step.mask.partial
         if not step.mask.is_everything:
             vectors.mask_(self.parameters, step.mask, elements=step.is_masked)
         step.has_gradient = any(p.grad is not None for p in self.parameters.values())
         step.complete = True
 
+    def _decide(self, step: Pending, number: int, branch: Branch) -> Generator[Pass, None, Decided]:
+        """A rule that waits for the gradient gets it: of a pass of its own, if the trained one is elsewhere."""
+        model, choice = self.parameters.model, self._choose(step, number, branch)
+        looks, by_gradient = self._looks(step, number, choice), choice.needs_gradient
+        start = Moment(model) if by_gradient or looks else None
+        step.undo = step.undo or (start.buffers if start is not None else None)
+        if start is None or not by_gradient or not choice.leaves(branch.base):
+            return Decided(choice, looks, start, start, waits=by_gradient)
+        at_x = yield from self.passing.look(step, branch, branch.base, counts=True)
+        if self.watch.stops_early(at_x):
+            self._overflow(step, at_x)
+            return Decided(choice, looks, start, start)
+        start.noise.restore()  # both gradients are of one function: same batch, same noise
+        choice = self._choose(step, number, branch, at_x)
+        return Decided(choice, looks, start, Moment(model), at_x)
+
+    def _looks(self, step: Pending, number: int, choice: Choice) -> list[tuple[str, Look]]:
+        """What the step's guard and the meters want to see. Of several branches all are asked before the first."""
+        if not step.looks:
+            step.looks = [self._wanted(step, n, choice.context) for n in range(len(step.branches))]
+        return step.looks[number]
+
+    def _wanted(self, step: Pending, number: int, context: Context) -> list[tuple[str, Look]]:
+        branch = step.branches[number]
+        found = [] if step.guard is None else [(_GUARD, Look(branch))]
+        for who, meter in self.meters.items():
+            if who == "method" and meter is not step.method.meter:
+                continue  # the step has become the fallback's
+            mask = context._mask if len(step.branches) == 1 else None
+            asked = replace(context, branch=number, level=branch.level, memory=step.measured[who], _mask=mask)
+            found += [(who, look) for look in meter.looks(asked, branch)]
+        return found
+
+    def _pairs(self, step: Pending, branch: Branch, decided: Decided) -> Generator[Pass, None, list[Pair]]:
+        at_x, decided.at_x = decided.at_x, None
+        if decided.begin is None or not decided.looks:
+            return []
+        known = at_x if branch.base.is_nowhere and at_x is not None else step.gradient_at_x()
+        pairs = Pairs(self.passing, step, branch, decided.choice, decided.begin, known)
+        return (yield from pairs.of([look for _, look in decided.looks]))
+
+    def _train(self, step: Pending, branch: Branch, decided: Decided, last: bool) -> Generator[Pass, None, None]:
+        perturbation, within = decided.choice.perturbation or perturbations.nowhere(), decided.choice.within
+        last = last and step.guard is None
+        trained = self.passing.run(step, branch, perturbation, last=last, counts=True, within=within)
+        decided.choice = decided.choice.without_gradient()  # backward needs its memory
+        del perturbation
+        return trained
+
+    def _show(self, step: Pending, decided: Decided, pairs: list[Pair], choice: Choice) -> tuple[Choice, bool]:
+        """Meters and the guard see their pairs; α is asked for again if the method's own meter has measured."""
+        noise, here, refused = RandomState(self.parameters.model), self.passing.here(), False
+        for (who, look), pair in zip(decided.looks, pairs, strict=True):
+            sight = self._sight(step, look, pair, choice, here)
+            if who == _GUARD and step.guard is not None:
+                refused = step.guard.judge(step.context, sight)
+                continue
+            shown = replace(sight, context=replace(sight.context, memory=step.measured[who]))
+            if (found := self.meters[who].measure(shown)) is not None:
+                step.measurements.append(found)
+            if who == "method":
+                choice = rescaled(step.method, choice)
+        noise.restore()
+        if choice.mask is not None and choice.scale is not None:
+            self._refuse(step, choice)
+        return choice, refused
+
+    def _sight(self, step: Pending, look: Look, pair: Pair, choice: Choice, here: Vector) -> Sight:
+        context, at_x = pair.context or choice.context, here if pair.at_x is None else pair.at_x
+        at_perturbed = here if pair.at_perturbed is None else pair.at_perturbed
+        ddp = data_parallel(self.passing.given)
+        return Sight(
+            look,
+            context,
+            at_x,
+            at_perturbed,
+            moved=pair.distance(context.mask, at_x),
+            quiet=pair.quiet,
+            loss=step.losses[-1][1] if step.losses else None,
+            rate=self.update.rate,
+            group=None if ddp is None else ddp.process_group,
+        )
+
     def _choose(self, step: Pending, number: int, branch: Branch, at_x: Vector | None = None) -> Choice:
-        t, seed, memory = step.context.t, step.context.seed, step.context.memory
-        context = Context(t, seed, self.parameters, memory, number, branch.level, _gradient=at_x)
+        t, seed, memory, measured = step.context.t, step.context.seed, step.context.memory, step.context.measured
+        context = Context(t, seed, self.parameters, memory, number, branch.level, measured, _gradient=at_x)
         choice = choose(step.method, branch, context)
+        self._refuse(step, choice, structural=branch.base.is_structural)
+        step.by_gradient |= choice.needs_gradient
+        return choice
+
+    def _refuse(self, step: Pending, choice: Choice, *, structural: bool = False) -> None:
         try:
             if choice.mask is not None:
                 self.update.refuse(choice.mask, choice.scale if choice.scale is not None else 1.0)
-            if branch.base.is_structural or (choice.perturbation is not None and choice.perturbation.is_structural):
-                require_unused_search(self.given)
+            if structural or (choice.perturbation is not None and choice.perturbation.is_structural):
+                require_unused_search(self.passing.given)
         except (NotImplementedError, ValueError):
             if step.undo is not None:
                 step.undo.restore()  # a refusal leaves no trace, though a pass came before it
             raise
-        step.by_gradient |= choice.needs_gradient
-        return choice
-
-    def _look(
-        self, step: Pending, branch: Branch, perturbation: Perturbation, *, counts: bool
-    ) -> Generator[Pass, None, Vector]:
-        """A gradient to look at, not to apply."""
-        yield from self._pass(step, branch, perturbation, last=False, counts=counts)
-        gradient = vectors.take(self.parameters, clone=gradients_are_views(self.given))
-        self.scaler.unscale(gradient)
-        return gradient
 
     def _instead(self, step: Pending, method: Method, start: Moment) -> Generator[Pass, None, None]:
         """What was taken and remembered is dropped; another method's gradient is taken from where the step began."""
         vectors.clear(self.parameters.values())
-        start.noise.restore()
-        start.buffers.restore()
+        start.restore()
         step.turn_to(method, step.context)
+        step.looks = [[] for _ in step.branches]  # what there was to see was seen
         for number, branch in enumerate(step.branches):
             yield from self.branch(step, number, branch)
 
-    def _pass(
-        self,
-        step: Pending,
-        branch: Branch,
-        perturbation: Perturbation,
-        *,
-        last: bool,
-        counts: bool,
-        within: AbstractContextManager[object] | None = None,
-    ) -> Generator[Pass, None, None]:
-        teacher = branch.teacher or (lambda: step.teacher)
-        g = Pass(
-            self.parameters, perturbation, step.abort, level=branch.level, last=last, within=within, teacher=teacher
-        )
-        step.current = g
-        del perturbation  # see `branch`: the gradient in it must not outlive its use
-        yield g
-        if not g.ran:
-            raise RuntimeError("a gradient was left out: run forward and backward inside `with g:` for each g")
-        step.backwards += 1
-        if counts:
-            step.note(branch, g)
-
-    def _measure(self, meter: Meter, context: Context, at_x: Vector | None) -> object:
-        noise, here = RandomState(self.parameters.model), self._here()
-        found = meter.measure(context, at_x or here, here)
-        noise.restore()
-        return found
-
-    def _here(self) -> Vector:
-        return Vector(vectors.current(self.parameters))
-
     def _overflowed(self, step: Pending, last: bool) -> bool:
         """Unscale what lies in `.grad`. Of the last branch the scaler itself does it, and learns of overflows."""
-        if self.scaler.enabled and last:
-            step.overflow = self.scaler.unscale_in_place(self._here())
-        elif self.scaler.enabled:
-            here = self._here()
-            self.scaler.unscale(here)
+        scaler, here = self.passing.scaler, self.passing.here()
+        if scaler.enabled and last:
+            step.overflow = scaler.unscale_in_place(here)
+        elif scaler.enabled:
+            scaler.unscale(here)
             if not vectors.are_finite(self.parameters):
                 self._overflow(step, here)
         return step.overflow
@@ -179,11 +223,11 @@ class Oracle:
         step.include(choice.mask, choice.scale, choice.context)
         if len(step.branches) > 1 or branch.weight != 1:
             vectors.mask_(self.parameters, choice.mask)
-            gradient = vectors.take(self.parameters, clone=gradients_are_views(self.given))
+            gradient = vectors.take(self.parameters, clone=gradients_are_views(self.passing.given))
             vectors.add(step.total, gradient, step.weight(branch))
 
     def _overflow(self, step: Pending, at_x: Vector) -> None:
         """The scaler learns of an overflow only from `.grad`."""
         vectors.put(self.parameters, at_x)
-        self.scaler.unscale_in_place(at_x)
+        self.passing.scaler.unscale_in_place(at_x)
         step.overflow = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from partialsgd.masks import Mask
 from partialsgd.names import Parameters
-from partialsgd.vectors import Vector
+from partialsgd.vectors import Vector, inner
 
 
 def _stay(parameters: Parameters) -> None:
@@ -130,6 +131,25 @@ def perturbed(
         for buffer in saved:
             parameters.scratch.give_back(buffer)
         # Autocast caches low-precision copies of weights; they are now copies of other numbers.
+        torch.clear_autocast_cache()
+
+
+def distance(parameters: Parameters, perturbation: Perturbation) -> float:
+    """‖δx‖ of the numbers that it moves."""
+    if not perturbation.touches:
+        return 0.0
+    touched = [parameters[name].detach() for name in perturbation.touches]
+    before = [parameters.scratch.borrow(p) for p in touched]
+    torch._foreach_copy_(before, touched)
+    try:
+        with torch.no_grad():
+            perturbation.move(parameters)
+        squares = [inner(d := p - old, d) for p, old in zip(touched, before, strict=True)]
+        return math.sqrt(float(torch.stack([s.to(squares[0].device) for s in squares]).sum()))
+    finally:
+        torch._foreach_copy_(touched, before)
+        for buffer in before:
+            parameters.scratch.give_back(buffer)
         torch.clear_autocast_cache()
 
 

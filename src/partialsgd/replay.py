@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -16,6 +18,13 @@ class RandomState:
         self._cpu = torch.get_rng_state()
         devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
         self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
+
+    @property
+    def is_now(self) -> bool:
+        """Whether nothing was drawn since."""
+        states = [(self._cpu, torch.get_rng_state())]
+        states += [(state, torch.cuda.get_rng_state(device)) for device, state in self._cuda.items()]
+        return all(torch.equal(then, now) for then, now in states)
 
     def restore(self) -> None:
         torch.set_rng_state(self._cpu)
@@ -57,3 +66,26 @@ class Moment:
     def __init__(self, model: nn.Module) -> None:
         self.noise = RandomState(model)
         self.buffers = Buffers(model)
+
+    def restore(self) -> None:
+        self.noise.restore()
+        self.buffers.restore()
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether a module of the model is dropout, and on. What else draws is seen when it has."""
+    return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in model.modules())
+
+
+@contextmanager
+def quietly(model: nn.Module) -> Iterator[None]:
+    """No dropout inside: every module is as in evaluation, but those that keep statistics of batches, and RNNs."""
+    modes = Modes(model)
+    try:
+        for module in model.modules():
+            # cuDNN's recurrent networks have no backward pass in evaluation.
+            if not hasattr(module, "running_mean") and not isinstance(module, nn.RNNBase):
+                module.training = False
+        yield
+    finally:
+        modes.restore()

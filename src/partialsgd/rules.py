@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 from torch import Tensor
 
 from partialsgd import masks, perturbations, randomness
+from partialsgd.looks import Guard, Meter
 from partialsgd.masks import Mask
 from partialsgd.names import Parameters
 from partialsgd.perturbations import Perturbation
@@ -37,6 +38,8 @@ class Context:
     """Flat and saved with the run. Put new values in; do not change a tensor that lies in it."""
     branch: int = 0
     level: str | None = None
+    measured: Mapping[str, Remembered] = field(default_factory=dict)
+    """What the method's own meter has found so far; saved with the run too."""
     _mask: Mask | None = None
     _gradient: Vector | None = None
 
@@ -58,6 +61,17 @@ class Context:
         """A number to draw from: a function of (seed, t, branch, name); `t` may be that of a round of steps."""
         place = self.parameters.canonical(name) if name in self.parameters else name
         return randomness.key(self.seed, self.t if t is None else t, self.branch, place)
+
+    def is_turn(self, who: str, every: int) -> bool:
+        """Whether this is the first, or the `every`-th after it, of the level's own steps; it counts, so ask once.
+
+        With t alone, alternating levels and an even number would starve one.
+        """
+        counter = f"{who}.steps.{self.level or ''}"
+        steps = self.memory.get(counter, 0)
+        assert isinstance(steps, int)
+        self.memory[counter] = steps + 1
+        return steps % every == 0
 
     def bernoulli(self, name: str, keep: float) -> Tensor:
         """A boolean tensor of the parameter's shape, True with probability `keep`."""
@@ -117,41 +131,11 @@ class Branch:
     """What a pass at x_t runs in, if one is needed; it moves nothing."""
     base: Perturbation = field(default_factory=perturbations.nowhere)
     """Where the gradient that rules look at is taken: of a level, the level itself."""
+    same_noise: bool = True
+    """Whether a pass at x draws the same dropout noise as one at x̃; where shapes differ, it does not."""
 
 
 BranchesRule: TypeAlias = Callable[[Context], Sequence[Branch]]
-
-
-@final
-@dataclass(frozen=True)
-class Guard:
-    """Whether a step may be its method's. If not it is the fallback's, and so are those up to the next judgement.
-
-    Each level is judged by itself, at every `every`-th of its own steps.
-    """
-
-    every: int
-    refuses: Callable[[Context, Vector, Vector], bool]
-    """By the gradients at x_t and at x̃_t, before the mask."""
-    fallback: Method
-
-    def is_due(self, context: Context) -> bool:
-        """Whether this step of the level is judged; asked once a step, because it counts."""
-        key = f"guard.steps.{context.level or ''}"
-        steps = context.memory.get(key, 0)
-        assert isinstance(steps, int)
-        context.memory[key] = steps + 1
-        return steps % self.every == 0
-
-    def has_refused(self, context: Context) -> bool:
-        return bool(context.memory.get(f"guard.refused.{context.level or ''}", 0))
-
-    def judge(self, start: Context, context: Context, at_x: Vector, at_perturbed: Vector) -> bool:
-        """The verdict is remembered both where the step began and where it is now."""
-        refused = self.refuses(context, at_x, at_perturbed)
-        for memory in (start.memory, context.memory):
-            memory[f"guard.refused.{context.level or ''}"] = int(refused)
-        return refused
 
 
 @final
@@ -174,6 +158,8 @@ class Method:
     """Where the optimizer's state starts anew before the update."""
     guard: Guard | None = None
     """Looks at both gradients, and may take another method's step instead."""
+    meter: Meter | None = None
+    """Looks at both gradients; what it remembers, the rules find in `context.measured`, `scale` in the same step."""
     branches: BranchesRule | None = None
     """Several gradients in one step, in place of `mask` and `perturb`. Asked for `context.level`, it gives that one."""
     combine: Literal["sum", "mean"] = "sum"
@@ -206,13 +192,3 @@ class Method:
         if not branches or (self.combine == "mean" and sum(branch.weight for branch in branches) == 0):
             raise ValueError(f"{self.name} gave no branch with a weight at t = {context.t}; a step needs one")
         return branches
-
-
-class Meter(Protocol):
-    """Looks at a step's gradients and changes nothing."""
-
-    def due(self, context: Context) -> bool:
-        """Whether to measure this branch of this step."""
-
-    def measure(self, context: Context, at_x: Vector, at_perturbed: Vector) -> object:
-        """The gradients at x_t and at x̃_t, before the mask; what is returned becomes `Step.criteria`."""

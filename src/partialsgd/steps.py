@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from partialsgd import masks, vectors
+from partialsgd.looks import Guard, Look
 from partialsgd.masks import Mask
 from partialsgd.names import Parameters
 from partialsgd.passes import Pass
-from partialsgd.replay import Buffers
-from partialsgd.rules import Branch, Context, Guard, Method
+from partialsgd.replay import Buffers, RandomState
+from partialsgd.rules import Branch, Context, Method, Remembered
 from partialsgd.vectors import Vector
 
 
@@ -34,8 +35,15 @@ class Step:
     losses: tuple[tuple[str | None, Tensor], ...] = ()
     skipped: bool = False
     """A NaN or an infinity appeared: nothing moved, and t did not advance."""
-    criteria: object | None = None
-    """What the meter found, when it was due."""
+    measurements: tuple[Any, ...] = ()
+    """What the meters found, when they were due: one for each branch, the largest level first."""
+    lr: float = 0.0
+    """The learning rate of the optimizer's first group as the step used it: α γ."""
+
+    @property
+    def criteria(self) -> Any:
+        """The last of the measurements, which is that of the smallest level, or None."""
+        return self.measurements[-1] if self.measurements else None
 
 
 @final
@@ -56,7 +64,12 @@ class Pending:
     current: Pass | None = None
     outputs: Any = None
     teacher: Any = None
-    criteria: object | None = None
+    measured: dict[str, dict[str, Remembered]] = field(default_factory=dict)
+    """What each meter remembers, by who it belongs to."""
+    measurements: list[object] = field(default_factory=list)
+    looks: list[list[tuple[str, Look]]] = field(default_factory=list)
+    whole: tuple[RandomState, Vector] | None = None
+    """The gradient at x of the first branch, and the noise that it began with, for the looks of the others."""
     guard: Guard | None = None
     """The one that judges this step."""
     undo: Buffers | None = None
@@ -77,6 +90,10 @@ class Pending:
         if self.method.combine == "mean":
             return branch.weight / sum(b.weight for b in self.branches)
         return branch.weight
+
+    def gradient_at_x(self) -> Vector | None:
+        """That of the first branch, where a pass at x would begin with the same noise now."""
+        return self.whole[1] if self.whole is not None and self.whole[0].is_now else None
 
     def turn_to(self, method: Method, context: Context) -> None:
         """The step becomes another method's, before anything was included in it."""
@@ -111,7 +128,7 @@ class Pending:
         vectors.add(total, vectors.current(parameters), 1.0)
         vectors.put(parameters, total)
 
-    def done(self, skipped: bool) -> Step:
+    def done(self, skipped: bool, lr: float) -> Step:
         return Step(
             self.context.t,
             self._loss(),
@@ -120,7 +137,8 @@ class Pending:
             self.backwards,
             tuple(self.losses),
             skipped,
-            self.criteria,
+            tuple(self.measurements),
+            lr * self.scale,
         )
 
     def _loss(self) -> Tensor | None:
@@ -130,9 +148,11 @@ class Pending:
         return torch.stack([w * loss for w, (_, loss) in zip(weights, self.losses, strict=False)]).sum()
 
 
-def begin(method: Method, context: Context, abort: Callable[[], None]) -> Pending:
+def begin(
+    method: Method, context: Context, measured: dict[str, dict[str, Remembered]], abort: Callable[[], None]
+) -> Pending:
     branches = method.branches_at(context)
-    step = Pending(method, branches, context, abort, masks.everything(context.parameters))
+    step = Pending(method, branches, context, abort, masks.everything(context.parameters), measured=measured)
     if method.guard is not None:
         if len(branches) > 1:
             raise ValueError(f"{method.name}: a guard judges one gradient, and this step takes {len(branches)}")

@@ -25,10 +25,12 @@ from partialsgd.closures import Closure, require_loss, with_pass
 from partialsgd.finite import Nonfinite, Watch
 from partialsgd.foreign import Undo
 from partialsgd.gradients import Oracle
+from partialsgd.looks import Meter
 from partialsgd.names import Parameters
 from partialsgd.passes import Pass
+from partialsgd.passing import Passing
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import Context, Meter, Method, Remembered, uncorrected
+from partialsgd.rules import Context, Method, Remembered, uncorrected
 from partialsgd.scaling import Scaler, require_handed_over
 from partialsgd.steps import Pending, Step
 from partialsgd.updates import MaskedUpdate, Outside
@@ -69,7 +71,11 @@ class PartialSGD:
         self._scaler = Scaler(scaler, self._update.optimizers)
         policy = nonfinite or ("skip" if self._scaler.enabled else "raise")
         self._watch = Watch(policy, clip_norm, losses_are_local=data_parallel(model) is not None)
-        self._oracle = Oracle(model, self.parameters, self._update, self._scaler, self._watch, meter)
+        meters = {"method": method.meter, "meter": meter}
+        known = {who: meter for who, meter in meters.items() if meter is not None}
+        self.measured: dict[str, dict[str, Remembered]] = {who: {} for who in known}
+        passing = Passing(model, self.parameters, self._scaler)
+        self._oracle = Oracle(passing, self._update, self._watch, known)
         self._pending: Pending | None = None
         self._is_shown = False
         alone = method.is_plain and len(optimizers) == 1 and meter is None and clip_norm is None
@@ -135,8 +141,8 @@ class PartialSGD:
             self.zero_grad()
         if not skipped:
             self.t += 1
-            self.memory = dict(step.context.memory)
-        return step.done(skipped)
+            self.memory, self.measured = dict(step.context.memory), step.measured
+        return step.done(skipped, self._update.lr)
 
     @contextmanager
     def perturbed(self, level: str | None = None) -> Iterator[Perturbation]:
@@ -179,6 +185,7 @@ class PartialSGD:
             "seed": self.seed,
             "skips": self._watch.skips,
             "memory": dict(self.memory),
+            "measured": {who: dict(memory) for who, memory in self.measured.items()},
             "outside": self._update.outside,
             "left_out": self._update.state_dict(),
         }
@@ -188,7 +195,7 @@ class PartialSGD:
         own = self.state_dict()
         if not isinstance(state, Mapping):
             raise TypeError(f"a state is what state_dict() returned, got {state!r}")
-        if missing := own.keys() - state.keys():
+        if missing := own.keys() - state.keys() - {"measured"}:
             raise ValueError(f"this is not a state of PartialSGD: it lacks {', '.join(sorted(missing))}")
         for key in ("method", "outside"):
             if state[key] != own[key]:
@@ -201,13 +208,19 @@ class PartialSGD:
         self._update.load_state_dict(state["left_out"])
         self.t, self.seed, self._watch.skips = state["t"], state["seed"], state["skips"]
         self.memory = dict(state["memory"])
+        self.measured = {who: dict(state.get("measured", {}).get(who, {})) for who in self.measured}
 
     def _context(self, level: str | None = None) -> Context:
-        return Context(self.t, self.seed, self.parameters, dict(self.memory), level=level)
+        measured = dict(self.measured.get("method", {}))
+        return Context(self.t, self.seed, self.parameters, dict(self.memory), level=level, measured=measured)
 
     def _passes(self, *, is_seen: bool = True) -> Iterator[Pass]:
         self._update.places.refresh()
-        step = self._pending = steps.begin(self.method, self._context(), self.zero_grad)
+        context = self._context()
+        measured = {who: dict(memory) for who, memory in self.measured.items()}
+        if "method" in measured:
+            context = replace(context, measured=measured["method"])  # one memory: rules read what its meter writes
+        step = self._pending = steps.begin(self.method, context, measured, self.zero_grad)
         try:
             for number, branch in enumerate(step.branches):
                 yield from self._oracle.branch(step, number, branch)
@@ -231,7 +244,7 @@ class PartialSGD:
                 "`with sgd.gradient():`, or in the closure of sgd.step"
             )
         # Moved out, so that a body which zeroes gradients, or forgets backward, is found out as in a single one.
-        return before, vectors.take(self.parameters, clone=gradients_are_views(self._oracle.given))
+        return before, vectors.take(self.parameters, clone=gradients_are_views(self._oracle.passing.given))
 
     def _require_none_pending(self) -> None:
         self._require_idle()
@@ -273,7 +286,7 @@ class PartialSGD:
         finally:
             self.zero_grad()
         step.backwards = len(losses)
-        return step.done(skipped)
+        return step.done(skipped, self._update.lr)
 
 
 def _without_our_hooks(model: nn.Module) -> nn.Module:

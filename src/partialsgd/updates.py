@@ -47,6 +47,19 @@ class MaskedUpdate:
         """LBFGS evaluates the closure itself, as often as it likes."""
         return any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self.optimizers)
 
+    @property
+    def lr(self) -> float:
+        """γ of the first group."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    @property
+    def rate(self) -> float | None:
+        """How far a gradient moves x in the end, where all optimizers are SGD: the largest γ / (1 − momentum)."""
+        if not all(type(optimizer) is torch.optim.SGD for optimizer in self.optimizers):
+            return None
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return max((float(g["lr"]) / max(1.0 - float(g["momentum"]), 1e-12) for g in groups), default=None)
+
     def refuse(self, mask: Mask, scale: float) -> None:
         """Raise before anything has moved if this mask, or this α, cannot be kept exactly."""
         if not (math.isfinite(scale) and scale >= 0):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from partialsgd import masks
+from partialsgd import masks, theory
 from partialsgd.meters.criteria import Criteria, criteria
 from partialsgd.vectors import Vector
 
@@ -39,9 +39,7 @@ def test_plain_training_gives_one_exactly() -> None:
     g = Vector({"a": torch.tensor([0.1, 0.7, -0.3]), "b": torch.full((2, 2), 1 / 3)})
     found = criteria(masks.everything(two()), g, g)
     assert found.alpha == 1
-    assert (found.c_sim, found.c_norm) == (1, pytest.approx(1, abs=1e-7)) and found.c_align == pytest.approx(
-        1, abs=1e-12
-    )
+    assert (found.c_norm, found.c_sim, found.c_align, found.cosine, found.q) == (1, 1, 1, 1, 1)
 
 
 def test_negative_alignment_is_negative_and_alpha_is_clipped() -> None:
@@ -53,7 +51,8 @@ def test_negative_alignment_is_negative_and_alpha_is_clipped() -> None:
 def test_zero_norms_give_infinities_and_not_errors() -> None:
     nothing = Criteria(1.0, 0.0, 0.0, 0.0, 0.0)
     assert nothing.c_norm == math.inf and math.isnan(nothing.c_sim) and math.isnan(nothing.c_align)
-    assert math.isnan(nothing.alpha) and math.isnan(nothing.q)
+    assert math.isnan(nothing.alpha) and nothing.q == math.inf, "there is a gradient, and the step sees nothing of it"
+    assert math.isnan(Criteria(0.0, 0.0, 0.0, 0.0, 0.0).q)
     assert Criteria(1.0, 1.0, 1.0, 1.0, 0.0).c_align == math.inf
 
 
@@ -64,3 +63,19 @@ def test_what_one_pass_did_not_use_is_in_neither_vector() -> None:
     assert (found.shared, found.perturbed, found.inner) == (5, 5, 25)
     assert found.c_norm == pytest.approx(1, abs=1e-7), "nothing was masked"
     assert found.c_sim == 1 and found.left_out == 4
+
+
+def test_alpha_and_q_are_those_of_the_theory() -> None:
+    for numbers in (
+        (2.0, 1.0, 0.5, 0.3),
+        (2.0, 1.0, 3.0, 2.9),
+        (2.0, 1.0, 0.5, -0.3),
+        (2.0, 1.0, 0.0, 0.0),
+        (0, 0, 1, 0),
+    ):
+        whole, masked, perturbed, inner = map(float, numbers)
+        found = Criteria(whole, masked, masked, perturbed, inner)
+        alpha = theory.alpha(inner=inner, perturbed=perturbed)
+        q = theory.q(whole=whole, masked=masked, perturbed=perturbed, inner=inner)
+        for ours, theirs in ((found.alpha, alpha), (found.q, q)):
+            assert ours == pytest.approx(theirs, nan_ok=True), numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 
 import pytest
@@ -10,7 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from partialsgd import OutputSum, PartialSGD, methods, nest, soft_cross_entropy
+from partialsgd import Nested, OutputSum, PartialSGD, Width, methods, nest, soft_cross_entropy
+from partialsgd.methods import turns
+from partialsgd.names import Parameters
+from partialsgd.rules import Context
 from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
 
@@ -202,6 +206,151 @@ def test_an_optimizer_that_is_missing_is_named() -> None:
         PartialSGD(run.family, run.optimizers[1:], methods.alternating(run.family))
 
 
+def noiseless(*ratios: float) -> Nested:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+    return nest(model, Width(ratios or 0.5))
+
+
+def gradient_at(nested: Nested, level: str) -> dict[str, torch.Tensor]:
+    with nested.at(level):
+        loss = F.cross_entropy(nested(X), Y)
+        found = torch.autograd.grad(loss, list(nested.parameters()), allow_unused=True)
+    names = [name for name, _ in nested.named_parameters()]
+    return {name: g for name, g in zip(names, found, strict=True) if g is not None}
+
+
+def test_by_criterion_the_levels_are_those_that_are_owed_a_step_by_hand() -> None:
+    """q of each level by autograd at every second of its steps, the shares and the credits in plain numbers."""
+    nested = noiseless(0.25, 0.5)
+    sgd = PartialSGD(
+        nested, torch.optim.SGD(nested.parameters(), 0.3), methods.alternating(nested, order="criterion", every=2)
+    )
+    levels = ("full", "1/2", "1/4")
+    sizes = {level: sum(p.numel() for p in nested.parameters(level=level)) for level in levels}
+    descent, credit, steps = dict.fromkeys(levels, 1.0), dict.fromkeys(levels, 0.0), dict.fromkeys(levels, 0)
+    taken = []
+    for _ in range(60):
+        total = sum(descent.values())
+        credit = {level: credit[level] + 1 / 12 + 0.75 * descent[level] / total for level in levels}
+        level = max(levels, key=lambda level: round(credit[level], 9))
+        credit[level] -= 1
+        if steps[level] % 2 == 0:
+            g, h = gradient_at(nested, "full"), gradient_at(nested, level)
+            inner = sum(float((g[n] * h[n]).sum()) for n in h)
+            alpha = min(1.0, max(0.0, inner / sum(float(v.square().sum()) for v in h.values())))
+            share = alpha**2 * sum(float(v.square().sum()) for v in h.values())
+            share /= sum(float(v.square().sum()) for v in g.values())
+            descent[level] = share * sizes["full"] / sizes[level]
+        steps[level] += 1
+        step = sgd.step(lambda: F.cross_entropy(nested(X), Y).backward() or 0.0)
+        assert bool(step.measurements) == (steps[level] % 2 == 1)
+        assert step.backwards == 1 + (bool(step.measurements) and level != "full"), "x̃ is x for the whole network"
+        taken.append((step.level, level))
+    assert all(a == b for a, b in taken)
+    assert [a for a, _ in taken[:3]] == ["full", "1/2", "1/4"], "it begins as Algorithm 2 does"
+    assert [a for a, _ in taken] != list(levels) * 20, "and then does not go on so"
+
+
+def test_a_core_whose_gradient_points_away_has_the_least_of_the_steps_and_is_not_starved() -> None:
+    nested = noiseless()
+    method = methods.alternating(nested, order="criterion", every=3)
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 1e-4), method)
+
+    def against():
+        loss = F.cross_entropy(nested(X), Y) * (-1 if nested.level == "core" else 1)
+        loss.backward()
+        return loss
+
+    levels = [sgd.step(against).level for _ in range(1000)]
+    cores = [t for t, level in enumerate(levels) if level == "core"]
+    gaps = [b - a for a, b in itertools.pairwise(cores)]
+    assert cores[0] == 1 and max(gaps) <= 2 / turns.EVENLY + 1 and 1000 - cores[-1] <= 2 / turns.EVENLY + 1
+    assert len(cores) == pytest.approx(1000 * turns.EVENLY / 2, abs=3)
+
+
+def test_a_core_that_has_more_than_its_share_of_the_gradient_gets_more_than_half_of_the_steps() -> None:
+    """What the whole network adds has a hundredth of the gradient here."""
+    torch.manual_seed(0)
+    deep, wide = nn.Linear(6, 3), nn.Linear(30, 3)
+    both = nest(OutputSum(core=deep, extension=wide, inputs=((0,), (1,))))
+    sgd = PartialSGD(
+        both, torch.optim.SGD(both.parameters(), 1e-3), methods.alternating(both, order="criterion", every=1)
+    )
+    levels = Counter(
+        sgd.step(lambda: F.cross_entropy(both(X, CROSSED * 0.01), Y).backward() or 0.0).level for _ in range(200)
+    )
+    # q ≈ 1 and the core has 21 of 114 parameters: ⅛ + ¾ · 114/21 / (1 + 114/21) of the steps
+    assert levels["core"] == pytest.approx(200 * (1 / 8 + 0.75 * 114 / 135), abs=4)
+
+
+def test_by_criterion_the_next_level_can_be_looked_at_and_a_skipped_step_is_taken_again() -> None:
+    nested = noiseless()
+    method = methods.alternating(nested, order="criterion", every=2)
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method, nonfinite="skip")
+    for t in range(30):
+        with sgd.perturbed():
+            expected = nested.level
+        before = dict(sgd.memory), {who: dict(memory) for who, memory in sgd.measured.items()}
+        skipped = sgd.step(lambda: F.cross_entropy(nested(X), Y).backward() or float("nan"))
+        assert skipped.skipped and skipped.level == expected and before == (sgd.memory, sgd.measured)
+        assert sgd.step(lambda: F.cross_entropy(nested(X), Y).backward() or 0.0).level == expected and sgd.t == t + 1
+
+
+@pytest.mark.parametrize("stop", [1, 6, 13])
+def test_by_criterion_a_resumed_run_takes_the_same_levels(stop: int) -> None:
+    def start():
+        nested = family()
+        optimizer = torch.optim.AdamW(nested.parameters(), 0.02)
+        method = methods.alternating(nested, order="criterion", every=3, lr={"core": 0.7})
+        return nested, optimizer, PartialSGD(nested, optimizer, method)
+
+    def levels(run, steps: int) -> list[str]:
+        return [run[2].step(lambda: F.cross_entropy(run[0](X), Y).backward() or 0.0).level for _ in range(steps)]
+
+    whole, resumed = start(), start()
+    levels(whole, stop)
+    for one, other in zip(resumed, whole, strict=True):
+        one.load_state_dict(copy.deepcopy(other.state_dict()))
+    noise = torch.get_rng_state()
+    expected = levels(whole, 25)
+    torch.set_rng_state(noise)
+    assert levels(resumed, 25) == expected and len(set(expected)) == 2
+    assert_same_bits(whole[0].state_dict(), resumed[0].state_dict())
+
+
+def test_by_criterion_the_level_of_a_step_is_decided_once() -> None:
+    """However often it is asked for, and whatever the step has measured by then."""
+    nested = noiseless()
+    method = methods.alternating(nested, order="criterion", every=1)
+    memory, measured = {}, {}
+    for t in range(20):
+        context = Context(t, 0, Parameters(nested), memory, measured=measured)
+        level = method.branches_at(context)[0].level
+        credits = dict(memory)
+        measured |= {"core/q.last": 1.0 if t % 3 else 50.0}
+        assert method.branches_at(context)[0].level == level and memory == credits
+    assert sum(value for key, value in memory.items() if "credit" in key) == pytest.approx(0)
+
+
+def test_by_criterion_it_can_be_composed_and_guarded() -> None:
+    """Either part of a composition may be the one that measures; what a guard refuses was the level's turn."""
+    runs = []
+    for build in (
+        lambda n: methods.compose(methods.alternating(n, order="criterion", every=2), methods.top_k(0.5)),
+        lambda n: methods.compose(methods.top_k(0.5), methods.alternating(n, order="criterion", every=2)),
+        lambda n: methods.guarded(
+            methods.compose(methods.alternating(n, order="criterion", every=2), methods.top_k(0.5)),
+            by=lambda found: 1.0,
+        ),
+    ):
+        nested = noiseless()
+        runs.append(([s.level for s in train(nested, build(nested), 20)], nested.state_dict()))
+    for levels, state in runs[1:]:
+        assert levels == runs[0][0] and len(set(levels)) == 2
+        assert_same_bits(runs[0][1], state)
+
+
 def test_what_it_refuses() -> None:
     nested = family()
     with pytest.raises(ValueError, match="no level 'small'; there are 'core', 'full'"):
@@ -216,3 +365,11 @@ def test_what_it_refuses() -> None:
         methods.alternating(nested, order=[])
     with pytest.raises(ValueError, match="negative"):
         methods.alternating(nested, weights={"core": -1.0})
+    with pytest.raises(ValueError, match="one of them"):
+        methods.alternating(nested, order="criterion", weights={"core": 1.0})
+    with pytest.raises(TypeError, match=r"got the string 'core'; write \['core'\]"):
+        methods.alternating(nested, order="core")
+    with pytest.raises(ValueError, match="every=5 is how often order='criterion' measures"):
+        methods.alternating(nested, every=5)
+    with pytest.raises(ValueError, match="every must be a whole number"):
+        methods.alternating(nested, order="criterion", every=0)

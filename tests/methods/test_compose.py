@@ -212,6 +212,24 @@ def test_step_sizes_multiply() -> None:
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["second", "first"])
+def test_what_one_part_measures_is_measured_of_the_composition(first: bool) -> None:
+    """top_k × scaled_by_alpha(sam): α of the coordinates that move, as if the composition had been scaled."""
+    for mask in (methods.top_k(0.3), methods.random_mask(0.5)):
+        part = methods.scaled_by_alpha(methods.sam(0.5), every=2)
+        parts = (part, mask) if first else (mask, part)
+        plain = (methods.sam(0.5), mask) if first else (mask, methods.sam(0.5))
+        runs = []
+        for method in (methods.compose(*parts), methods.scaled_by_alpha(methods.compose(*plain), every=2)):
+            model = MLP.model()
+            sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method, seed=2)
+            steps = [sgd.step(MLP.closure(model, t)) for t in range(5)]
+            assert [len(step.measurements) for step in steps] == [1, 0, 1, 0, 1]
+            runs.append(([step.lr for step in steps], list(model.parameters())))
+        assert runs[0][0] == runs[1][0] and max(runs[0][0]) < 0.1
+        assert all(torch.equal(a, b) for a, b in zip(runs[0][1], runs[1][1], strict=True))
+
+
 def test_the_graph_is_cut_also_where_the_other_mask_waits_for_the_gradient() -> None:
     model = mlp(4)
     method = methods.compose(methods.top_k(0.5), methods.freezing(model, steps=30, start=0.0))
@@ -309,6 +327,10 @@ def test_what_is_outside_a_level_does_not_enter_the_memory() -> None:
             "both drop optimizer state",
         ),
         (lambda n, m: (methods.guarded(methods.dropout()), methods.top_k()), "guard the composition"),
+        (
+            lambda n, m: (methods.alternating(n, order="criterion"), methods.scaled_by_alpha(methods.top_k())),
+            "both measure",
+        ),
         (
             lambda n, m: (methods.compressed_gradient(0.1), methods.compressed_gradient(0.2)),
             "both correct the gradient",

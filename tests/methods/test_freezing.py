@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partialsgd import PartialSGD, methods
+from partialsgd import CriteriaMeter, Method, PartialSGD, masks, methods
 from partialsgd.methods.freezing import longest_prefix
 from tests.methods.test_stages import Embedded, flops, loss_of, mlp
 
@@ -123,6 +123,21 @@ def test_by_criterion_equals_the_ratio_computed_by_hand() -> None:
         if k + 1 < len(order):  # one stage more would exceed it
             less = [g for n, g in grads.items() if n.startswith(tuple(s for stage in order[k + 1 :] for s in stage))]
             assert whole / math.sqrt(sum(float(g.square().sum()) for g in less)) > budget
+
+
+def test_it_is_frozen_by_the_number_that_the_meter_finds() -> None:
+    """A budget right above the measured c_norm of a prefix freezes it, one right below does not."""
+    model = mlp(3)
+    for prefix in (1, 2):
+        inside = [f"{2 * k}" for k in range(prefix, 3)]
+        only = Method(mask=lambda context, names=inside: masks.only(context.parameters.model, names), name="rest")
+        probe = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), only, meter=CriteriaMeter(1, groups={}))
+        c_norm = probe.step(closure(model)).criteria.c_norm
+        for factor, expected in ((1 + 1e-9, prefix), (1 - 1e-9, prefix - 1)):
+            method = methods.freezing(model, "criterion", budget=c_norm * factor, cut=False)
+            sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), method)
+            mask = sgd.step(closure(model)).mask
+            assert [mask[f"{2 * k}.weight"] for k in range(3)].index(True) == expected
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

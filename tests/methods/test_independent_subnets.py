@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
+import logging
+import math
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
 from partialsgd import PartialSGD, Step, methods
 from partialsgd.rules import Guard
@@ -206,7 +210,7 @@ def test_what_all_workers_leave_alone_is_not_moved_by_the_mean() -> None:
 def test_a_step_of_another_method_does_not_stop_the_round() -> None:
     model = ready(mlp())
     subnets = methods.independent_subnets(model, 2, 2, shared="average")
-    guard = Guard(1, lambda context, *_: context.t in (0, 1, 6), methods.plain())
+    guard = Guard(1, lambda sight: sight.context.t in (0, 1, 6), methods.plain())
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), RATE), replace(subnets, guard=guard))
     steps = run(model, sgd, 8, (5,))
     assert [step.level is None for step in steps] == [t in (0, 1, 6) for t in range(8)]
@@ -235,7 +239,189 @@ def test_statistics_of_the_other_workers_units_stay() -> None:
             assert not (now == before[f"{norm}.running_var"])[mine].any()
 
 
+def rounds_of(steps: list[Step], workers: int) -> list[int]:
+    """The lengths of the rounds, told by when the masks of worker 0 change; the last may go on."""
+    masks = [torch.cat([torch.as_tensor(step.mask[f"{i}.bias"]) for i in (0, 2)]) for step in steps[::workers]]
+    changes = [k for k in range(1, len(masks)) if not torch.equal(masks[k], masks[k - 1])]
+    return [workers * (b - a) for a, b in itertools.pairwise([0, *changes])]
+
+
+def cosine_by_hand(model: nn.Sequential, step: Step, t: int) -> float:
+    """Between the worker's part of the gradient of the whole network and the gradient of the worker's network."""
+    x, y = batch(t, 5)
+    replace_all_batch_norm_modules_(model)  # the statistics of the batch, and none kept
+    names = [n for n, _ in model.named_parameters()]
+    mask = {n: torch.as_tensor(step.mask[n]).double().expand(p.shape) for n, p in model.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(model, parameters, (x.double(),)), y)
+
+    whole = {n: p.detach() for n, p in model.named_parameters()}
+    alone = {n: p if n == "5.bias" else p * mask[n] for n, p in whole.items()}  # what is shared is in every network
+    g, h = (torch.cat([(grad(loss)(at)[n] * mask[n]).flatten() for n in names]) for at in (whole, alone))
+    return float(nn.functional.cosine_similarity(g, h, dim=0))
+
+
+def test_by_criterion_a_round_ends_when_the_mean_cosine_by_torch_func_is_below_the_bound() -> None:
+    model, cosines, ends, taken = ready(mlp()), {}, [], []
+    bound, began = 1.25, 0
+    sgd = driver(model, workers=2, every=6, repartition="criterion", bound=bound, measure_every=2)
+    for t in range(60):
+        before = copy.deepcopy(model)
+        step = run(model, sgd, 1, (5,))[0]
+        taken.append(step)
+        assert step.level == f"worker {t % 2}" and step.backwards == 1 + bool(step.measurements)
+        if step.measurements:
+            cosines[t % 2] = cosine_by_hand(before, step, t)
+            assert step.criteria.cosine == pytest.approx(cosines[t % 2])
+        if t % 2 == 1 and (t + 1 - began == 12 or (len(cosines) == 2 and sum(cosines.values()) / 2 < 1 / bound)):
+            ends.append(t + 1 - began)
+            began, cosines = t + 1, {}
+    assert rounds_of(taken, 2) == ends and len(set(ends)) > 2 and max(ends) == 12
+
+
+def test_a_bound_that_nothing_exceeds_leaves_the_rounds_to_the_bit() -> None:
+    runs = []
+    for options in (
+        {},
+        {"repartition": "criterion", "bound": math.inf, "measure_every": 2},
+        {"repartition": "assumption", "smoothness": 1e-9, "measure_every": 2},
+    ):
+        model = ready(mlp())
+        sgd = driver(model, momentum=0.9, workers=3, every=3, shared="average", **options)
+        run(model, sgd, 22, (5,))
+        runs.append(model.state_dict())
+    for other in runs[1:]:
+        assert all(torch.equal(value, other[name]) for name, value in runs[0].items())
+
+
+def test_a_bound_that_everything_exceeds_is_a_round_for_each_measurement_to_the_bit() -> None:
+    """Each turn of the workers is measured here: the mean of their copies is put in place after each."""
+    runs = []
+    for options in (
+        {"every": 1},
+        {"every": 20, "repartition": "criterion", "bound": 1.0, "measure_every": 1},
+        {"every": 20, "repartition": "assumption", "smoothness": 1e9, "measure_every": 1},
+    ):
+        model = ready(mlp())
+        sgd = driver(model, workers=3, shared="average", **options)
+        copies = []
+        for _ in range(12):
+            run(model, sgd, 1, (5,))
+            copies.append(any(key.endswith("5.bias") for key in sgd.memory))
+        assert copies == [True, True, False] * 4
+        runs.append(model.state_dict())
+    for other in runs[1:]:
+        assert all(torch.equal(value, other[name]) for name, value in runs[0].items())
+
+
+def test_rounds_of_any_length_are_separate_networks_with_a_mean_at_the_end() -> None:
+    """What is shared is, after a round, the mean of what each worker has made of it alone, and the rest is its own."""
+    model, workers = ready(mlp()), 2
+    options = {"repartition": "criterion", "bound": 1.25, "measure_every": 2}
+    sgd = driver(model, workers=workers, every=6, shared="average", **options)
+    lengths = []
+    while sgd.t < 40:
+        start, begin, steps = copy.deepcopy(model), sgd.t, []
+        while not steps or any(key.startswith("worker") for key in sgd.memory):
+            steps += run(model, sgd, 1, (5,))
+        lengths.append(len(steps))
+        shares = []
+        for i in range(workers):
+            kept = units_of(steps[i], HIDDEN[mlp])
+            small, index = smaller(start, kept), places(start, kept)
+            own = torch.optim.SGD(small.parameters(), RATE)
+            for t in range(begin + i, sgd.t, workers):
+                loss_of(small, t, (5,))
+                own.step()
+                own.zero_grad()
+            shares.append(small[5].bias.detach())
+            for n, place in index.items():
+                if n != "5.bias":
+                    torch.testing.assert_close(model.state_dict()[n][place], small.state_dict()[n])
+        torch.testing.assert_close(model[5].bias.detach(), torch.stack(shares).mean(0))
+    assert len(set(lengths)) > 2
+
+
+def test_by_criterion_the_next_round_can_be_looked_at_before_it_begins() -> None:
+    model = ready(mlp())
+    sgd = driver(model, workers=2, repartition="criterion", bound=1.0, measure_every=2)
+    for _ in range(6):
+        run(model, sgd, 2, (5,))
+        shown = sgd.extract("worker 1")
+        other = _copy_of(sgd)
+        kept = run(other.parameters.model, other, 2, (5,))[1].mask["0.bias"]
+        assert torch.equal(shown[0].weight.abs().sum(1) > 0, kept), "its units, and no others, are in"
+
+
+def _copy_of(sgd: PartialSGD) -> PartialSGD:
+    model = copy.deepcopy(sgd.parameters.model)
+    other = PartialSGD(model, torch.optim.SGD(model.parameters(), RATE), sgd.method, seed=5)
+    other.load_state_dict(sgd.state_dict())
+    return other
+
+
+def test_by_criterion_a_resumed_run_ends_its_rounds_at_the_same_steps() -> None:
+    options = {"workers": 2, "every": 6, "shared": "average", "repartition": "criterion", "bound": 1.25}
+    model = ready(mlp())
+    sgd = driver(model, **options, measure_every=2)
+    run(model, sgd, 17, (5,))
+    file = io.BytesIO()
+    torch.save([model.state_dict(), sgd.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    other = ready(mlp(), seed=9)
+    resumed = driver(other, **options, measure_every=2)
+    other.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    run(model, sgd, 43, (5,))
+    run(other, resumed, 43, (5,))
+    assert all(sgd.memory[key] == resumed.memory[key] for key in ("round", "round.began"))
+    assert sgd.memory["round"] > 60 // 12, "some have ended early"
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_assumption_3_ends_a_round_at_every_measurement_as_it_warns(caplog: pytest.LogCaptureFixture) -> None:
+    """Erratum E13: the dropped weights are longer than the gradient over 2L, and more so the longer it trains."""
+    model = ready(mlp())
+    with caplog.at_level(logging.WARNING, "partialsgd"):
+        sgd = driver(model, workers=2, repartition="assumption", smoothness=0.1, measure_every=3)
+        steps = run(model, sgd, 42, (5,))
+    assert [record.getMessage()[:35] for record in caplog.records] == ["independent_subnets: Assumption 3 a"]
+    assert rounds_of(steps, 2) == [2, *[6] * 6]
+    caplog.clear()
+    driver(ready(mlp()), workers=2, repartition="criterion")
+    assert not caplog.records
+
+
+def test_without_l_assumption_3_goes_by_the_steepest_secant_so_far() -> None:
+    model, steepest, began, ends = ready(mlp()), 0.0, 0, []
+    sgd, steps = driver(model, workers=2, every=9, repartition="assumption", measure_every=3), []
+    for t in range(42):
+        steps += run(model, sgd, 1, (5,))
+        if steps[-1].measurements:
+            steepest = max(steepest, steps[-1].criteria.secant)
+        found = [step.criteria for step in steps[-2:]]
+        if t % 2 == 0 or found[0] is None:
+            continue
+        if max(2 * steepest * one.moved / max(one.shared, one.perturbed) for one in found) >= 1:
+            ends.append(t + 1 - began)
+            began = t + 1
+    assert rounds_of(steps, 2) == ends and set(ends) == {2, 6, 12}, "now and then it seems to hold"
+
+
 def test_what_has_no_meaning_is_refused() -> None:
+    for options, message in (
+        ({"repartition": "often"}, "repartition must be one of rounds, criterion, assumption; got 'often'"),
+        ({"repartition": "criterion", "bound": 0.5}, "bound must be at least 1, which c_align never is below"),
+        ({"repartition": "criterion", "smoothness": 1.0}, "it belongs to repartition='assumption'"),
+        ({"repartition": "assumption", "smoothness": 0.0}, "smoothness must be positive"),
+        ({"repartition": "criterion", "measure_every": 0}, "measure_every must be a whole number"),
+        ({"repartition": "criterion", "every": 3}, "measure_every=5 leaves rounds unmeasured"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            methods.independent_subnets(mlp(), **options)
+    assert "repartition" not in methods.independent_subnets(mlp()).name, "a state of before is still one of it"
     with pytest.raises(ValueError, match="workers must be a whole number of at least 1, got 0"):
         methods.independent_subnets(mlp(), 0)
     with pytest.raises(ValueError, match="every must be"):

@@ -16,7 +16,11 @@ from partialsgd.testing.contracts import *  # noqa: F403  # the laws: pytest col
 from partialsgd.testing.problems import Problem
 
 METHODS: dict[str, dict[str, dict[str, Any]]] = {
-    "alternating": {"plain": {}, "weights": {"weights": {"full": 1, "core": 2}, "lr": {"core": 0.5}}},
+    "alternating": {
+        "plain": {},
+        "weights": {"weights": {"full": 1, "core": 2}, "lr": {"core": 0.5}},
+        "criterion": {"order": "criterion", "every": 2},
+    },
     "only": {"core": {"level": "core"}},
     "slimmable": {"sum": {}, "mean": {"combine": "mean", "distill": True}},
     "sandwich": {"plain": {}},

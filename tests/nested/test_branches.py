@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from partialsgd import PartialSGD, methods
-from partialsgd.methods.branches import branch_of
 from partialsgd.names import Parameters
+from partialsgd.nested.branches import branch_of
 from partialsgd.rules import Context
 from tests.families import family
 

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, final
 
-from torch import Tensor
-
-from partialsgd.masks import Entry, Mask
+from partialsgd.looks import Sight
+from partialsgd.masks import Mask
+from partialsgd.meters.squares import Squares, added, squares
 from partialsgd.vectors import Vector
+
+_KEPT = ("whole", "masked", "shared", "perturbed", "inner", "moved", "left_out")
+_DERIVED = ("c_norm", "c_sim", "c_align", "cosine", "alpha", "q", "bounded_perturbation", "secant")
+_OF_THE_MOVE = ("moved", "bounded_perturbation", "secant")
+
+
+class Squared(NamedTuple):
+    """The criteria as the paper's figures show them; a negative alignment stays negative."""
+
+    c_norm: float
+    c_sim: float
+    c_align: float
 
 
 @final
@@ -27,8 +40,21 @@ class Criteria:
     """‖p ⊙ G̃‖, over the same"""
     inner: float
     """⟨p ⊙ G, p ⊙ G̃⟩"""
+    moved: float = 0.0
+    """‖δx‖; not a number for a group of layers, of which it is not known."""
     left_out: int = 0
     """How many coordinates inside the mask one of the passes did not use."""
+    level: str | None = None
+    probe: str | None = None
+    """What was measured instead of what is trained."""
+    quiet: bool = False
+    """Measured with dropout off, because x and x̃ do not draw the same noise."""
+    consecutive: float | None = None
+    """⟨p ⊙ g, p′ ⊙ g′⟩ of this step's mini-batch gradient and that of the step before, where it was asked for."""
+    consecutive_cosine: float | None = None
+    groups: Mapping[str, Criteria] = field(default_factory=dict)
+    """The same of each group of layers by itself."""
+    alerts: tuple[str, ...] = ()
 
     @property
     def c_norm(self) -> float:
@@ -46,40 +72,89 @@ class Criteria:
         return _ratio(self.shared * self.perturbed, self.inner)
 
     @property
+    def cosine(self) -> float:
+        """Of the angle between p ⊙ G and p ⊙ G̃."""
+        return _ratio(self.inner, self.shared * self.perturbed)
+
+    @property
     def alpha(self) -> float:
         """The step size that the theorem allows, relative to plain training; clipped to [0, 1] (erratum E10)."""
-        alpha = _ratio(self.inner, self.perturbed**2)
+        alpha = _ratio(self.inner, self.perturbed * self.perturbed)
         return alpha if math.isnan(alpha) else min(1.0, max(0.0, alpha))
 
     @property
     def q(self) -> float:
-        """c_norm · ‖p ⊙ G‖ / (α ‖p ⊙ G̃‖), which is ‖G‖ / (α ‖p ⊙ G̃‖) where both passes use the same."""
-        return self.c_norm * _ratio(self.shared, self.alpha * self.perturbed)
+        """c_norm · ‖p ⊙ G‖ / (α ‖p ⊙ G̃‖), which is ‖G‖ / (α ‖p ⊙ G̃‖) where both passes use the same.
+
+        Infinite where there is a gradient and the step sees nothing of it.
+        """
+        used = 0.0 if self.perturbed == 0 else self.alpha * self.perturbed
+        return _ratio(self.whole, used * self.masked) if used * self.masked == 0 else self.c_norm * self.shared / used
+
+    @property
+    def bounded_perturbation(self) -> float:
+        """‖δx‖ / max{‖p ⊙ G‖, ‖p ⊙ G̃‖}: Assumption 3 holds at this step if it is below 1/(2L)."""
+        return 0.0 if self.moved == 0 else _ratio(self.moved, max(self.shared, self.perturbed))
+
+    @property
+    def secant(self) -> float:
+        """‖p ⊙ (G̃ − G)‖ / ‖δx‖, which L is not below; not a number where nothing was moved."""
+        difference = self.shared * self.shared - 2 * self.inner + self.perturbed * self.perturbed
+        return math.nan if self.moved == 0 else math.sqrt(max(0.0, difference)) / self.moved
+
+    @property
+    def squared(self) -> Squared:
+        """c_norm², c_sim² and the square of c_align with its sign."""
+        c_norm, c_sim, c_align = self.c_norm, self.c_sim, self.c_align
+        return Squared(c_norm * c_norm, c_sim * c_sim, c_align * abs(c_align))
+
+    def numbers(self) -> dict[str, Any]:
+        """For a log: every number under its name, those of the groups below `groups`."""
+        names = [name for name in (*_KEPT, *_DERIVED) if name not in _OF_THE_MOVE or not math.isnan(self.moved)]
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.quiet:
+            found["quiet"] = True
+        if self.consecutive is not None:
+            found |= {"consecutive": self.consecutive, "consecutive_cosine": self.consecutive_cosine}
+        if self.alerts:
+            found["alerts"] = list(self.alerts)
+        if self.groups:
+            found["groups"] = {name: group.numbers() for name, group in self.groups.items()}
+        return {"level": self.level, "probe": self.probe, **found} if self.level or self.probe else found
+
+
+def criteria_of(sight: Sight, group_of: Callable[[str], str | None] | None = None) -> Criteria:
+    """Of what a meter or a guard is shown; with the groups of layers that `group_of` names, if it is given."""
+    found = squares(sight.context.mask, sight.at_x, sight.at_perturbed, sight.group)
+    whole = replace(_criteria(found), moved=sight.moved, level=sight.context.level, quiet=sight.quiet)
+    if group_of is None:
+        return whole
+    groups: dict[str, dict[str, Squares]] = {}
+    for name, numbers in found.items():
+        if (group := group_of(name)) is not None:
+            groups.setdefault(group, {})[name] = numbers
+    return replace(
+        whole, groups={group: replace(_criteria(numbers), moved=math.nan) for group, numbers in groups.items()}
+    )
 
 
 def criteria(mask: Mask, at_x: Vector, at_perturbed: Vector) -> Criteria:
     """From gradients before the mask."""
-    used = [name for name in mask if mask[name] is not False and (name in at_x or name in at_perturbed)]
-    both = [name for name in used if name in at_x and name in at_perturbed]
-    squares = {name: _inner(mask[name], at_x[name], at_x[name]) for name in used if name in at_x}
+    return _criteria(squares(mask, at_x, at_perturbed))
+
+
+def _criteria(found: Mapping[str, Squares]) -> Criteria:
+    total = added(found.values())
+    shared, perturbed = math.sqrt(total.shared), math.sqrt(total.perturbed)
     return Criteria(
-        whole=at_x.norm(),
-        masked=math.sqrt(sum(squares.values())),
-        shared=math.sqrt(sum(squares[name] for name in both)),
-        perturbed=math.sqrt(sum(_inner(mask[name], at_perturbed[name], at_perturbed[name]) for name in both)),
-        inner=sum(_inner(mask[name], at_x[name], at_perturbed[name]) for name in both),
-        left_out=sum(_count(mask, name) for name in used if name not in both),
+        whole=math.sqrt(total.whole),
+        masked=math.sqrt(total.masked),
+        shared=shared,
+        perturbed=perturbed,
+        # Where both are one gradient, roundings of the root must not make their angle.
+        inner=shared * perturbed if total.shared == total.perturbed == total.inner else total.inner,
+        left_out=total.left_out,
     )
-
-
-def _count(mask: Mask, name: str) -> int:
-    entry = mask[name]
-    return int(entry.count_nonzero()) if isinstance(entry, Tensor) else mask.parameters[name].numel()
-
-
-def _inner(entry: Entry, a: Tensor, b: Tensor) -> float:
-    masked = a * entry if isinstance(entry, Tensor) else a
-    return float((masked.double() * b.double()).sum())
 
 
 def _ratio(a: float, b: float) -> float:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from partialsgd.methods.random_mask import random_mask as random_mask
     from partialsgd.methods.sam import sam as sam
     from partialsgd.methods.sandwich import sandwich as sandwich
+    from partialsgd.methods.scaled_by_alpha import scaled_by_alpha as scaled_by_alpha
     from partialsgd.methods.slimmable import slimmable as slimmable
     from partialsgd.methods.top_k import top_k as top_k
 
@@ -50,6 +51,7 @@ SUMMARIES: dict[str, str] = {
     "random_mask": "Random mask: a random share of the coordinates moves, nothing is perturbed.",
     "sam": "Sharpness-aware minimisation: take the gradient at the worst point nearby.",
     "sandwich": "The sandwich rule: the largest level, the smallest and some drawn between, in one step.",
+    "scaled_by_alpha": "Scaled by α: a method's steps with the step size of the theorem, α γ, where α is measured.",
     "slimmable": "Slimmable training: one backward pass for each level, then one update with all of them.",
     "top_k": "Top-k: only the coordinates with the largest gradient move.",
 }

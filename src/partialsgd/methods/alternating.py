@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
-from partialsgd.methods.branches import branch_of, numbers_of, require_levels, scaled
+from partialsgd.meters.meter import CriteriaMeter
+from partialsgd.meters.summaries import latest
+from partialsgd.methods import turns
+from partialsgd.methods.levels import numbers_of, require_levels, scaled
+from partialsgd.methods.settings import require_count
 from partialsgd.nested import Nested
+from partialsgd.nested.branches import branch_of
 from partialsgd.nested.family import family_of
 from partialsgd.rules import Branch, Context, Method
+
+Order: TypeAlias = Sequence[str] | Literal["criterion"]
+_AT, _LEVEL, _CREDIT = "alternating.at", "alternating.level", "alternating.credit."
 
 
 def alternating(
     nested: Nested,
     *,
-    order: Sequence[str] | None = None,
+    order: Order | None = None,
     weights: Mapping[str, float] | None = None,
     lr: Mapping[str, float] | None = None,
     distill: bool = False,
+    every: int | None = None,
 ) -> Method:
     """Alternating training (Algorithm 2): the whole network at even t, the core at odd t.
 
@@ -24,26 +34,45 @@ def alternating(
     `weights` draws the level of each step at random instead, with these odds. `lr` multiplies the learning
     rate of a level's steps (the paper's alternate_lr_coef). With `distill=True` a step of a smaller level runs the
     whole network first, without a gradient, and the closure finds its outputs in `g.teacher`.
+
+    `order="criterion"` begins so and then gives a level more or fewer steps as the criteria say, which are measured at
+    every `every`-th of its steps (10): in proportion to 1 / (q² · its share of the parameters). A quarter of the steps
+    is dealt evenly, so that no level is left out.
     """
     nested = family_of(nested)
     odds, factors = numbers_of(nested, weights, "weights"), numbers_of(nested, lr, "lr")
-    require_levels(nested, () if order is None else order, "order")
-    cycle = tuple(reversed(nested.levels)) if order is None else tuple(order)
+    by_criterion = isinstance(order, str) and order == "criterion"
+    cycle = tuple(reversed(nested.levels))
+    if order is not None and not by_criterion:
+        require_levels(nested, order, "order")
+        cycle = tuple(order)
     if order is not None and weights is not None:
-        raise ValueError("order is a fixed cycle and weights draws at random: give one of them")
+        raise ValueError("order says which level is next and weights draws it at random: give one of them")
     if not cycle or (weights is not None and not sum(odds.values()) > 0):
         raise ValueError("a step needs a level: order and weights must not be empty")
+    if every is not None and not by_criterion:
+        raise ValueError(f"every={every} is how often order='criterion' measures, and nothing else measures")
+    every = 10 if every is None else every
+    require_count("every", every)
     each = {level: branch_of(nested, level, taught=distill) for level in nested.levels}
+    sizes = _sizes(nested, cycle)
+
+    def next_level(context: Context) -> str:
+        if by_criterion:
+            return _owed(context, sizes)
+        return _drawn(context, odds) if odds else cycle[context.t % len(cycle)]
 
     def branches(context: Context) -> list[Branch]:
-        level = context.level or (_drawn(context, odds) if odds else cycle[context.t % len(cycle)])
+        level = context.level or next_level(context)
         return [each[level]] if level in each else []
 
+    chosen = f"order=criterion, every={every}" if by_criterion else f"order={list(cycle)}, weights={odds or None}"
     return Method(
         branches=branches,
         scale=scaled(factors),
+        meter=CriteriaMeter(every=every, groups={}, alerts=None) if by_criterion else None,
         structural=True,
-        name=f"alternating(order={list(cycle)}, weights={odds or None}, lr={factors or None}, distill={distill})",
+        name=f"alternating({chosen}, lr={factors or None}, distill={distill})",
     )
 
 
@@ -55,3 +84,24 @@ def _drawn(context: Context, odds: Mapping[str, float]) -> str:
         if place < 0:
             return level
     return max(odds, key=lambda level: odds[level])  # rounding alone leads here
+
+
+def _owed(context: Context, sizes: Mapping[str, float]) -> str:
+    """The level that is owed most by what was measured before this step."""
+    memory = context.memory
+    if memory.get(_AT) == context.t:
+        return str(memory[_LEVEL])
+    measured = {level: latest(context.measured, level, "q") for level in sizes}
+    worths = {level: 1.0 if q is None else turns.worth(q, sizes[level]) for level, q in measured.items()}
+    credits = {level: float(memory.get(_CREDIT + level, 0.0)) for level in sizes}
+    chosen, credits = turns.dealt(credits, turns.shares(worths))
+    memory.update({_AT: context.t, _LEVEL: chosen})
+    memory.update({_CREDIT + level: credit for level, credit in credits.items()})
+    return chosen
+
+
+def _sizes(nested: Nested, levels: Sequence[str]) -> dict[str, float]:
+    """The share of each level in the parameters of the whole network that are trained."""
+    counts = {level: sum(p.numel() for p in nested.parameters(level=level) if p.requires_grad) for level in levels}
+    whole = sum(p.numel() for p in nested.parameters(level=nested.levels[-1]) if p.requires_grad)
+    return {level: max(count, 1) / max(whole, 1) for level, count in counts.items()}

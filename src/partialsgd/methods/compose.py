@@ -28,6 +28,7 @@ _ONE_ONLY = {
     "correct": "correct the gradient",
     "project": "project",
     "forget": "drop optimizer state",
+    "meter": "measure",
 }
 
 
@@ -82,8 +83,9 @@ def _refuse(first: Method, second: Method) -> None:
 def _branches(context: Context, outer: Method, inner: Method) -> Sequence[Branch]:
     """The branches of the one, each masked and perturbed by the other as well."""
     found = outer.branches_at(context)
-    if len(found) > 1 and has(inner, "correct"):
-        raise ValueError(f"{inner.name} corrects one gradient, and {outer.name} takes {len(found)} in a step")
+    for rule, does in (("correct", "corrects"), ("meter", "measures")):
+        if len(found) > 1 and has(inner, rule):
+            raise ValueError(f"{inner.name} {does} one gradient, and {outer.name} takes {len(found)} in a step")
     return [_joined(branch, inner) for branch in found]
 
 

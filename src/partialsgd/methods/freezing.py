@@ -11,7 +11,9 @@ from typing import Literal, get_args
 
 from torch import nn
 
+from partialsgd import masks
 from partialsgd.masks import Mask
+from partialsgd.meters.squares import squares
 from partialsgd.methods.settings import require_count
 from partialsgd.methods.stages import Chain, Stages
 from partialsgd.rules import Context, Method
@@ -75,5 +77,5 @@ def longest_prefix(norms: list[float], budget: float) -> int:
 
 def _norms(context: Context, chain: Chain) -> list[float]:
     """‖G‖ of each stage; of a gradient that is the same on all ranks, so that they decide alike."""
-    found = {name: float(g.norm()) for name, g in context.gradient.items()}
-    return [math.hypot(*(found.get(name, 0.0) for name in names)) for names in chain.stages]
+    found = squares(masks.everything(context.parameters), context.gradient, context.gradient)
+    return [math.sqrt(sum(found[name].whole for name in names if name in found)) for names in chain.stages]

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, get_args
 
-from partialsgd.meters.criteria import Criteria, criteria
+from partialsgd.looks import Guard, Sight
+from partialsgd.meters.criteria import Criteria, criteria_of
 from partialsgd.methods.parts import apart, has
 from partialsgd.methods.plain import plain
 from partialsgd.methods.settings import require_count, require_method
-from partialsgd.rules import Context, Guard, Method
-from partialsgd.vectors import Vector
+from partialsgd.rules import Method
 
 Criterion = Literal["c_norm", "c_sim", "c_align", "q"]
 
@@ -40,14 +40,18 @@ def guarded(
     require_count("every", every)
     if method.guard is not None or fallback.guard is not None:
         raise ValueError("one guard is enough: neither the method nor the fallback may be guarded already")
+    if fallback.meter is not None:
+        raise ValueError(
+            f"{fallback.name} measures, and as a fallback it would be asked now and then only; take another"
+        )
     for part in (method, fallback):
         if has(part, "project") or has(part, "forget"):
             raise ValueError(
                 f"{part.name} acts at certain steps (it projects or drops state), and a guard may skip those"
             )
 
-    def refuses(context: Context, at_x: Vector, at_perturbed: Vector) -> bool:
-        found = criteria(context.mask, at_x, at_perturbed)
+    def refuses(sight: Sight) -> bool:
+        found = criteria_of(sight)
         value = by(found) if callable(by) else float(getattr(found, by))
         return not 0 <= value <= bound
 

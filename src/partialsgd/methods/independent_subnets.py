@@ -6,6 +6,7 @@ and do not cover the network: between two hidden layers only the diagonal blocks
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, get_args
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 
 from partialsgd import masks, perturbations, randomness
 from partialsgd.masks import Mask
+from partialsgd.meters.meter import CriteriaMeter
 from partialsgd.methods import neurons
 from partialsgd.methods.neurons import Chosen
+from partialsgd.methods.rounds import Judge, Rounds, by_alignment, by_assumption
 from partialsgd.methods.settings import require_count
 from partialsgd.names import Parameters
 from partialsgd.nested.specs import Hidden, chains_of
@@ -24,10 +27,22 @@ from partialsgd.perturbations import Perturbation
 from partialsgd.rules import Branch, Context, Method, nowhere
 
 Shared = Literal["hold", "average"]
+Repartition = Literal["rounds", "criterion", "assumption"]
+
+_log = logging.getLogger("partialsgd")
 
 
 def independent_subnets(
-    model: nn.Module, workers: int = 2, every: int = 20, *, shared: Shared = "hold", hidden: Hidden | None = None
+    model: nn.Module,
+    workers: int = 2,
+    every: int = 20,
+    *,
+    shared: Shared = "hold",
+    hidden: Hidden | None = None,
+    repartition: Repartition = "rounds",
+    bound: float = 2.0,
+    smoothness: float | None = None,
+    measure_every: int = 5,
 ) -> Method:
     """Independent subnets: disjoint blocks of hidden units, each trained as a network by itself.
 
@@ -35,28 +50,32 @@ def independent_subnets(
     hidden unit (the bias of the outputs, embeddings) are used by all workers: `shared="hold"` does not train them,
     `"average"` gives each worker a copy for the round and x their mean at its end. `hidden` names the hidden layers
     as for `Width` where structure does not tell them. `step.level` is the worker, `"worker 0"` and so on.
+
+    `repartition="criterion"` ends a round before its `every` steps if the gradients of the subnets do not point where
+    that of the whole network does: c_align, measured at every `measure_every`-th step of each worker, is over `bound`.
+    `"assumption"` ends it if Assumption 3 does not hold, with L = `smoothness`, or what the run shows of L without it.
     """
-    if shared not in get_args(Shared):
-        raise ValueError(f"shared must be one of {', '.join(get_args(Shared))}; got {shared!r}")
+    for name, value, kind in (("shared", shared, Shared), ("repartition", repartition, Repartition)):
+        if value not in get_args(kind):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}; got {value!r}")
     require_count("workers", workers)
     require_count("every", every)
+    levels = tuple(f"worker {i}" for i in range(workers))
+    rounds = Rounds(levels, every, _judge(levels, repartition, bound, smoothness))
+    if repartition != "rounds":
+        _require_measurable(every, measure_every)
     found = neurons.hidden_units(model, hidden, caller="independent_subnets")
     for units in found:
         if units.count < workers:
             raise ValueError(f"{units.layers[0]!r} has {units.count} units and cannot be split among {workers} workers")
-    levels = tuple(f"worker {i}" for i in range(workers))
     inside = {place.parameter for units in found for place in units.places}
-    length = workers * every
-
-    def is_known(context: Context) -> bool:
-        return context.level is None or context.level in levels
 
     def worker(context: Context) -> int:
         return context.t % workers if context.level is None else levels.index(context.level)
 
     def block(context: Context) -> Chosen:
         """The worker's units in this round."""
-        keys = [context.key(units.name, t=context.t // length) for units in found]
+        keys = [context.key(units.name, t=rounds.of(context)[0]) for units in found]
         owners = [_owners(key, units.count, workers) for key, units in zip(keys, found, strict=True)]
         return [(units, owner == worker(context)) for units, owner in zip(found, owners, strict=True)]
 
@@ -73,17 +92,54 @@ def independent_subnets(
 
     def exchange(context: Context) -> Perturbation:
         turn = levels[worker(context)], levels[(worker(context) + 1) % workers]
-        starts, ends = context.t % length == 0, (context.t + 1) % length == 0
+        starts, ends = rounds.starts(context), rounds.ends(context)
         names = [name for name, p in context.parameters.items() if name not in inside and p.requires_grad]
         return _exchange(context, names, levels, turn, starts=starts, ends=ends)
 
+    def branches(context: Context) -> list[Branch]:
+        if context.level is None:
+            rounds.remember(context)
+        elif context.level not in levels:
+            return []
+        return [Branch(mask, perturb, levels[worker(context)])]
+
     settings = f"workers={workers}, every={every}, shared={shared}, hidden={chains_of(hidden) or None}"
+    if repartition != "rounds":
+        told = f"bound={bound}" if repartition == "criterion" else f"smoothness={smoothness}"
+        settings += f", repartition={repartition}, {told}, measure_every={measure_every}"
     return Method(
-        branches=lambda context: [Branch(mask, perturb, levels[worker(context)])] if is_known(context) else [],
+        branches=branches,
         within=within,
+        meter=None if repartition == "rounds" else CriteriaMeter(every=measure_every, groups={}, alerts=None),
         project=exchange if shared == "average" and workers > 1 else nowhere,
         name=f"independent_subnets({settings})",
     )
+
+
+def _judge(levels: Sequence[str], repartition: Repartition, bound: float, smoothness: float | None) -> Judge | None:
+    """What ends a round; None: its number of steps."""
+    if smoothness is not None and repartition != "assumption":
+        raise ValueError("smoothness is the L of Assumption 3: it belongs to repartition='assumption'")
+    if repartition == "rounds":
+        return None
+    if repartition == "criterion":
+        if not bound >= 1:
+            raise ValueError(f"bound must be at least 1, which c_align never is below; got {bound}")
+        return by_alignment(levels, bound)
+    if smoothness is not None and not smoothness > 0:
+        raise ValueError(f"smoothness must be positive, got {smoothness}; leave it out to take what the run shows")
+    _log.warning(
+        "independent_subnets: Assumption 3 asks that all weights a worker drops be together smaller than its gradient "
+        "over 2L, which almost no network has, and none near a stationary point; expect a new split after nearly every "
+        "measurement, or take repartition='criterion'"
+    )
+    return by_assumption(levels, smoothness)
+
+
+def _require_measurable(every: int, measure_every: int) -> None:
+    require_count("measure_every", measure_every)
+    if measure_every > every:
+        raise ValueError(f"measure_every={measure_every} leaves rounds unmeasured: a worker has at most {every} steps")
 
 
 def _owners(key: int, count: int, workers: int) -> Tensor:

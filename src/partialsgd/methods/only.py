@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from partialsgd.methods.branches import branch_of, require_levels
+from partialsgd.methods.levels import require_levels
 from partialsgd.nested import Nested
+from partialsgd.nested.branches import branch_of
 from partialsgd.nested.family import family_of
 from partialsgd.rules import Method
 

@@ -26,24 +26,13 @@ def sam(rho: float = 0.05, *, adaptive: bool = False, interval: int = 1) -> Meth
         return Method(name=name)
 
     def perturb(context: Context) -> Perturbation:
-        if not _is_turn(context, interval):
+        if interval > 1 and not context.is_turn("sam", interval):
             return perturbations.nowhere()
         if adaptive:
             return _adaptive(context.parameters, context.gradient, rho)
         return perturbations.along_unit_gradient(context.gradient, rho)
 
     return Method(perturb=perturb, name=name)
-
-
-def _is_turn(context: Context, interval: int) -> bool:
-    """Counted for each level by itself: with t alone, alternating levels and an even interval would starve one."""
-    if interval == 1:
-        return True
-    key = f"sam.{context.level or ''}"
-    done = context.memory.get(key, 0)
-    assert isinstance(done, int)
-    context.memory[key] = done + 1
-    return done % interval == 0
 
 
 def _adaptive(parameters: Parameters, gradient: Vector, rho: float) -> Perturbation:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from partialsgd.methods.branches import branch_of
 from partialsgd.nested import Nested
+from partialsgd.nested.branches import branch_of
 from partialsgd.nested.family import family_of
 from partialsgd.rules import Branch, Context, Method
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from partialsgd.methods.branches import branch_of, numbers_of
+from partialsgd.methods.levels import numbers_of
 from partialsgd.nested import Nested
+from partialsgd.nested.branches import branch_of
 from partialsgd.nested.family import family_of
 from partialsgd.rules import Method
 

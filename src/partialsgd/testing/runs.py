@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from partialsgd.looks import Look, Sight
 from partialsgd.masks import Mask
+from partialsgd.meters.criteria import Criteria
+from partialsgd.meters.meter import CriteriaMeter
 from partialsgd.probes import per_coordinate
-from partialsgd.rules import Context, Method
+from partialsgd.rules import Branch, Context, Method
 from partialsgd.steps import Step
 from partialsgd.template import PartialSGD
 from partialsgd.testing.problems import Problem
-from partialsgd.vectors import Vector
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 MakeMethod: TypeAlias = Callable[[nn.Module], Method]
@@ -90,16 +92,19 @@ def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert not different, f"not the same to the bit: {', '.join(different)}"
 
 
+_EVERY_STEP = CriteriaMeter(every=1, consecutive=True, alerts=None)
+
+
 @final
 class AlwaysMeasuring:
-    """A meter that is due at every step and looks at both gradients."""
+    """The criteria at every step, by a meter that is careless with the generator: it is the driver that keeps law 4."""
 
-    def due(self, context: Context) -> bool:
-        return True
+    def looks(self, context: Context, trained: Branch) -> Sequence[Look]:
+        return _EVERY_STEP.looks(context, trained)
 
-    def measure(self, context: Context, at_x: Vector, at_perturbed: Vector) -> float:
-        torch.rand(3)  # a meter that is careless with the generator: it is the driver that keeps the law
-        return sum(float((at_x[name] * g).sum()) for name, g in at_perturbed.items() if name in at_x)
+    def measure(self, sight: Sight) -> Criteria | None:
+        torch.rand(3)
+        return _EVERY_STEP.measure(sight)
 
 
 def failing_after(closure: Callable[[], Tensor], passes: int) -> Callable[[], Tensor]:
@@ -114,6 +119,12 @@ def failing_after(closure: Callable[[], Tensor], passes: int) -> Callable[[], Te
         return loss
 
     return run
+
+
+def measured_of(run: Run) -> dict[str, str]:
+    """What the meters remember; tensors and floats as they are written out in full."""
+    found = {f"{who} {key}": value for who, memory in run.sgd.measured.items() for key, value in memory.items()}
+    return {key: repr(v.tolist() if isinstance(v, Tensor) else v) for key, v in found.items()}
 
 
 def parameters_of(run: Run) -> dict[str, Tensor]:

@@ -1,0 +1,152 @@
+"""(G, G̃): the passes that a look needs beside the trained one, and none that it does not need.
+
+Both gradients of a pair are of one function: the same batch, and the same noise. Where x and x̃ do not draw the same
+noise (a narrow level has smaller dropout masks), both are taken with dropout off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from partialsgd import perturbations
+from partialsgd.choices import Choice, choose
+from partialsgd.looks import Look, Losses
+from partialsgd.masks import Mask
+from partialsgd.passes import Pass
+from partialsgd.passing import Passing
+from partialsgd.perturbations import Perturbation
+from partialsgd.replay import Moment, draws, quietly
+from partialsgd.rules import Branch, Context, Method
+from partialsgd.steps import Pending
+from partialsgd.vectors import Vector, inner
+from partialsgd.wrappers import require_unused_search
+
+_PLAIN = Method()
+
+
+@final
+@dataclass(frozen=True)
+class Pair:
+    """A gradient that is None is the one that the step trains with, which is still to be taken."""
+
+    at_x: Vector | None = None
+    at_perturbed: Vector | None = None
+    context: Context | None = None
+    """Of another branch than the trained one."""
+    moved: float = 0.0
+    structural: bool = False
+    quiet: bool = False
+
+    def distance(self, mask: Mask, at_x: Vector) -> float:
+        """‖δx‖; what another structure leaves out is x outside the mask, as far as the pass at x has used it."""
+        return math.hypot(self.moved, outside(mask, at_x)) if self.structural else self.moved
+
+
+@final
+@dataclass
+class Pairs:
+    """The pairs of one branch of one step."""
+
+    passing: Passing
+    step: Pending
+    branch: Branch
+    choice: Choice
+    begin: Moment
+    at_x: Vector | None
+    """G, where it is known already."""
+    _has_drawn: bool = False
+
+    def of(self, looks: Sequence[Look]) -> Generator[Pass, None, list[Pair]]:
+        own: Pair | None = None
+        found: list[Pair] = []
+        for look in looks:
+            if look.alone:
+                found.append(Pair())
+            elif look.branch is not self.branch:
+                found.append((yield from self._other(look)))
+            elif look.over is not None:
+                found.append((yield from self._pair(look, self.choice)))
+            else:
+                own = own or (yield from self._pair(look, self.choice))
+                found.append(own)
+        return found
+
+    def _other(self, look: Look) -> Generator[Pass, None, Pair]:
+        """A branch that is not trained: its rules are asked as if it were, and remember nothing."""
+        context = replace(self.choice.context, level=look.branch.level, memory={}, _mask=None, _gradient=None)
+        choice = choose(_PLAIN, look.branch, context)
+        if choice.needs_gradient:
+            if self.at_x is None:
+                self.at_x = yield from self._look(look.branch, look.branch.at_x)
+            choice = choose(_PLAIN, look.branch, replace(context, _gradient=self.at_x))
+        if choice.perturbation is not None and choice.perturbation.is_structural:
+            require_unused_search(self.passing.given)
+        pair = yield from self._pair(look, choice)
+        return replace(pair, context=replace(choice.context, _gradient=None))
+
+    def _pair(self, look: Look, choice: Choice) -> Generator[Pass, None, Pair]:
+        perturbation = choice.perturbation
+        assert perturbation is not None  # a gradient that it waits for was taken before
+        moved = perturbations.distance(self.passing.parameters, perturbation)
+        pair = Pair(moved=moved, structural=perturbation.is_structural)
+        differs = perturbation.is_structural and not look.branch.same_noise
+        quiet = differs and draws(self.passing.parameters.model)
+        g, h = yield from self._gradients(look, perturbation, quiet=quiet)
+        if differs and not quiet and self._has_drawn:  # noise that no module of dropout has made
+            quiet = True
+            g, h = yield from self._gradients(look, perturbation, quiet=True)
+        return replace(pair, at_x=g, at_perturbed=h, quiet=quiet)
+
+    def _gradients(
+        self, look: Look, perturbation: Perturbation, *, quiet: bool
+    ) -> Generator[Pass, None, tuple[Vector | None, Vector | None]]:
+        branch = look.branch
+        if look.over is not None:
+            return self._over(look.over[0], branch.at_x, quiet), self._over(look.over[1], perturbation, quiet)
+        if quiet:
+            g = yield from self._look(branch, branch.at_x, quiet=True)
+            return g, (yield from self._look(branch, perturbation, quiet=True))
+        if self.at_x is None and not self.choice.is_at_x:
+            self.at_x = yield from self._look(branch, branch.at_x)
+        if branch is self.branch:
+            return self.at_x, None
+        if perturbation.is_nowhere:
+            return self.at_x, self.at_x
+        return self.at_x, (yield from self._look(branch, perturbation))
+
+    def _look(
+        self, branch: Branch, perturbation: Perturbation, *, quiet: bool = False
+    ) -> Generator[Pass, None, Vector]:
+        within = quietly(self.passing.parameters.model) if quiet else None
+        gradient = yield from self.passing.look(self.step, branch, perturbation, within=within)
+        self._begin_again()
+        return gradient
+
+    def _over(self, losses: Losses, perturbation: Perturbation, quiet: bool) -> Vector:
+        within = quietly(self.passing.parameters.model) if quiet else nullcontext()
+        gradient = self.passing.over(self.step, losses, perturbation, within)
+        self._begin_again()
+        return gradient
+
+    def _begin_again(self) -> None:
+        self._has_drawn = not self.begin.noise.is_now
+        self.begin.restore()
+
+
+@torch.no_grad()
+def outside(mask: Mask, used: Vector) -> float:
+    """‖(1 − p) ⊙ x‖ over the parameters that took part."""
+    squares: list[Tensor] = []
+    for name in used:
+        entry, x = mask[name], mask.parameters[name]
+        if entry is not True:
+            left = x.masked_fill(entry, 0) if isinstance(entry, Tensor) else x
+            squares.append(inner(left, left))
+    return math.sqrt(float(torch.stack([s.to(squares[0].device) for s in squares]).sum())) if squares else 0.0

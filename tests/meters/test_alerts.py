@@ -1,0 +1,124 @@
+"""What is warned of, when, and how often."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import Alerts, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
+from partialsgd.meters.criteria import Criteria
+
+
+def seen(alerts: Alerts, found: list[Criteria], *, losses=None, rate=None, place="core", memory=None) -> list[str]:
+    memory = {} if memory is None else memory
+    given = losses or [None] * len(found)
+    told = []
+    for one, loss in zip(found, given, strict=True):
+        told += alerts.check(memory, place, one, None if loss is None else torch.tensor(loss), rate)
+    return told
+
+
+def at_angle(cosine: float, whole: float = 1.0, moved: float = 0.0) -> Criteria:
+    return Criteria(whole, 1.0, 1.0, 1.0, cosine, moved)
+
+
+def test_gradients_that_point_apart_for_most_of_a_window(caplog) -> None:
+    alerts = Alerts(window=4)
+    assert seen(alerts, [at_angle(-0.1), at_angle(-0.1), at_angle(-0.1)]) == [], "the window is not full"
+    assert seen(alerts, [at_angle(-0.1), at_angle(0.1)] * 6) == [], "half is not most"
+    caplog.clear()
+    (text,) = seen(alerts, [at_angle(0.1), *[at_angle(-0.1)] * 9])
+    assert "core: the gradient at x̃ points away" in text and "3 of the last 4" in text and "scaled_by_alpha" in text
+    assert [r.levelno for r in caplog.records] == [logging.WARNING], "once"
+
+
+def test_once_also_in_a_resumed_run_and_for_each_mask_by_itself() -> None:
+    alerts, memory = Alerts(window=2), {}
+    apart = [at_angle(-1.0)] * 2
+    assert len(seen(alerts, apart, memory=memory)) == 1
+    assert seen(alerts, apart, memory=dict(memory)) == []
+    assert len(seen(alerts, apart, memory=memory, place="half")) == 1
+
+
+def test_c_norm_that_grows() -> None:
+    alerts = Alerts(window=3, growth=10.0)
+    quiet = [at_angle(1.0, whole) for whole in (1.0, 2.0, 3.0, 5.0, 9.0, 15.0, 19.0)]
+    assert seen(alerts, quiet) == []
+    (text,) = seen(alerts, [*quiet, at_angle(1.0, 21.0), at_angle(1.0, 22.0)])
+    assert "has grown from 2 to 21" in text and "order='criterion'" in text
+    calm = [at_angle(1.0, 2.0)] * 5
+    assert seen(alerts, [*calm, at_angle(1.0, 1e9), *calm]) == [], "one outlier is none"
+
+
+def test_a_level_that_stands_while_another_improves() -> None:
+    alerts = Alerts(window=2, patience=2)
+    one = [at_angle(1.0)]
+    for better in (True, False):
+        memory, told = {}, []
+        for k in range(12):
+            told += seen(alerts, one, losses=[2.0], memory=memory, place="core")
+            told += seen(alerts, one, losses=[1.0 / (k + 1) if better else 1.0], memory=memory, place="full")
+        assert len(told) == (1 if better else 0), "where nobody improves, training is over"
+        assert all("core: its loss has not improved over 4 measurements" in text for text in told)
+
+
+def test_a_step_size_that_the_gradients_do_not_allow() -> None:
+    found = [at_angle(0.0, moved=0.1)]  # ‖G − G̃‖ = √2 at a distance of 0.1: L is at least 14.1
+    assert seen(Alerts(rate=10), found, rate=0.5) == []
+    (text,) = seen(Alerts(rate=10), found, rate=1.0)
+    assert "L ≥ 14.1" in text and "smaller learning rate" in text
+    assert seen(Alerts(), found, rate=None) == [], "of Adam's step size it says nothing"
+    assert seen(Alerts(), [at_angle(0.0)], rate=1e9) == [], "nothing moved, nothing known"
+
+
+class Flipped(nn.Module):
+    """a (2b − 1): without b the gradient of a is turned round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+
+
+def test_they_are_on_by_default_and_in_the_record(caplog) -> None:
+    model = Flipped()
+
+    def closure():
+        loss = (model.a * (2 * model.b - 1)).sum()
+        loss.backward()
+        return loss
+
+    core = Method(
+        mask=lambda c: masks.only(c.parameters, ["a"]),
+        perturb=lambda c: perturbations.drop_outside(c.mask),
+        name="core",
+    )
+    for meter, expected in ((CriteriaMeter(1), 1), (CriteriaMeter(1, alerts=None), 0)):
+        caplog.clear()
+        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-3), core, meter=meter)
+        told = [text for _ in range(30) for text in sgd.step(closure).criteria.alerts]
+        assert len(told) == len(caplog.records) == expected
+
+
+def test_plain_training_gives_no_warning(caplog) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(0.9), meter=CriteriaMeter(1))
+    x, y = torch.randn(64, 6), torch.randint(3, (64,))
+
+    def closure():
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(100):
+        sgd.step(closure)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("wrong", [{"window": 1}, {"window": 2.5}, {"growth": 0}, {"patience": 0}, {"rate": -1}])
+def test_settings_that_mean_nothing_are_refused(wrong) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Alerts(**wrong)
