@@ -147,6 +147,8 @@ class Oracle:
 
     def _show(self, step: Pending, decided: Decided, pairs: list[Pair], choice: Choice) -> tuple[Choice, bool]:
         """Meters and the guard see their pairs; α is asked for again if the method's own meter has measured."""
+        if not decided.looks:
+            return choice, False
         noise, here, refused = RandomState(self.parameters.model), self.passing.here(), False
         for (who, look), pair in zip(decided.looks, pairs, strict=True):
             sight = self._sight(step, look, pair, choice, here)
@@ -209,10 +211,11 @@ class Oracle:
 
     def _overflowed(self, step: Pending, last: bool) -> bool:
         """Unscale what lies in `.grad`. Of the last branch the scaler itself does it, and learns of overflows."""
-        scaler, here = self.passing.scaler, self.passing.here()
+        scaler = self.passing.scaler
         if scaler.enabled and last:
-            step.overflow = scaler.unscale_in_place(here)
+            step.overflow = scaler.unscale_in_place(self.passing.here())
         elif scaler.enabled:
+            here = self.passing.here()
             scaler.unscale(here)
             if not vectors.are_finite(self.parameters):
                 self._overflow(step, here)

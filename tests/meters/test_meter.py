@@ -160,10 +160,11 @@ def test_a_level_is_measured_as_the_mask_that_defines_it(spec) -> None:
 def test_each_level_is_counted_by_itself(every) -> None:
     """By t alone and an even number, alternating training would measure full steps only, where all is 1."""
     nested = nest(mlp(), Width(0.5))
-    sgd = trained(nested, methods.alternating(nested), CriteriaMeter(every))
+    sgd = trained(nested, methods.alternating(nested), meter := CriteriaMeter(every))
     found = [sgd.step(closure(nested, t, 4)) for t in range(2 * every + 2)]
     measured = [(step.t, step.criteria.level) for step in found if step.criteria]
     assert measured == [(0, "full"), (1, "core"), (2 * every, "full"), (2 * every + 1, "core")]
+    assert {level: summary.count for level, summary in meter.summary(sgd).items()} == {"full": 2, "core": 2}
     assert all(s.criteria.c_align == 1 == s.criteria.q for s in found if s.criteria and s.level == "full")
     assert all(s.criteria.c_norm > 1 for s in found if s.criteria and s.level == "core")
 

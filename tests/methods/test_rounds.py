@@ -82,6 +82,13 @@ def test_the_mean_cosine_of_this_rounds_measurements_decides() -> None:
     assert lengths(play(rounds, cosine, 21)) == [15, 3]
 
 
+@pytest.mark.parametrize("bad", [{3: -1.0}, {3: 0.0, 4: 0.0}], ids=["at its first step", "in the middle"])
+def test_a_turn_that_has_begun_is_finished(bad: dict[int, float]) -> None:
+    """The mean is too low after t = 3, or after t = 4, and all were measured before; the round ends at t = 6."""
+    rounds = Rounds(WORKERS, 100, by_alignment(WORKERS, 2.0))
+    assert lengths(play(rounds, lambda t: bad.get(t, 0.9), 12)) == [6]
+
+
 def test_by_alignment_is_over_the_bound() -> None:
     def judged(*cosines: float, bound: float = 2.0) -> bool:
         measured: dict = {}

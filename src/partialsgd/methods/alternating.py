@@ -41,7 +41,7 @@ def alternating(
     """
     nested = family_of(nested)
     odds, factors = numbers_of(nested, weights, "weights"), numbers_of(nested, lr, "lr")
-    by_criterion = isinstance(order, str) and order == "criterion"
+    by_criterion = order == "criterion"
     cycle = tuple(reversed(nested.levels))
     if order is not None and not by_criterion:
         require_levels(nested, order, "order")
