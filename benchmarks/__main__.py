@@ -26,6 +26,7 @@ NAMES = (
     "meprop",
     "freezing",
     "block_coordinate",
+    "criteria",
 )
 
 

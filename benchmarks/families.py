@@ -22,20 +22,29 @@ LENGTH = 32
 
 def transformer() -> nn.Module:
     """6 + 6 layers, d 512, feed-forward 1024, 4 heads, post-norm; a joint vocabulary of 10,000."""
+    return _marian(layers=6, width=512, dropout=0.3)
+
+
+def small_transformer() -> nn.Module:
+    """2 + 2 layers, d 256, feed-forward 1024, without dropout."""
+    return _marian(layers=2, width=256, dropout=0.0)
+
+
+def _marian(*, layers: int, width: int, dropout: float) -> nn.Module:
     from transformers import MarianConfig, MarianMTModel
 
     torch.manual_seed(0)
     config = MarianConfig(
         vocab_size=10_000,
-        d_model=512,
-        encoder_layers=6,
-        decoder_layers=6,
+        d_model=width,
+        encoder_layers=layers,
+        decoder_layers=layers,
         encoder_ffn_dim=1024,
         decoder_ffn_dim=1024,
         encoder_attention_heads=4,
         decoder_attention_heads=4,
         activation_function="relu",
-        dropout=0.3,
+        dropout=dropout,
         pad_token_id=1,
         decoder_start_token_id=1,
         forced_eos_token_id=None,

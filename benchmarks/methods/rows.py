@@ -46,11 +46,11 @@ def place(folder: Path, task: str, method: str, seed: int) -> Path:
     return folder / task / f"{method}_{seed}.json"
 
 
-def write(path: Path, content: Mapping[str, Any]) -> None:
+def write(path: Path, content: Mapping[str, Any], *, indent: int | None = 1) -> None:
     """All of it or nothing, also when the run is killed meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.write_text(json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(unfinished, path)
 
 

@@ -108,6 +108,9 @@ SETTINGS: dict[str, Setting] = {
         _core,
         _QUARTER,
     ),
+    "scaled_by_alpha": Setting(
+        lambda plan: methods.scaled_by_alpha(methods.alternating(plan.nested)), 1 / 2, _core, _HALF
+    ),
     "slimmable": Setting(lambda plan: methods.slimmable(plan.nested, combine="mean"), 1 / 2, _core, _HALF),
     "top_k": Setting(lambda plan: methods.top_k(0.1)),
 }

@@ -71,7 +71,7 @@ class Oracle:
             decided.begin.buffers.restore()  # the pass by which the rules have chosen has moved the statistics
         elif decided.waits:
             choice = self._choose(step, number, branch, self.passing.here())
-        if not last and number == 0 and choice.is_at_x and decided.looks and decided.start is not None:
+        if number == 0 and any(step.looks[1:]) and choice.is_at_x and decided.start is not None:
             step.whole = (decided.start.noise, self.passing.copied())
         choice, refused = self._show(step, decided, pairs, choice)
         if refused and decided.start is not None and step.guard is not None:
@@ -100,7 +100,7 @@ class Oracle:
         """A rule that waits for the gradient gets it: of a pass of its own, if the trained one is elsewhere."""
         model, choice = self.parameters.model, self._choose(step, number, branch)
         looks, by_gradient = self._looks(step, number, choice), choice.needs_gradient
-        start = Moment(model) if by_gradient or looks else None
+        start = Moment(model) if by_gradient or any(step.looks[number:]) else None
         step.undo = step.undo or (start.buffers if start is not None else None)
         if start is None or not by_gradient or not choice.leaves(branch.base):
             return Decided(choice, looks, start, start, waits=by_gradient)

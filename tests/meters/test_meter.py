@@ -220,6 +220,17 @@ def test_the_full_branch_of_slimmable_serves_the_others_and_is_the_same_number()
         assert a.numbers() == b.numbers()
 
 
+def test_the_full_branch_serves_levels_that_are_due_when_it_is_not_itself() -> None:
+    nested = nest(mlp(), Width([0.25, 0.5, 0.75]))
+    sgd = trained(nested, methods.sandwich(nested, between=1), CriteriaMeter(3))
+    due = []
+    for t in range(15):
+        step = sgd.step(closure(nested, t))
+        due.append([found.level for found in step.measurements])
+        assert step.backwards == len(step.losses) == 3
+    assert any(levels and "full" not in levels for levels in due)
+
+
 @pytest.mark.parametrize(
     ("spec", "slim", "single", "quiet"), [(LowRank(0.25), 3, 2, False), (Width(0.5), 4, 3, True)], ids=["rank", "width"]
 )
