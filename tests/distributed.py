@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from partialsgd import CriteriaMeter, LowRank, Method, Nested, PartialSGD, Width, nest
+from partialsgd import CriteriaMeter, LowRank, Method, Nested, PartialSGD, Vector, Width, masks, nest
 from partialsgd import methods as registry
+from partialsgd.meters.squares import squares
 from partialsgd.testing.problems import PROBLEMS
 from tests.contracts import METHODS, made
 from tests.nested import contracts as nested_contracts
@@ -68,6 +69,9 @@ def criteria(rank: int, folder: str) -> None:
                 sgd = PartialSGD(ddp, optimizer, method_of(model), meter=meter or CriteriaMeter(1))
                 seen = sgd.step(MLP.closure(ddp, rank)).criteria
                 found[f"{name} {views} {own}"] = [getattr(seen, number) for number in NUMBERS]
+    layer = nn.Linear(2, 1, bias=False)
+    own = Vector({"weight": torch.full((1, 2), 1.0 + rank)})  # as if the ranks had not the same gradient
+    found["unlike"] = list(squares(masks.everything(layer), own, own, dist.group.WORLD)["weight"])
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -112,6 +112,31 @@ def test_every_size_trains_three_networks_and_takes_the_smallest_out(capsys: pyt
     assert sum(p.numel() for p in small.parameters()) == sum(p.numel() for p in nested.parameters(level="1/16"))
 
 
+# --- does_it_converge
+
+
+def test_does_it_converge_measures_the_core_of_both_and_draws_figure_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = example("does_it_converge").main(tmp_path / "criteria", steps=200)
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    standard, alternating, _ = capsys.readouterr().out.splitlines()
+    assert standard.startswith("standard, the core: 20 measured") and alternating.startswith(
+        "alternating, the core: 10"
+    )
+    cosines = {
+        kind: [
+            one["cosine"]
+            for line in ps.report.read(tmp_path / "criteria" / f"{kind}.jsonl")
+            if "criteria" in line
+            for one in line["criteria"]
+            if one["level"] == "core"
+        ]
+        for kind in ("standard", "alternating")
+    }
+    assert sum(cosines["alternating"][5:]) / 5 > 0.1 + sum(cosines["standard"][10:]) / 10
+
+
 # --- plain_loop
 
 
