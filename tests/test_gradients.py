@@ -9,10 +9,9 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from partialsgd import Branch, Method, PartialSGD, masks, methods, perturbations
+from partialsgd import Branch, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
 from partialsgd.looks import Look
 from partialsgd.testing.problems import PROBLEMS
-from partialsgd.testing.runs import AlwaysMeasuring
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 
@@ -35,7 +34,7 @@ def start(method: Method, **options):
     ids=lambda value: getattr(value, "name", value),
 )
 def test_measuring_takes_a_pass_only_where_the_gradient_at_x_is_missing(method, unmeasured, measured) -> None:
-    for meter, expected in ((None, unmeasured), (AlwaysMeasuring(), measured)):
+    for meter, expected in ((None, unmeasured), (CriteriaMeter(1), measured)):
         model, sgd = start(method, meter=meter)
         assert sgd.step(MLP.closure(model, 0)).backwards == expected
 
@@ -124,11 +123,11 @@ def test_only_the_trained_pass_runs_within_and_it_is_left_when_the_closure_raise
         log.append("pass")
         return MLP.closure(model, 0)()
 
-    model, sgd = start(Method(perturb=methods.sam().perturb, within=noted), meter=AlwaysMeasuring())
+    model, sgd = start(Method(perturb=methods.sam().perturb, within=noted), meter=CriteriaMeter(1))
     sgd.step(closure)
     assert log == ["pass", "in", "pass", "out"]
     log.clear()
-    model, sgd = start(Method(within=noted), meter=AlwaysMeasuring())  # the meter wants the whole gradient at x
+    model, sgd = start(Method(within=noted), meter=CriteriaMeter(1))  # the meter wants the whole gradient at x
     sgd.step(closure)
     assert log == ["pass", "in", "pass", "out"]
     log.clear()
@@ -179,6 +178,6 @@ def test_rules_look_at_the_gradient_of_the_base_and_a_branch_that_stays_there_ta
     assert sgd.step(MLP.closure(model, 0)).backwards == 1 == len(entered)
     expected = float(torch.cat([p.grad.flatten() for p in other.parameters()]).norm())
     assert norms == [pytest.approx(expected, rel=1e-6)]
-    meter = AlwaysMeasuring()
+    meter = CriteriaMeter(1)
     model, sgd = start(Method(branches=lambda c: [Branch(mask, lambda c: base, base=base)]), meter=meter)
     assert sgd.step(MLP.closure(model, 0)).backwards == 2  # the meter's gradient is that at x

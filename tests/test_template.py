@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from partialsgd import Branch, Method, PartialSGD, masks, methods, perturbations
+from partialsgd import Branch, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
 from partialsgd.testing.problems import PROBLEMS, Problem, Quadratic
 from tests import reference
 from tests.contracts import METHODS
@@ -632,9 +632,7 @@ def test_lbfgs_refuses_what_it_cannot_do_and_goes_back_when_the_closure_fails() 
 
 def test_a_measurement_that_is_not_finite_does_not_stop_the_step() -> None:
     """NaN at x_t only; the trained gradient is taken elsewhere."""
-    from partialsgd.testing.runs import AlwaysMeasuring
-
-    model, sgd = start(MLP, methods.dropout(0.5), meter=AlwaysMeasuring())
+    model, sgd = start(MLP, methods.dropout(0.5), meter=(meter := CriteriaMeter(1)))
     calls = []
 
     def closure():
@@ -645,6 +643,7 @@ def test_a_measurement_that_is_not_finite_does_not_stop_the_step() -> None:
         return loss
 
     assert not sgd.step(closure).skipped and len(calls) == 2
+    assert not meter.summary(sgd), "what overflowed tells nothing"
 
 
 def test_perturbed_shows_the_network_that_the_next_step_trains() -> None:

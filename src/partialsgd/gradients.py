@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -22,6 +22,10 @@ from partialsgd.vectors import Vector
 from partialsgd.wrappers import data_parallel, gradients_are_views, require_unused_search
 
 _GUARD = "guard"
+
+
+def takes_passes(looks: Sequence[tuple[str, Look]]) -> bool:
+    return any(not look.alone for _, look in looks)
 
 
 @final
@@ -71,7 +75,7 @@ class Oracle:
             decided.begin.buffers.restore()  # the pass by which the rules have chosen has moved the statistics
         elif decided.waits:
             choice = self._choose(step, number, branch, self.passing.here())
-        if number == 0 and any(step.looks[1:]) and choice.is_at_x and decided.start is not None:
+        if number == 0 and any(map(takes_passes, step.looks[1:])) and choice.is_at_x and decided.start is not None:
             step.whole = (decided.start.noise, self.passing.copied())
         choice, refused = self._show(step, decided, pairs, choice)
         if refused and decided.start is not None and step.guard is not None:
@@ -100,7 +104,7 @@ class Oracle:
         """A rule that waits for the gradient gets it: of a pass of its own, if the trained one is elsewhere."""
         model, choice = self.parameters.model, self._choose(step, number, branch)
         looks, by_gradient = self._looks(step, number, choice), choice.needs_gradient
-        start = Moment(model) if by_gradient or any(step.looks[number:]) else None
+        start = Moment(model) if by_gradient or any(map(takes_passes, step.looks[number:])) else None
         step.undo = step.undo or (start.buffers if start is not None else None)
         if start is None or not by_gradient or not choice.leaves(branch.base):
             return Decided(choice, looks, start, start, waits=by_gradient)
@@ -115,7 +119,10 @@ class Oracle:
     def _looks(self, step: Pending, number: int, choice: Choice) -> list[tuple[str, Look]]:
         """What the step's guard and the meters want to see. Of several branches all are asked before the first."""
         if not step.looks:
+            noise = RandomState(self.parameters.model) if self.meters else None
             step.looks = [self._wanted(step, n, choice.context) for n in range(len(step.branches))]
+            if noise is not None:
+                noise.restore()  # what a meter draws, to find its batches, is not the run's
         return step.looks[number]
 
     def _wanted(self, step: Pending, number: int, context: Context) -> list[tuple[str, Look]]:
@@ -131,8 +138,8 @@ class Oracle:
 
     def _pairs(self, step: Pending, branch: Branch, decided: Decided) -> Generator[Pass, None, list[Pair]]:
         at_x, decided.at_x = decided.at_x, None
-        if decided.begin is None or not decided.looks:
-            return []
+        if decided.begin is None:
+            return [Pair() for _ in decided.looks]
         known = at_x if branch.base.is_nowhere and at_x is not None else step.gradient_at_x()
         pairs = Pairs(self.passing, step, branch, decided.choice, decided.begin, known)
         return (yield from pairs.of([look for _, look in decided.looks]))
@@ -154,15 +161,13 @@ class Oracle:
             sight = self._sight(step, look, pair, choice, here)
             if who == _GUARD and step.guard is not None:
                 refused = step.guard.judge(step.context, sight)
-                continue
-            shown = replace(sight, context=replace(sight.context, memory=step.measured[who]))
-            if (found := self.meters[who].measure(shown)) is not None:
-                step.measurements.append(found)
+            elif not (refused and look.alone):  # of the gradient that is refused nothing is kept
+                shown = replace(sight, context=replace(sight.context, memory=step.measured[who]))
+                step.note_measurement(who, self.meters[who].measure(shown))
             if who == "method":
                 choice = rescaled(step.method, choice)
+                self._refuse(step, choice)
         noise.restore()
-        if choice.mask is not None and choice.scale is not None:
-            self._refuse(step, choice)
         return choice, refused
 
     def _sight(self, step: Pending, look: Look, pair: Pair, choice: Choice, here: Vector) -> Sight:
@@ -177,7 +182,7 @@ class Oracle:
             moved=pair.distance(context.mask, at_x),
             quiet=pair.quiet,
             loss=step.losses[-1][1] if step.losses else None,
-            rate=self.update.rate,
+            rate=None if self.update.rate is None else self.update.rate * (choice.scale or 0.0),
             group=None if ddp is None else ddp.process_group,
         )
 
@@ -205,7 +210,9 @@ class Oracle:
         vectors.clear(self.parameters.values())
         start.restore()
         step.turn_to(method, step.context)
-        step.looks = [[] for _ in step.branches]  # what there was to see was seen
+        # What there was to see was seen; what is kept of a trained gradient is kept of the one that is applied.
+        kept = [(who, look) for who, look in step.looks[0] if look.alone]
+        step.looks = [[(who, replace(look, branch=b)) for who, look in kept] for b in step.branches]
         for number, branch in enumerate(step.branches):
             yield from self.branch(step, number, branch)
 

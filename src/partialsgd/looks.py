@@ -28,6 +28,11 @@ class Look:
     alone: bool = False
     """The trained gradient is all that is wanted, and no pass is made for it."""
 
+    @property
+    def is_of_two_samples(self) -> bool:
+        """Whether the two gradients are of different data, so that their difference is noise too."""
+        return self.over is not None and self.over[0] is not self.over[1]
+
 
 @final
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Sight:
     """Both gradients were taken with dropout off, because x and x̃ do not draw the same noise."""
     loss: Tensor | None = None
     rate: float | None = None
-    """The step size, where it is that of SGD: γ / (1 − momentum)."""
+    """The step size, where it is that of SGD: how far a gradient moves x in the end, momentum and α included."""
     group: dist.ProcessGroup | None = None
     """The processes that share these gradients, and must come to the same numbers."""
 
@@ -57,7 +62,7 @@ class Meter(Protocol):
         """What to look at in this branch of this step: often nothing. Asked once, so it may count in the memory."""
 
     def measure(self, sight: Sight) -> object | None:
-        """What is returned, unless it is None, is found in `Step.measurements`, the last of them in `Step.criteria`."""
+        """What is returned, unless it is None, is found in `Step.measurements`; its `alerts` are logged."""
 
 
 @final

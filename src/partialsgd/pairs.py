@@ -41,12 +41,14 @@ class Pair:
     context: Context | None = None
     """Of another branch than the trained one."""
     moved: float = 0.0
+    """‖δx‖ of numbers; where the structure is another one too, inside of it."""
     structural: bool = False
+    inside: Mask | None = None
     quiet: bool = False
 
     def distance(self, mask: Mask, at_x: Vector) -> float:
-        """‖δx‖; what another structure leaves out is x outside the mask, as far as the pass at x has used it."""
-        return math.hypot(self.moved, outside(mask, at_x)) if self.structural else self.moved
+        """‖δx‖; what another structure leaves out is x outside of it, as far as the pass at x has used it."""
+        return math.hypot(self.moved, outside(self.inside or mask, at_x)) if self.structural else self.moved
 
 
 @final
@@ -67,7 +69,7 @@ class Pairs:
         own: Pair | None = None
         found: list[Pair] = []
         for look in looks:
-            if look.alone:
+            if look.alone or (look.branch is self.branch and self._is_plain):
                 found.append(Pair())
             elif look.branch is not self.branch:
                 found.append((yield from self._other(look)))
@@ -78,13 +80,18 @@ class Pairs:
                 found.append(own)
         return found
 
+    @property
+    def _is_plain(self) -> bool:
+        """p = 1 and δx = 0: everything is 1 whatever it is measured on."""
+        return self.choice.is_at_x and self.choice.mask is not None and self.choice.mask.is_everything
+
     def _other(self, look: Look) -> Generator[Pass, None, Pair]:
         """A branch that is not trained: its rules are asked as if it were, and remember nothing."""
         context = replace(self.choice.context, level=look.branch.level, memory={}, _mask=None, _gradient=None)
         choice = choose(_PLAIN, look.branch, context)
         if choice.needs_gradient:
             if self.at_x is None:
-                self.at_x = yield from self._look(look.branch, look.branch.at_x)
+                self.at_x = yield from self._look(_whole(look.branch), perturbations.nowhere())
             choice = choose(_PLAIN, look.branch, replace(context, _gradient=self.at_x))
         if choice.perturbation is not None and choice.perturbation.is_structural:
             require_unused_search(self.passing.given)
@@ -94,10 +101,12 @@ class Pairs:
     def _pair(self, look: Look, choice: Choice) -> Generator[Pass, None, Pair]:
         perturbation = choice.perturbation
         assert perturbation is not None  # a gradient that it waits for was taken before
-        moved = perturbations.distance(self.passing.parameters, perturbation)
-        pair = Pair(moved=moved, structural=perturbation.is_structural)
+        parameters = self.passing.parameters
+        inside = None if perturbation.inside is None else perturbation.inside(parameters)
+        moved = perturbations.distance(parameters, perturbation, inside)
+        pair = Pair(moved=moved, structural=perturbation.is_structural, inside=inside)
         differs = perturbation.is_structural and not look.branch.same_noise
-        quiet = differs and draws(self.passing.parameters.model)
+        quiet = differs and draws(parameters.model)
         g, h = yield from self._gradients(look, perturbation, quiet=quiet)
         if differs and not quiet and self._has_drawn:  # noise that no module of dropout has made
             quiet = True
@@ -109,12 +118,13 @@ class Pairs:
     ) -> Generator[Pass, None, tuple[Vector | None, Vector | None]]:
         branch = look.branch
         if look.over is not None:
-            return self._over(look.over[0], branch.at_x, quiet), self._over(look.over[1], perturbation, quiet)
+            g = self._over(look.over[0], perturbations.nowhere(), quiet)
+            return g, g if perturbation.is_nowhere else self._over(look.over[1], perturbation, quiet)
         if quiet:
-            g = yield from self._look(branch, branch.at_x, quiet=True)
+            g = yield from self._look(_whole(branch), perturbations.nowhere(), quiet=True)
             return g, (yield from self._look(branch, perturbation, quiet=True))
         if self.at_x is None and not self.choice.is_at_x:
-            self.at_x = yield from self._look(branch, branch.at_x)
+            self.at_x = yield from self._look(_whole(branch), perturbations.nowhere())
         if branch is self.branch:
             return self.at_x, None
         if perturbation.is_nowhere:
@@ -138,6 +148,11 @@ class Pairs:
     def _begin_again(self) -> None:
         self._has_drawn = not self.begin.noise.is_now
         self.begin.restore()
+
+
+def _whole(branch: Branch) -> Branch:
+    """The branch as a pass at x runs it: the whole network, which nobody teaches."""
+    return replace(branch, level=branch.whole or branch.level, teacher=lambda: None)
 
 
 @torch.no_grad()

@@ -78,7 +78,7 @@ class Passing:
         """The mean gradient of losses of our own."""
         with perturbed(self.parameters, perturbation, within):
             for loss in losses:
-                torch.autograd.backward(loss())
+                torch.autograd.backward(_checked(loss()))
         step.backwards += len(losses)
         gradient = vectors.take(self.parameters, clone=gradients_are_views(self.given))
         torch._foreach_div_(list(gradient.values()), len(losses))
@@ -96,3 +96,11 @@ class Passing:
     def copied(self) -> Vector:
         found: dict[str, Tensor] = vectors.current(self.parameters)
         return Vector({name: g.clone() for name, g in found.items()})
+
+
+def _checked(loss: object) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise ValueError(
+            f"loss(batch) must return the loss as one number that depends on the model, without backward; got {loss!r}"
+        )
+    return loss

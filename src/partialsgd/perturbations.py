@@ -28,6 +28,8 @@ class Perturbation:
     touches: tuple[str, ...] = ()
     move: Callable[[Parameters], None] = _stay
     at: Callable[[], AbstractContextManager[object]] = nullcontext
+    inside: Callable[[Parameters], Mask] | None = None
+    """What the structure that `at` switches to uses, where it is known."""
 
     @property
     def is_nowhere(self) -> bool:
@@ -97,9 +99,11 @@ def function(names: Sequence[str], move: Callable[[Parameters], None]) -> Pertur
     return Perturbation(tuple(names), move)
 
 
-def switch(at: Callable[[], AbstractContextManager[object]]) -> Perturbation:
+def switch(
+    at: Callable[[], AbstractContextManager[object]], inside: Callable[[Parameters], Mask] | None = None
+) -> Perturbation:
     """The structural kind: the pass runs inside `at()`, which runs a smaller network; no number is touched."""
-    return Perturbation(at=at)
+    return Perturbation(at=at, inside=inside)
 
 
 @contextmanager
@@ -134,8 +138,8 @@ def perturbed(
         torch.clear_autocast_cache()
 
 
-def distance(parameters: Parameters, perturbation: Perturbation) -> float:
-    """‖δx‖ of the numbers that it moves."""
+def distance(parameters: Parameters, perturbation: Perturbation, inside: Mask | None = None) -> float:
+    """‖δx‖ of the numbers that it moves, or of those inside a mask."""
     if not perturbation.touches:
         return 0.0
     touched = [parameters[name].detach() for name in perturbation.touches]
@@ -144,13 +148,18 @@ def distance(parameters: Parameters, perturbation: Perturbation) -> float:
     try:
         with torch.no_grad():
             perturbation.move(parameters)
-        squares = [inner(d := p - old, d) for p, old in zip(touched, before, strict=True)]
+        moves = zip(perturbation.touches, touched, before, strict=True)
+        squares = [inner(d := _within(p - old, inside, name), d) for name, p, old in moves]
         return math.sqrt(float(torch.stack([s.to(squares[0].device) for s in squares]).sum()))
     finally:
         torch._foreach_copy_(touched, before)
         for buffer in before:
             parameters.scratch.give_back(buffer)
         torch.clear_autocast_cache()
+
+
+def _within(move: Tensor, inside: Mask | None, name: str) -> Tensor:
+    return move if inside is None else move * inside[name]
 
 
 def apply(parameters: Parameters, move: Callable[[Parameters], None]) -> None:

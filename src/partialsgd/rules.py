@@ -127,8 +127,8 @@ class Branch:
     weight: float = 1.0
     teacher: Callable[[], Any] | None = None
     """Where `Pass.teacher` comes from; by default it is what the step's first branch has put into `outputs`."""
-    at_x: Perturbation = field(default_factory=perturbations.nowhere)
-    """What a pass at x_t runs in, if one is needed; it moves nothing."""
+    whole: str | None = None
+    """The level that a pass at x_t runs, where levels have names: `g.level` is this, and nobody teaches."""
     base: Perturbation = field(default_factory=perturbations.nowhere)
     """Where the gradient that rules look at is taken: of a level, the level itself."""
     same_noise: bool = True

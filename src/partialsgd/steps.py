@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from partialsgd import masks, vectors
@@ -17,6 +19,8 @@ from partialsgd.passes import Pass
 from partialsgd.replay import Buffers, RandomState
 from partialsgd.rules import Branch, Context, Method, Remembered
 from partialsgd.vectors import Vector
+
+_log = logging.getLogger("partialsgd")
 
 
 @final
@@ -36,13 +40,14 @@ class Step:
     skipped: bool = False
     """A NaN or an infinity appeared: nothing moved, and t did not advance."""
     measurements: tuple[Any, ...] = ()
-    """What the meters found, when they were due: one for each branch, the largest level first."""
+    """What the meter found, when it was due, for each branch or probe, the largest level first; without a meter of
+    the user's, what the method's own has found."""
     lr: float = 0.0
     """The learning rate of the optimizer's first group as the step used it: α γ."""
 
     @property
     def criteria(self) -> Any:
-        """The last of the measurements, which is that of the smallest level, or None."""
+        """The last of the measurements, of several levels that of the smallest; None where nothing was measured."""
         return self.measurements[-1] if self.measurements else None
 
 
@@ -66,7 +71,8 @@ class Pending:
     teacher: Any = None
     measured: dict[str, dict[str, Remembered]] = field(default_factory=dict)
     """What each meter remembers, by who it belongs to."""
-    measurements: list[object] = field(default_factory=list)
+    found: dict[str, list[Any]] = field(default_factory=dict)
+    """What each meter has found in this step."""
     looks: list[list[tuple[str, Look]]] = field(default_factory=list)
     whole: tuple[RandomState, Vector] | None = None
     """The gradient at x of the first branch, and the noise that it began with, for the looks of the others."""
@@ -110,6 +116,10 @@ class Pending:
                 self.losses.append((branch.level, loss))
         self.outputs = g.for_pupils()
 
+    def note_measurement(self, who: str, found: object | None) -> None:
+        if found is not None:
+            self.found.setdefault(who, []).append(found)
+
     def include(self, mask: Mask, scale: float, context: Context) -> None:
         if self.included == 0:
             self.mask, self.scale, self.teacher = mask, scale, self.outputs
@@ -137,7 +147,7 @@ class Pending:
             self.backwards,
             tuple(self.losses),
             skipped,
-            tuple(self.measurements),
+            tuple(self.found.get("meter" if "meter" in self.measured else "method", ())),
             lr * self.scale,
         )
 
@@ -146,6 +156,15 @@ class Pending:
             return self.losses[0][1] if self.losses else None
         weights = [self.weight(branch) for branch in self.branches]
         return torch.stack([w * loss for w, (_, loss) in zip(weights, self.losses, strict=False)]).sum()
+
+
+def tell(step: Step) -> None:
+    """Log what a meter warns of; a step that was skipped is not one to warn of."""
+    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+        return
+    for found in step.measurements:
+        for text in getattr(found, "alerts", ()):
+            _log.warning(text)
 
 
 def begin(

@@ -60,7 +60,7 @@ class PartialSGD:
         scaler: torch.amp.GradScaler | None = None,
         meter: Meter | None = None,
     ) -> None:
-        optimizers = _checked(model, optimizer, method)
+        optimizers = _checked(model, optimizer, method, meter)
         self.t = 0
         self.seed = seed
         self.method = method
@@ -142,7 +142,10 @@ class PartialSGD:
         if not skipped:
             self.t += 1
             self.memory, self.measured = dict(step.context.memory), step.measured
-        return step.done(skipped, self._update.lr)
+        done = step.done(skipped, self._update.lr)
+        if not skipped:
+            steps.tell(done)
+        return done
 
     @contextmanager
     def perturbed(self, level: str | None = None) -> Iterator[Perturbation]:
@@ -238,9 +241,9 @@ class PartialSGD:
         if before is None or not before.complete:
             self.zero_grad()
             return None
-        if before.by_gradient or before.method.correct is not uncorrected:
+        if before.by_gradient or any(before.looks) or before.method.correct is not uncorrected:
             raise RuntimeError(
-                f"{self.method.name} looks at the whole gradient: run all micro-batches inside one "
+                f"{self.method.name} (or its meter) looks at the whole gradient: run all micro-batches inside one "
                 "`with sgd.gradient():`, or in the closure of sgd.step"
             )
         # Moved out, so that a body which zeroes gradients, or forgets backward, is found out as in a single one.
@@ -297,7 +300,9 @@ def _without_our_hooks(model: nn.Module) -> nn.Module:
     return model
 
 
-def _checked(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], method: Method) -> list[Optimizer]:
+def _checked(
+    model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], method: Method, meter: Meter | None
+) -> list[Optimizer]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model comes first and must be an nn.Module, got {type(model).__name__}")
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
@@ -306,4 +311,6 @@ def _checked(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], metho
     if not isinstance(method, Method):
         hint = "; call it: methods.sam()" if callable(method) else ""
         raise TypeError(f"the method must be a Method, got {method!r}{hint}")
+    if isinstance(meter, type) or not (meter is None or (hasattr(meter, "looks") and hasattr(meter, "measure"))):
+        raise TypeError(f"the meter must have looks and measure, like ps.CriteriaMeter(every=50); got {meter!r}")
     return optimizers

@@ -54,11 +54,12 @@ class MaskedUpdate:
 
     @property
     def rate(self) -> float | None:
-        """How far a gradient moves x in the end, where all optimizers are SGD: the largest γ / (1 − momentum)."""
+        """How far a gradient moves x in the end, where all are SGD: the largest γ (1 − dampening) / (1 − momentum)."""
         if not all(type(optimizer) is torch.optim.SGD for optimizer in self.optimizers):
             return None
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        return max((float(g["lr"]) / max(1.0 - float(g["momentum"]), 1e-12) for g in groups), default=None)
+        rates = [float(g["lr"]) * (1 - g["dampening"]) / max(1 - g["momentum"], 1e-12) for g in groups]
+        return float(max(rates))
 
     def refuse(self, mask: Mask, scale: float) -> None:
         """Raise before anything has moved if this mask, or this α, cannot be kept exactly."""

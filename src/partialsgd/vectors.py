@@ -121,12 +121,6 @@ def are_finite(parameters: Parameters, mask: Mask | None = None) -> bool:
     return first_nonfinite(current(parameters)) is None
 
 
-def _inside(gradient: Tensor | None, rows: Tensor | None) -> Tensor | None:
-    if gradient is None or rows is None:
-        return gradient
-    return gradient.index_select(0, rows.nonzero().squeeze(1))
-
-
 def first_nonfinite(gradients: Mapping[str, Tensor]) -> str | None:
     return next((name for name, g in gradients.items() if not bool(torch.isfinite(g).all())), None)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import math
 
 import pytest
 import torch
 from torch import nn
 
 from partialsgd import Alerts, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
+from partialsgd.looks import Look
 from partialsgd.meters.criteria import Criteria
 
 
@@ -22,17 +23,15 @@ def seen(alerts: Alerts, found: list[Criteria], *, losses=None, rate=None, place
 
 
 def at_angle(cosine: float, whole: float = 1.0, moved: float = 0.0) -> Criteria:
-    return Criteria(whole, 1.0, 1.0, 1.0, cosine, moved)
+    return Criteria(whole, 1.0, 1.0, 1.0, cosine, moved, math.sqrt(2 - 2 * cosine))
 
 
-def test_gradients_that_point_apart_for_most_of_a_window(caplog) -> None:
+def test_gradients_that_point_apart_for_most_of_a_window() -> None:
     alerts = Alerts(window=4)
     assert seen(alerts, [at_angle(-0.1), at_angle(-0.1), at_angle(-0.1)]) == [], "the window is not full"
     assert seen(alerts, [at_angle(-0.1), at_angle(0.1)] * 6) == [], "half is not most"
-    caplog.clear()
-    (text,) = seen(alerts, [at_angle(0.1), *[at_angle(-0.1)] * 9])
+    (text,) = seen(alerts, [at_angle(0.1), *[at_angle(-0.1)] * 9])  # once
     assert "core: the gradient at x̃ points away" in text and "3 of the last 4" in text and "scaled_by_alpha" in text
-    assert [r.levelno for r in caplog.records] == [logging.WARNING], "once"
 
 
 def test_once_also_in_a_resumed_run_and_for_each_mask_by_itself() -> None:
@@ -102,20 +101,72 @@ def test_they_are_on_by_default_and_in_the_record(caplog) -> None:
         assert len(told) == len(caplog.records) == expected
 
 
-def test_plain_training_gives_no_warning(caplog) -> None:
+@pytest.mark.parametrize("kind", ["plain", "dropout", "blocks", "workers"])
+def test_ordinary_training_on_noise_gives_no_warning(kind, caplog) -> None:
+    """Blocks and workers are no levels: they have one loss, and noise alone makes it better for one of them."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(0.9), meter=CriteriaMeter(1))
-    x, y = torch.randn(64, 6), torch.randint(3, (64,))
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    method = {
+        "plain": methods.plain,
+        "dropout": lambda: methods.dropout(0.95),
+        "blocks": lambda: methods.block_coordinate(model, every=1),
+        "workers": lambda: methods.independent_subnets(model, 2, 5),
+    }[kind]()
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.05), method, meter=CriteriaMeter(1))
 
     def closure():
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss = nn.functional.cross_entropy(model(torch.randn(16, 6)), torch.randint(3, (16,)))
         loss.backward()
         return loss
 
-    for _ in range(100):
-        sgd.step(closure)
-    assert not caplog.records
+    told = [text for _ in range(400) for text in sgd.step(closure).criteria.alerts]
+    assert not [text for text in told if "has not improved" in text]
+    assert kind == "workers" or not told
+
+
+def test_the_step_size_that_is_judged_is_the_one_that_is_taken() -> None:
+    """α, a level's own factor and dampening are in it."""
+    damped = {"momentum": 0.9, "dampening": 0.9}
+    for factor, options, expected in ((1.0, {}, 1.0), (1e-4, {}, 1e-4), (1.0, damped, 1.0)):
+        seen_rates = []
+
+        class Noting:
+            def looks(self, context, trained):
+                return [Look(trained)]
+
+            def measure(self, sight, seen_rates=seen_rates):
+                seen_rates.append(sight.rate)
+
+        model = nn.Linear(2, 1)
+        method = Method(scale=lambda c, factor=factor: factor, name="scaled")
+        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1.0, **options), method, meter=Noting())
+        sgd.step(lambda model=model: _backward(model(torch.ones(1, 2)).sum()))
+        assert seen_rates == [pytest.approx(expected)]
+
+
+def _backward(loss):
+    loss.backward()
+    return loss
+
+
+def test_a_skipped_step_warns_of_nothing(caplog) -> None:
+    model = Flipped()
+    core = Method(
+        mask=lambda c: masks.only(c.parameters, ["a"]),
+        perturb=lambda c: perturbations.drop_outside(c.mask),
+        name="core",
+    )
+    meter = CriteriaMeter(1, alerts=Alerts(window=2))
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-3), core, meter=meter, nonfinite="skip")
+    steps = [sgd.step(lambda bad=bad: _flipped(model) * (float("nan") if bad else 1.0)) for bad in (0, 1, 1, 0, 0)]
+    assert [step.skipped for step in steps] == [False, True, True, False, False]
+    assert len(caplog.records) == 1
+
+
+def _flipped(model):
+    loss = (model.a * (2 * model.b - 1)).sum()
+    loss.backward()
+    return loss
 
 
 @pytest.mark.parametrize("wrong", [{"window": 1}, {"window": 2.5}, {"growth": 0}, {"patience": 0}, {"rate": -1}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -79,3 +80,14 @@ def test_alpha_and_q_are_those_of_the_theory() -> None:
         q = theory.q(whole=whole, masked=masked, perturbed=perturbed, inner=inner)
         for ours, theirs in ((found.alpha, alpha), (found.q, q)):
             assert ours == pytest.approx(theirs, nan_ok=True), numbers
+
+
+def test_no_numbers_raise() -> None:
+    """A pass at x that overflows must not stop a run that would go on without it."""
+    edges = (0.0, 1e-300, 1.0, 1e300, math.inf, math.nan)
+    for whole, masked, perturbed in itertools.product(edges, edges, edges):
+        for inner in (*edges, -1.0, -math.inf):
+            found = Criteria(whole, masked, masked, perturbed, inner, 1.0, 1.0)
+            assert all(isinstance(value, float | int) for value in found.numbers().values())
+            assert len(found.squared) == 3 and (math.isnan(found.alpha) or 0 <= found.alpha <= 1)
+    assert math.isnan(Criteria(math.inf, math.inf, math.inf, 1.0, -math.inf).alpha), "an overflow says nothing of α"

@@ -12,7 +12,18 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from partialsgd import CriteriaMeter, LowRank, Method, PartialSGD, Width, masks, methods, nest, perturbations
+from partialsgd import (
+    CriteriaMeter,
+    LowRank,
+    Method,
+    PartialSGD,
+    Width,
+    masks,
+    methods,
+    nest,
+    perturbations,
+    soft_cross_entropy,
+)
 from partialsgd.names import Parameters
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import assert_same_bits
@@ -396,6 +407,173 @@ def test_a_shared_batch_inflates_the_cosine() -> None:
     assert cosines[False] > 0.8 and abs(cosines[True]) < 0.1
 
 
+@pytest.mark.parametrize("source", ["loader", "function"])
+def test_batches_that_draw_do_not_change_the_run(source) -> None:
+    """A DataLoader draws from torch's generator whenever it is begun, and the model's dropout would notice."""
+    final = []
+    for measured in (False, True):
+        model = mlp(0.3)
+        data = torch.utils.data.TensorDataset(*batch(99, 64))
+        loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+        batches = loader if source == "loader" else lambda t: [(torch.randn(8, 6), torch.randint(3, (8,)))]
+        meter = CriteriaMeter(1, batches=batches, loss=lambda b, model=model: F.cross_entropy(model(b[0]), b[1]))
+        sgd = trained(model, methods.dropout(0.7), meter if measured else None)
+        torch.manual_seed(SEED)
+        for t in range(3):
+            assert (sgd.step(closure(model, t)).criteria is not None) == measured
+        final.append(values(model) | {"rng": torch.get_rng_state()})
+    assert_same_bits(*final)
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_where_nothing_is_masked_or_moved_all_is_one_over_any_batches(independent) -> None:
+    """Two halves of the data have two gradients; that is noise, and no reason to call plain SGD's steps uphill."""
+    for method, passes in ((methods.plain(), 1), (methods.random_mask(0.5), 3 if independent else 5)):
+        model = mlp()
+        meter = CriteriaMeter(
+            1,
+            batches=[batch(k, 4) for k in range(4)],
+            loss=lambda b, model=model: F.cross_entropy(model(b[0]), b[1]),
+            independent=independent,
+        )
+        step = trained(model, method, meter).step(closure(model, 0))
+        assert step.backwards == passes
+        assert step.criteria.c_sim == step.criteria.c_align == step.criteria.alpha == 1
+
+
+def test_the_difference_of_two_samples_is_no_secant() -> None:
+    found = {}
+    for independent in (False, True):
+        model = mlp()
+        meter = CriteriaMeter(
+            1,
+            batches=[batch(k, 8) for k in range(2)],
+            loss=lambda b, model=model: F.cross_entropy(model(b[0]), b[1]),
+            independent=independent,
+        )
+        found[independent] = trained(model, methods.extragradient(1e-3), meter).step(closure(model, 0)).criteria
+    assert 0 < found[False].secant < 10 and math.isnan(found[True].secant)
+
+
+def test_a_small_move_has_the_secant_of_the_curvature_and_not_of_rounding() -> None:
+    """½‖x‖² in single precision, moved by a millionth of its gradient: L is 1."""
+    model = nn.ParameterDict({"x": nn.Parameter(torch.randn(200_000, generator=torch.Generator().manual_seed(0)))})
+
+    def run():
+        loss = 0.5 * model["x"].square().sum()
+        loss.backward()
+        return loss
+
+    for eta in (1e-2, 1e-4, 1e-5):
+        found = trained(model, methods.extragradient(eta), CriteriaMeter(1), rate=0.0).step(run).criteria
+        assert found.secant == pytest.approx(1, rel=0.02), eta
+
+
+@pytest.mark.parametrize("make", [methods.alternating, methods.slimmable], ids=["alternating", "slimmable"])
+def test_with_distillation_the_gradient_at_x_is_that_of_the_labels(make) -> None:
+    """f is the loss of the whole network. Taught by itself it would have no gradient at all."""
+    nested, twin = nest(mlp(), LowRank(0.5)), nest(mlp(), LowRank(0.5))
+    x, y = batch(0)
+
+    def run(g):
+        scores = nested(x)
+        if g.level == "full":
+            g.outputs = scores
+            loss = F.cross_entropy(scores, y)
+        else:
+            loss = soft_cross_entropy(scores, g.teacher)
+        loss.backward()
+        return loss
+
+    sgd = trained(nested, make(nested, distill=True), CriteriaMeter(1), rate=0.0)
+    steps = [sgd.step(run) for _ in range(2)]
+    core = next(found for step in steps for found in step.measurements if found.level == "core")
+    assert core.whole == pytest.approx(
+        trained(twin, methods.plain(), CriteriaMeter(1)).step(closure(twin, 0)).criteria.whole, rel=1e-5
+    )
+
+
+def test_the_move_of_a_level_and_another_method_is_counted_once() -> None:
+    """Outside the level x goes to zero, inside it is moved as the other method says."""
+    for other in (methods.dropout(0.5), methods.random_mask(0.5), methods.top_k(0.1), methods.sam(0.3)):
+        nested = nest(mlp(), Width(0.5))
+        x, level = values(nested), nested.mask("core")
+        method = methods.compose(methods.only(nested, "core"), other)
+        step = trained(nested, method, CriteriaMeter(1)).step(closure(nested, 0))
+        moved = {n: -v * ~element(level, n, v) for n, v in x.items()}
+        if other.name.startswith("dropout"):
+            moved = {n: -v * ~element(step.mask, n, v) for n, v in x.items()}
+        expected = float(torch.cat([m.flatten() for m in moved.values()]).norm())
+        expected = math.hypot(expected, 0.3) if other.name.startswith("sam") else expected
+        assert step.criteria.moved == pytest.approx(expected, rel=1e-5), other.name
+
+
+def test_masks_that_never_come_again_do_not_defeat_every() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(20)])
+
+    def some(context):
+        chosen = torch.randperm(20, generator=torch.Generator().manual_seed(context.t))[:5]
+        return masks.only(context.parameters, [str(int(k)) for k in chosen])
+
+    sgd = trained(model, Method(mask=some, name="some"), CriteriaMeter(50))
+
+    def run():
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    due = [t for t in range(200) if sgd.step(run).criteria]
+    assert len(due) < 40 and len(due) > 4, "a cycle of up to 32 masks is counted apart, what is more is not one"
+    size = len(sgd.measured["meter"])
+    for _ in range(50):
+        sgd.step(run)
+    assert len(sgd.measured["meter"]) == size, "and what is remembered does not grow"
+
+
+def test_a_probe_of_several_levels_has_a_summary_of_each_and_is_asked_once_a_step() -> None:
+    nested = nest(mlp(), Width([0.25, 0.5]))
+    sgd = trained(nested, methods.plain(), meter := CriteriaMeter(1, methods.slimmable(nested)))
+    for t in range(3):
+        sgd.step(closure(nested, t))
+    counts = {place.rpartition(", ")[2]: summary.count for place, summary in meter.summary(sgd).items()}
+    assert counts == {"full": 3, "1/2": 3, "1/4": 3}
+    sgd = trained(nested, methods.slimmable(nested), CriteriaMeter(1, methods.dropout(0.5)))
+    assert len(sgd.step(closure(nested, 0)).measurements) == 1
+
+
+def test_micro_batches_of_their_own_are_not_measured_one_by_one() -> None:
+    model = mlp()
+    sgd = trained(model, methods.random_mask(0.5), CriteriaMeter(2))
+    x, y = batch(0)
+    with sgd.gradient():
+        F.cross_entropy(model(x), y).backward()
+    with (
+        pytest.raises(RuntimeError, match="looks at the whole gradient: run all micro-batches inside one"),
+        sgd.gradient(),
+    ):
+        F.cross_entropy(model(x), y).backward()
+
+
+def test_of_a_step_with_several_branches_the_first_is_compared_with_the_last_steps() -> None:
+    nested = nest(mlp(), Width(0.5))
+    sgd = trained(nested, methods.slimmable(nested), CriteriaMeter(1, consecutive=True), rate=0.0)
+    first, second = (sgd.step(closure(nested, 0)) for _ in range(2))
+    assert all(found.consecutive is None for found in first.measurements), "there is no step before the first"
+    assert second.criteria.consecutive_cosine == pytest.approx(1, rel=1e-6), "the same batch at the same x"
+
+
+def test_of_a_refused_step_the_gradient_that_was_applied_is_kept() -> None:
+    model = mlp()
+    never = methods.guarded(methods.dropout(0.5), by=lambda found: 9.0, bound=1.0, every=1)
+    sgd = trained(model, never, CriteriaMeter(1, consecutive=True))
+    x = values(model)
+    inputs, targets = batch(0)
+    sgd.step(closure(model, 0))
+    g = gradient(mlp(), x, lambda f: F.cross_entropy(f(inputs), targets))
+    kept = {key.removeprefix("before/"): v for key, v in sgd.measured["meter"].items() if key.startswith("before/")}
+    assert kept.keys() == g.keys() and all(torch.allclose(kept[n], g[n], atol=1e-6) for n in g)
+
+
 def test_consecutive_gradients_are_compared() -> None:
     nested = nest(mlp(), Width(0.5))
     sgd = trained(nested, methods.alternating(nested), CriteriaMeter(2, consecutive=True))
@@ -583,6 +761,11 @@ def test_loops_that_own_their_backward_are_measured_too() -> None:
         (lambda: CriteriaMeter(probe=3), "probe must be a Method or the name of a level, got 3"),
         (lambda: CriteriaMeter(batches=[1]), "batches and loss belong together"),
         (lambda: CriteriaMeter(independent=True), "independent=True needs batches"),
+        (lambda: CriteriaMeter(alerts=False), "or None for no warnings; got False"),
+        (lambda: CriteriaMeter(groups=["0"]), "groups must map names to patterns"),
+        (lambda: trained(mlp(), methods.plain(), CriteriaMeter), "the meter must have looks and measure"),
+        (lambda: trained(mlp(), methods.plain(), 3), "the meter must have looks and measure"),
+        (lambda: CriteriaMeter().summary(trained(mlp(), methods.plain(), None)), "this run has no meter"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(make, message) -> None:
@@ -600,6 +783,10 @@ def test_what_cannot_be_measured_here_is_refused_at_the_first_step() -> None:
     meter = CriteriaMeter(batches=lambda t: [], loss=lambda b: b)
     with pytest.raises(ValueError, match="batches gave 0 at t = 0; at least 1"):
         trained(model, methods.plain(), meter).step(closure(model, 0))
+    for wrong in (lambda b: 1.0, lambda b: model(b[0]), lambda b: torch.ones(())):
+        with pytest.raises(ValueError, match=r"loss\(batch\) must return the loss as one number"):
+            sgd = trained(model, methods.dropout(0.5), CriteriaMeter(batches=[batch(0)], loss=wrong))
+            sgd.step(closure(model, 0))
     with pytest.raises(ValueError, match=r"'5\.weight' is in two groups"):
         meter = CriteriaMeter(groups={"a": ["5"], "b": ["*.weight"]})
         trained(model, methods.plain(), meter).step(closure(model, 0))

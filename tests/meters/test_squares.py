@@ -22,11 +22,11 @@ def test_each_parameter_by_itself_and_what_one_pass_left_out() -> None:
     inside = torch.tensor([True, False, True, True])
     mask = masks.from_tensors(model(), {"a": inside, "b": True, "c": inside})
     found = squares(mask, Vector({"a": g, "b": g, "d": g}), Vector({"a": h, "c": h}))
-    assert found["a"] == Squares(whole=30, masked=26, shared=26, perturbed=5, inner=5)
+    assert found["a"] == Squares(whole=30, masked=26, shared=26, perturbed=5, inner=5, apart=21)
     assert found["b"] == Squares(whole=30, masked=30, left_out=4)
     assert found["c"] == Squares(left_out=3)
     assert found["d"] == Squares(whole=30), "outside the mask it belongs to the whole gradient only"
-    assert added(found.values()) == Squares(90, 56, 26, 5, 5, 7)
+    assert added(found.values()) == Squares(90, 56, 26, 5, 5, 21, 7)
     assert squares(mask, Vector({}), Vector({})) == {} and added([]) == Squares()
 
 
@@ -44,6 +44,7 @@ def test_a_masked_part_is_what_the_mask_leaves_also_of_odd_layouts() -> None:
             ]
             assert list(found[:4]) == pytest.approx(expected[:4], rel=1e-6)
             assert found.inner == pytest.approx(expected[4], abs=1e-6 * expected[1])
+            assert found.apart == pytest.approx(float((pg - ph).square().sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

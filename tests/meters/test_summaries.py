@@ -24,6 +24,7 @@ def test_means_maxima_and_the_share_below_zero() -> None:
     assert list(found) == ["core", "full"] and core.count == 3 and core.negative == pytest.approx(1 / 3)
     assert core.mean["c_norm"] == 3 and core.max["c_norm"] == 4
     assert core.mean["c_align"] == 3 and core.max["c_align"] == math.inf, "no bound holds for a negative alignment"
+    assert core.min["cosine"] == -0.5 and core.min["alpha"] == 0, "their worst case is the least"
     assert core.mean["cosine"] == pytest.approx(0.25 / 3) and found["full"].max["q"] == 1
     assert "33% negative" in str(core) and latest(memory, "core", "cosine") == -0.5
     assert latest(memory, "nobody", "cosine") is None
@@ -34,7 +35,7 @@ def test_means_maxima_and_the_share_below_zero() -> None:
 def test_the_steepest_secant_and_the_longest_perturbation_are_kept() -> None:
     memory = {}
     for moved in (0.0, 0.5, 2.0):  # ‖G̃ − G‖ = 1
-        note(memory, "core", Criteria(2.0, 1.0, 1.0, 1.0, 0.5, moved))
+        note(memory, "core", Criteria(2.0, 1.0, 1.0, 1.0, 0.5, moved, 1.0))
     assert highest(memory, "core", "secant") == pytest.approx(2) and latest(memory, "core", "secant") == 0.5
     assert highest(memory, "core", "bounded_perturbation") == 2
     assert summaries(memory)["core"].mean["secant"] == pytest.approx(1.25), "nothing was moved at the first"

@@ -414,7 +414,9 @@ def test_what_has_no_meaning_is_refused() -> None:
     for options, message in (
         ({"repartition": "often"}, "repartition must be one of rounds, criterion, assumption; got 'often'"),
         ({"repartition": "criterion", "bound": 0.5}, "bound must be at least 1, which c_align never is below"),
-        ({"repartition": "criterion", "smoothness": 1.0}, "it belongs to repartition='assumption'"),
+        ({"repartition": "criterion", "smoothness": 1.0}, "smoothness=1.0 belongs to repartition='assumption'"),
+        ({"bound": 3.0}, "bound=3.0 belongs to repartition='criterion', and this has 'rounds'"),
+        ({"measure_every": 3}, "measure_every=3 belongs to repartition='criterion' or 'assumption'"),
         ({"repartition": "assumption", "smoothness": 0.0}, "smoothness must be positive"),
         ({"repartition": "criterion", "measure_every": 0}, "measure_every must be a whole number"),
         ({"repartition": "criterion", "every": 3}, "measure_every=5 leaves rounds unmeasured"),

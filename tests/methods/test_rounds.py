@@ -22,7 +22,7 @@ def context(t: int, memory: dict | None = None, measured: dict | None = None) ->
 
 
 def seen(cosine: float, moved: float = 1.0) -> Criteria:
-    return Criteria(2.0, 1.0, 1.0, 1.0, cosine, moved)
+    return Criteria(2.0, 1.0, 1.0, 1.0, cosine, moved, math.sqrt(2 - 2 * cosine) if math.isfinite(cosine) else math.nan)
 
 
 def play(rounds: Rounds, cosine_at, steps: int, measure_every: int = 1) -> list[int]:

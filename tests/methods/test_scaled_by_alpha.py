@@ -232,13 +232,10 @@ def test_the_users_meter_beside_it_changes_nothing_and_finds_the_same() -> None:
         runs.append((steps, made.tensors()))
     (alone, ours), (both, theirs) = runs
     assert_same_bits(ours, theirs)
-    assert [len(s.measurements) for s in alone] == [1, 0, 0] * 2 and [len(s.measurements) for s in both] == [
-        2,
-        1,
-        1,
-    ] * 2
+    assert [len(s.measurements) for s in alone] == [1, 0, 0] * 2, "without a meter of the user's, its own is shown"
+    assert [len(s.measurements) for s in both] == [1] * 6
     assert [s.backwards for s in alone] == [2, 1, 1] * 2 and [s.backwards for s in both] == [2] * 6, "one pass for both"
-    assert all(s.measurements[0].alpha == s.measurements[1].alpha for s in both[::3])
+    assert all(a.criteria.alpha == b.criteria.alpha for a, b in zip(alone[::3], both[::3], strict=True))
 
 
 def test_what_cannot_be_scaled_is_refused_and_leaves_the_model_alone() -> None:

@@ -72,6 +72,11 @@ def test_shares_are_one_in_all_and_none_is_below_the_least() -> None:
     assert shares({"a": 1.0, "b": 3.0}) == {"a": 1 / 8 + 3 / 16, "b": 1 / 8 + 9 / 16}
 
 
+def test_where_no_step_is_worth_anything_the_shares_are_even() -> None:
+    """A loss that is flat gives no level a gradient."""
+    assert shares({"full": 0.0, "core": 0.0}) == {"full": 0.5, "core": 0.5}
+
+
 def test_equal_shares_are_the_cycle_from_the_largest_down() -> None:
     for levels in (("full", "core"), ("full", "1/2", "1/4"), tuple("abcdefg")):
         even = dict.fromkeys(levels, 1 / len(levels))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 from collections.abc import Iterator, MutableMapping
@@ -10,18 +9,15 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from partialsgd.meters.criteria import Criteria
-
-_log = logging.getLogger("partialsgd")
 
 
 @final
 @dataclass(frozen=True)
 class Alerts:
-    """Looks at the last `window` measurements of each mask and warns through the logger "partialsgd", once each.
+    """Looks at the last `window` measurements of each mask; what it warns of, once each, is logged under "partialsgd".
 
     `growth`: how many times c_norm may grow over what it was at first. `patience`: for how many windows a level may
     not improve while another one does. `rate`: how many times the step size of SGD may be over the 1/L that the
@@ -54,9 +50,6 @@ class Alerts:
         ]
         new = [(kind, text) for kind, text in told if f"alert.{kind}" not in memory]
         memory.update({f"alert.{kind}": 1 for kind, _ in new})
-        for _, text in new:
-            if not dist.is_initialized() or dist.get_rank() == 0:
-                _log.warning(text)
         return tuple(text for _, text in new)
 
     def _apart(self, place: str, cosines: list[float]) -> Iterator[tuple[str, str]]:

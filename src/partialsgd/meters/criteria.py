@@ -42,6 +42,8 @@ class Criteria:
     """⟨p ⊙ G, p ⊙ G̃⟩"""
     moved: float = 0.0
     """‖δx‖; not a number for a group of layers, of which it is not known."""
+    apart: float = math.nan
+    """‖p ⊙ (G̃ − G)‖; not a number where the two are of different data."""
     left_out: int = 0
     """How many coordinates inside the mask one of the passes did not use."""
     level: str | None = None
@@ -80,7 +82,7 @@ class Criteria:
     def alpha(self) -> float:
         """The step size that the theorem allows, relative to plain training; clipped to [0, 1] (erratum E10)."""
         alpha = _ratio(self.inner, self.perturbed * self.perturbed)
-        return alpha if math.isnan(alpha) else min(1.0, max(0.0, alpha))
+        return min(1.0, max(0.0, alpha)) if math.isfinite(self.inner) and not math.isnan(alpha) else math.nan
 
     @property
     def q(self) -> float:
@@ -89,7 +91,9 @@ class Criteria:
         Infinite where there is a gradient and the step sees nothing of it.
         """
         used = 0.0 if self.perturbed == 0 else self.alpha * self.perturbed
-        return _ratio(self.whole, used * self.masked) if used * self.masked == 0 else self.c_norm * self.shared / used
+        if used == 0 or self.masked == 0:
+            return _ratio(self.whole, 0.0)
+        return self.c_norm * self.shared / used
 
     @property
     def bounded_perturbation(self) -> float:
@@ -99,8 +103,7 @@ class Criteria:
     @property
     def secant(self) -> float:
         """‖p ⊙ (G̃ − G)‖ / ‖δx‖, which L is not below; not a number where nothing was moved."""
-        difference = self.shared * self.shared - 2 * self.inner + self.perturbed * self.perturbed
-        return math.nan if self.moved == 0 else math.sqrt(max(0.0, difference)) / self.moved
+        return math.nan if self.moved == 0 else self.apart / self.moved
 
     @property
     def squared(self) -> Squared:
@@ -127,6 +130,8 @@ def criteria_of(sight: Sight, group_of: Callable[[str], str | None] | None = Non
     """Of what a meter or a guard is shown; with the groups of layers that `group_of` names, if it is given."""
     found = squares(sight.context.mask, sight.at_x, sight.at_perturbed, sight.group)
     whole = replace(_criteria(found), moved=sight.moved, level=sight.context.level, quiet=sight.quiet)
+    if sight.look.is_of_two_samples:
+        whole = replace(whole, apart=math.nan)
     if group_of is None:
         return whole
     groups: dict[str, dict[str, Squares]] = {}
@@ -153,6 +158,7 @@ def _criteria(found: Mapping[str, Squares]) -> Criteria:
         perturbed=perturbed,
         # Where both are one gradient, roundings of the root must not make their angle.
         inner=shared * perturbed if total.shared == total.perturbed == total.inner else total.inner,
+        apart=math.sqrt(total.apart),
         left_out=total.left_out,
     )
 

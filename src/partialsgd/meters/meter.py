@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -19,11 +20,13 @@ from partialsgd.meters.summaries import Summary
 from partialsgd.nested.branches import branch_of
 from partialsgd.nested.family import family_of
 from partialsgd.randomness import key
-from partialsgd.rules import Branch, Context, Method
+from partialsgd.rules import Branch, Context, Method, Remembered
 
 if TYPE_CHECKING:
     from partialsgd.template import PartialSGD
 
+MASKS = 32
+"""So many masks of whole tensors are counted apart; more than that are not a cycle, and are counted as one."""
 WHOLE = "model"
 """What a network without levels is called where levels have names."""
 
@@ -58,6 +61,10 @@ class CriteriaMeter:
             raise ValueError(f"every must be a whole number of at least 1, got {self.every!r}")
         if not isinstance(self.probe, Method | str | None):
             raise TypeError(f"probe must be a Method or the name of a level, got {self.probe!r}")
+        if not isinstance(self.alerts, Alerts | None):
+            raise TypeError(f"alerts must be ps.Alerts(…), or None for no warnings; got {self.alerts!r}")
+        if not isinstance(self.groups, Mapping | None):
+            raise TypeError(f'groups must map names to patterns, like {{"ends": ["0", "5"]}}; got {self.groups!r}')
         if (self.loss is None) != (self.batches is None):
             raise ValueError("batches and loss belong together: loss(batch) is the loss of one of the batches")
         if self.independent and self.batches is None:
@@ -65,9 +72,12 @@ class CriteriaMeter:
 
     def looks(self, context: Context, trained: Branch) -> Sequence[Look]:
         """The pair of gradients of the level's every n-th step."""
-        found = [Look(trained, alone=True)] if self.consecutive else []
-        if not context.is_turn(f"criteria.{place_of(context)}", self.every):
+        found = [Look(trained, alone=True)] if self.consecutive and context.branch == 0 else []
+        register(context)
+        if not context.is_turn(f"criteria.{place_of(context, context.memory)}", self.every):
             return found
+        if self.probe is not None and context.branch > 0:
+            return found  # once a step
         over = self._over(context.t)
         branches = (trained,) if self.probe is None else self._probed(context, self.probe)
         return [*found, *(Look(branch, over) for branch in branches)]
@@ -81,15 +91,26 @@ class CriteriaMeter:
         if self.probe is not None:
             found = replace(found, probe=self.probe if isinstance(self.probe, str) else self.probe.name)
         found = consecutive.told(found, memory)
-        place = found.probe or place_of(sight.context)
-        summaries.note(memory, place, found)
+        place = self._place(sight)
+        if math.isfinite(found.whole):  # a pass that overflowed tells nothing
+            summaries.note(memory, place, found)
         if self.alerts is None:
             return found
-        return replace(found, alerts=self.alerts.check(memory, place, found, sight.loss, sight.rate))
+        trained_level = self.probe is None and sight.look.branch.whole is not None
+        loss = sight.loss if trained_level else None  # workers and blocks share one network and its loss
+        return replace(found, alerts=self.alerts.check(memory, place, found, loss, sight.rate))
 
     def summary(self, sgd: PartialSGD) -> dict[str, Summary]:
         """Mean, maximum and share of negative alignments of each mask over the run so far."""
+        if "meter" not in sgd.measured:
+            raise ValueError("this run has no meter: PartialSGD(…, meter=meter)")
         return summaries.summaries(sgd.measured["meter"])
+
+    def _place(self, sight: Sight) -> str:
+        if self.probe is None:
+            return place_of(sight.context, sight.context.memory)
+        level = sight.context.level
+        return self.probe if isinstance(self.probe, str) else self.probe.name + (f", {level}" if level else "")
 
     def _over(self, t: int) -> tuple[Losses, Losses] | None:
         if self.batches is None or self.loss is None:
@@ -108,14 +129,25 @@ class CriteriaMeter:
         return (parameters.once(("probe", probe), lambda: branch_of(family_of(parameters.model), probe)),)
 
 
-def place_of(context: Context) -> str:
-    """The level, or a name for a mask of whole tensors, which may come again; element masks are all one."""
+def place_of(context: Context, memory: Mapping[str, Remembered]) -> str:
+    """The level, or the name of a mask of whole tensors that the meter knows; all other masks are one."""
     if context.level is not None:
         return context.level
-    mask = context._mask
-    return WHOLE if mask is None or mask.partial or mask.is_everything else _named(mask)
+    name = _named(context._mask)
+    return WHOLE if name is None or f"mask.{name}" not in memory else name
 
 
-def _named(mask: Mask) -> str:
+def register(context: Context) -> None:
+    """A new mask of whole tensors may come again, and is counted by itself, unless there are too many of them."""
+    name = _named(context._mask)
+    known = context.memory.get("masks", 0)
+    assert isinstance(known, int)
+    if context.level is None and name is not None and f"mask.{name}" not in context.memory and known < MASKS:
+        context.memory.update({"masks": known + 1, f"mask.{name}": 1})
+
+
+def _named(mask: Mask | None) -> str | None:
+    if mask is None or mask.partial or mask.is_everything:
+        return None
     inside = [name for name, entry in mask.items() if entry]
-    return f"{inside[0] if inside else 'nothing'} and {len(inside) - 1} more ({key(*inside) % 0xFFFF:04x})"
+    return f"{inside[0] if inside else 'nothing'} … {len(inside)} ({key(*inside) % 2**32:08x})"

@@ -21,6 +21,8 @@ class Squares(NamedTuple):
     shared: float = 0.0
     perturbed: float = 0.0
     inner: float = 0.0
+    apart: float = 0.0
+    """‖p ⊙ (G̃ − G)‖², by itself: of the other three it would be what rounding leaves."""
     left_out: int = 0
 
 
@@ -40,21 +42,22 @@ def squares(
     rows = [_row(mask, name, at_x, at_perturbed) for name in names]
     device = next((n.device for row in rows for n in row.values()), torch.device("cpu"))
     zero = torch.zeros((), dtype=torch.float64, device=device)
-    order = ("whole", "masked", "perturbed", "inner")
+    order = ("whole", "masked", "perturbed", "inner", "apart")
     table = torch.stack([row.get(key, zero).to(device) for row in rows for key in order])
     if group is not None:
         dist.all_reduce(table, group=group)
         table /= dist.get_world_size(group)
     found: dict[str, Squares] = {}
-    for name, (whole, masked, perturbed, product) in zip(names, table.view(-1, len(order)).tolist(), strict=True):
+    numbers: list[list[float]] = table.view(-1, len(order)).tolist()
+    for name, (whole, masked, perturbed, product, apart) in zip(names, numbers, strict=True):
         both = name in at_x and name in at_perturbed
         left_out = 0 if both or mask[name] is False else _count(mask, name)
-        found[name] = Squares(whole, masked, masked if both else 0.0, perturbed, product, left_out)
+        found[name] = Squares(whole, masked, masked if both else 0.0, perturbed, product, apart, left_out)
     return found
 
 
 def _row(mask: Mask, name: str, at_x: Vector, at_perturbed: Vector) -> dict[str, Tensor]:
-    """What there is of the four numbers; the others are zero."""
+    """What there is of the numbers; the others are zero."""
     entry, g, h = mask[name], at_x.get(name), at_perturbed.get(name)
     row: dict[str, Tensor] = {} if g is None else {"whole": inner(g, g)}
     if isinstance(entry, Tensor):
@@ -62,26 +65,34 @@ def _row(mask: Mask, name: str, at_x: Vector, at_perturbed: Vector) -> dict[str,
     if entry and g is not None:
         row["masked"] = row["whole"]
     if entry and g is not None and h is not None:
-        row["perturbed"] = row["masked"] if g is h else inner(h, h)
-        row["inner"] = row["masked"] if g is h else inner(g, h)
+        row |= _same(row["masked"]) if g is h else _other(g, h)
     return row
 
 
+def _same(square: Tensor) -> dict[str, Tensor]:
+    return {"perturbed": square, "inner": square, "apart": torch.zeros_like(square)}
+
+
+def _other(g: Tensor, h: Tensor) -> dict[str, Tensor]:
+    return {"perturbed": inner(h, h), "inner": inner(g, h), "apart": inner(difference := h - g, difference)}
+
+
 def _inside(mask: Mask, name: str, g: Tensor | None, h: Tensor | None) -> dict[str, Tensor]:
-    """The same of a parameter that is masked in part, with one buffer for both p ⊙ G and p ⊙ G̃."""
+    """The same of a parameter that is masked in part."""
     if g is None:
         return {}
     scratch, selection = mask.parameters.scratch, mask.selection(name)
-    buffer = scratch.borrow(g)
-    selection.keep_inside(buffer.copy_(g))
-    row = {"masked": inner(buffer, buffer)}
+    masked, other = scratch.borrow(g), scratch.borrow(g)
+    selection.keep_inside(masked.copy_(g))
+    row = {"masked": inner(masked, masked)}
     if h is g:
-        row |= {"perturbed": row["masked"], "inner": row["masked"]}
+        row |= _same(row["masked"])
     elif h is not None:
-        row["inner"] = inner(buffer, h)
-        selection.keep_inside(buffer.copy_(h))
-        row["perturbed"] = inner(buffer, buffer)
-    scratch.give_back(buffer)
+        selection.keep_inside(other.copy_(h))
+        row |= {"perturbed": inner(other, other), "inner": inner(masked, other)}
+        row["apart"] = inner(other.sub_(masked), other)
+    scratch.give_back(masked)
+    scratch.give_back(other)
     return row
 
 

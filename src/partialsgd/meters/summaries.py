@@ -26,6 +26,8 @@ class Summary:
     """Over the steps where the quantity is a number that has a meaning: finite, and for c_align not negative."""
     max: Mapping[str, float]
     """Infinite for c_align and q as soon as one alignment was negative: no bound holds then."""
+    min: Mapping[str, float]
+    """The worst case of α and the cosine."""
     negative: float
     """The share of steps at which the two gradients pointed apart."""
 
@@ -47,6 +49,8 @@ def note(memory: MutableMapping[str, Any], place: str, found: Criteria) -> None:
         key = f"{place}/{name}.max"
         if not math.isnan(bound):
             memory[key] = max(float(memory.get(key, -math.inf)), bound)
+            key = f"{place}/{name}.min"
+            memory[key] = min(float(memory.get(key, math.inf)), value)
     for name, more in counted.items():
         memory[f"{place}/{name}"] = memory.get(f"{place}/{name}", 0) + more
 
@@ -82,5 +86,6 @@ def _summary(memory: Mapping[str, Any], place: str) -> Summary:
         count=times(memory, place),
         mean={name: of(f"{name}.sum") / n if n else math.nan for name, n in counts.items()},
         max={name: highest(memory, place, name) for name in QUANTITIES},
+        min={name: float(memory.get(f"{place}/{name}.min", math.nan)) for name in QUANTITIES},
         negative=of("negative") / max(1, times(memory, place)),
     )

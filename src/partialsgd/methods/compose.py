@@ -95,7 +95,7 @@ def _joined(branch: Branch, inner: Method) -> Branch:
     def both(context: Context) -> Perturbation:
         level = branch.perturb(replace(context, _mask=branch.mask(context)))
         numbers = perturb(context)
-        return level if numbers.is_nowhere else Perturbation(numbers.touches, numbers.move, level.at)
+        return level if numbers.is_nowhere else Perturbation(numbers.touches, numbers.move, level.at, level.inside)
 
     return replace(branch, mask=_both(branch.mask, inner.mask), perturb=both)
 

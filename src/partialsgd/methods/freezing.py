@@ -55,9 +55,10 @@ def freezing(
     def frozen(context: Context) -> int:
         if by != "criterion":
             return sum(context.t >= end for end in ends)
-        if context.t % every == 0 or _FROZEN not in context.memory:
-            context.memory[_FROZEN] = longest_prefix(_norms(context, chain), budget)
-        return int(context.memory[_FROZEN])
+        key = f"{_FROZEN}.{context.level or ''}"
+        if context.is_turn("freezing", every) or key not in context.memory:
+            context.memory[key] = longest_prefix(_norms(context, chain), budget)
+        return int(context.memory[key])
 
     def mask(context: Context) -> Mask:
         return chain.mask(context, range(frozen(context), len(chain)))

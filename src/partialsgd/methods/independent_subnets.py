@@ -40,9 +40,9 @@ def independent_subnets(
     shared: Shared = "hold",
     hidden: Hidden | None = None,
     repartition: Repartition = "rounds",
-    bound: float = 2.0,
+    bound: float | None = None,
     smoothness: float | None = None,
-    measure_every: int = 5,
+    measure_every: int | None = None,
 ) -> Method:
     """Independent subnets: disjoint blocks of hidden units, each trained as a network by itself.
 
@@ -52,7 +52,8 @@ def independent_subnets(
     as for `Width` where structure does not tell them. `step.level` is the worker, `"worker 0"` and so on.
 
     `repartition="criterion"` ends a round before its `every` steps if the gradients of the subnets do not point where
-    that of the whole network does: c_align, measured at every `measure_every`-th step of each worker, is over `bound`.
+    that of the whole network does: c_align, measured at every `measure_every`-th step of each worker (5), is over
+    `bound` (2).
     `"assumption"` ends it if Assumption 3 does not hold, with L = `smoothness`, or what the run shows of L without it.
     """
     for name, value, kind in (("shared", shared, Shared), ("repartition", repartition, Repartition)):
@@ -60,6 +61,8 @@ def independent_subnets(
             raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}; got {value!r}")
     require_count("workers", workers)
     require_count("every", every)
+    _refuse_strangers(repartition, bound=bound, smoothness=smoothness, measure_every=measure_every)
+    bound, measure_every = 2.0 if bound is None else bound, 5 if measure_every is None else measure_every
     levels = tuple(f"worker {i}" for i in range(workers))
     rounds = Rounds(levels, every, _judge(levels, repartition, bound, smoothness))
     if repartition != "rounds":
@@ -116,10 +119,19 @@ def independent_subnets(
     )
 
 
+_BELONG = {"bound": ("criterion",), "smoothness": ("assumption",), "measure_every": ("criterion", "assumption")}
+
+
+def _refuse_strangers(repartition: Repartition, **given: float | None) -> None:
+    """An option that this repartition has no use for is a misunderstanding."""
+    for name, value in given.items():
+        if value is not None and repartition not in _BELONG[name]:
+            whose = " or ".join(map(repr, _BELONG[name]))
+            raise ValueError(f"{name}={value} belongs to repartition={whose}, and this has {repartition!r}")
+
+
 def _judge(levels: Sequence[str], repartition: Repartition, bound: float, smoothness: float | None) -> Judge | None:
     """What ends a round; None: its number of steps."""
-    if smoothness is not None and repartition != "assumption":
-        raise ValueError("smoothness is the L of Assumption 3: it belongs to repartition='assumption'")
     if repartition == "rounds":
         return None
     if repartition == "criterion":

@@ -40,7 +40,7 @@ def scaled_by_alpha(method: Method, *, every: int = 10) -> Method:
 
 def alpha(context: Context) -> float:
     """The last measured α of this mask; 1 before the first, and where p ⊙ G̃ = 0 leaves nothing to scale."""
-    found = latest(context.measured, place_of(context), "alpha")
+    found = latest(context.measured, place_of(context, context.measured), "alpha")
     return 1.0 if found is None or math.isnan(found) else found
 
 

@@ -21,8 +21,8 @@ def worth(q: float, size: float) -> float:
 
 def shares(worths: Mapping[str, float]) -> dict[str, float]:
     """Of the steps to come: at least `EVENLY` divided by the number of levels, and one in all."""
-    total = sum(worths.values())
-    return {level: EVENLY / len(worths) + (1 - EVENLY) * value / total for level, value in worths.items()}
+    total, even = sum(worths.values()), 1 / len(worths)
+    return {level: EVENLY * even + (1 - EVENLY) * (w / total if total else even) for level, w in worths.items()}
 
 
 def dealt(credits: Mapping[str, float], shares: Mapping[str, float]) -> tuple[str, dict[str, float]]:

@@ -18,14 +18,18 @@ def branch_of(nested: Nested, level: str, *, weight: float = 1.0, taught: bool =
     a pupil finds there what the step's first branch left, and others find nothing.
     """
     full = nested.levels[-1]
-    at = perturbations.switch(lambda: nested.at(level, teacher=full if taught else None))
-    base = perturbations.nowhere() if level == full else at
     made: list[tuple[Parameters, Mask]] = []  # here and not with the parameters, which may be copied without the method
 
-    def mask(context: Context) -> Mask:
-        if not made or made[0][0] is not context.parameters:
-            made[:] = [(context.parameters, nested.mask(level, context.parameters))]
+    def used(parameters: Parameters) -> Mask:
+        if not made or made[0][0] is not parameters:
+            made[:] = [(parameters, nested.mask(level, parameters))]
         return made[0][1]
+
+    def mask(context: Context) -> Mask:
+        return used(context.parameters)
+
+    at = perturbations.switch(lambda: nested.at(level, teacher=full if taught else None), used)
+    base = perturbations.nowhere() if level == full else at
 
     def perturb(context: Context) -> Perturbation:
         if nested.level != full:
@@ -33,8 +37,7 @@ def branch_of(nested: Nested, level: str, *, weight: float = 1.0, taught: bool =
         return base
 
     teacher = None if pupil else (lambda: nested.teacher) if taught else (lambda: None)
-    at_x = perturbations.switch(lambda: nested.at(full, teacher=full)) if taught else perturbations.nowhere()
-    return Branch(mask, perturb, level, weight, teacher, at_x, base, same_noise=draws_as_full(nested, level))
+    return Branch(mask, perturb, level, weight, teacher, full, base, same_noise=draws_as_full(nested, level))
 
 
 def draws_as_full(nested: Nested, level: str) -> bool:

@@ -15,6 +15,7 @@ from partialsgd.looks import Look, Sight
 from partialsgd.masks import Mask
 from partialsgd.meters.criteria import Criteria
 from partialsgd.meters.meter import CriteriaMeter
+from partialsgd.methods.dropout import dropout
 from partialsgd.probes import per_coordinate
 from partialsgd.rules import Branch, Context, Method
 from partialsgd.steps import Step
@@ -93,14 +94,17 @@ def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 _EVERY_STEP = CriteriaMeter(every=1, consecutive=True, alerts=None)
+_PROBED = CriteriaMeter(every=1, probe=dropout(0.5), alerts=None)
 
 
 @final
 class AlwaysMeasuring:
-    """The criteria at every step, by a meter that is careless with the generator: it is the driver that keeps law 4."""
+    """The criteria of what is trained and of a probe, at every step, by a meter that is careless with the generator:
+    it is the driver that keeps law 4."""
 
     def looks(self, context: Context, trained: Branch) -> Sequence[Look]:
-        return _EVERY_STEP.looks(context, trained)
+        torch.rand(2)
+        return [*_PROBED.looks(context, trained), *_EVERY_STEP.looks(context, trained)]
 
     def measure(self, sight: Sight) -> Criteria | None:
         torch.rand(3)
