@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 
-.PHONY: run test test-all bench results setup lint
+.PHONY: run test test-all bench results convergence setup lint
 
 run: $(INSTALLED)  ## train scikit-learn's digits with three methods, under a minute
 	$(BIN)/python examples/digits.py
@@ -26,6 +26,10 @@ bench: $(INSTALLED)  ## every figure of benchmarks/README.md, measured again (ab
 results: $(INSTALLED)  ## every method trained on digits, and with DATA=folder on CIFAR-10, into docs/results.md
 	$(BIN)/python -m benchmarks.methods --jobs 2 $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m benchmarks.methods --write
+
+convergence: $(INSTALLED)  ## the criteria over trainings on the data in DATA=folder (45 minutes), into docs/convergence.md
+	$(BIN)/python -m benchmarks.convergence $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.convergence --write
 
 setup: $(INSTALLED)  ## only the installation, with all extras
 

@@ -25,9 +25,9 @@ def transformer() -> nn.Module:
     return _marian(layers=6, width=512, dropout=0.3)
 
 
-def small_transformer() -> nn.Module:
-    """2 + 2 layers, d 256, feed-forward 1024, without dropout."""
-    return _marian(layers=2, width=256, dropout=0.0)
+def small_transformer(*, dropout: float = 0.0) -> nn.Module:
+    """2 + 2 layers, d 256, feed-forward 1024."""
+    return _marian(layers=2, width=256, dropout=dropout)
 
 
 def _marian(*, layers: int, width: int, dropout: float) -> nn.Module:

@@ -55,10 +55,9 @@ def freezing(
     def frozen(context: Context) -> int:
         if by != "criterion":
             return sum(context.t >= end for end in ends)
-        key = f"{_FROZEN}.{context.level or ''}"
-        if context.is_turn("freezing", every) or key not in context.memory:
-            context.memory[key] = longest_prefix(_norms(context, chain), budget)
-        return int(context.memory[key])
+        if context.t % every == 0 or _FROZEN not in context.memory:
+            context.memory[_FROZEN] = longest_prefix(_norms(context, chain), budget)
+        return int(context.memory[_FROZEN])
 
     def mask(context: Context) -> Mask:
         return chain.mask(context, range(frozen(context), len(chain)))
