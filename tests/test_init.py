@@ -35,7 +35,7 @@ TIERS = [
     ["perturbations", "replay", "places", "probes", "fused", "wrappers"],
     ["foreign"],
     ["rules", "looks", "passes", "scaling", "updates"],
-    ["choices", "steps", "closures"],
+    ["choices", "steps", "closures", "checks"],
     ["finite", "passing"],
     ["pairs"],
     ["gradients"],

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from partialsgd import perturbations, steps, vectors
+from partialsgd.checks import checked, without_our_hooks
 from partialsgd.choices import choose, forget, project
 from partialsgd.closures import Closure, require_loss, with_pass
 from partialsgd.finite import Nonfinite, Watch
@@ -60,7 +61,7 @@ class PartialSGD:
         scaler: torch.amp.GradScaler | None = None,
         meter: Meter | None = None,
     ) -> None:
-        optimizers = _checked(model, optimizer, method, meter)
+        optimizers = checked(model, optimizer, method, meter)
         self.t = 0
         self.seed = seed
         self.method = method
@@ -171,7 +172,7 @@ class PartialSGD:
         with self.perturbed(level) as perturbation:
             if perturbation.is_structural:
                 raise ValueError("a level of a nested network comes out of the network: nested.extract(level)")
-            return _without_our_hooks(copy.deepcopy(self.parameters.model))
+            return without_our_hooks(copy.deepcopy(self.parameters.model))
 
     def zero_grad(self) -> None:
         """Drop the gradients of a step that was not updated."""
@@ -290,27 +291,3 @@ class PartialSGD:
             self.zero_grad()
         step.backwards = len(losses)
         return step.done(skipped, self._update.lr)
-
-
-def _without_our_hooks(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items() if type(hook).__module__.startswith("partialsgd.")]:
-                del hooks[key]
-    return model
-
-
-def _checked(
-    model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], method: Method, meter: Meter | None
-) -> list[Optimizer]:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"the model comes first and must be an nn.Module, got {type(model).__name__}")
-    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-    if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
-        raise TypeError(f"the optimizer must be a torch.optim.Optimizer or a list of them, got {optimizer!r}")
-    if not isinstance(method, Method):
-        hint = "; call it: methods.sam()" if callable(method) else ""
-        raise TypeError(f"the method must be a Method, got {method!r}{hint}")
-    if isinstance(meter, type) or not (meter is None or (hasattr(meter, "looks") and hasattr(meter, "measure"))):
-        raise TypeError(f"the meter must have looks and measure, like ps.CriteriaMeter(every=50); got {meter!r}")
-    return optimizers

@@ -1,0 +1,28 @@
+"""Settings by level: taken, or refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from partialsgd import Context
+from partialsgd.methods.levels import numbers_of, require_levels, scaled
+from partialsgd.names import Parameters
+from tests.families import family
+
+
+def test_numbers_belong_to_levels_that_there_are_and_are_not_negative() -> None:
+    nested = family()
+    assert numbers_of(nested, None, "lr") == {} and numbers_of(nested, {"core": 0}, "lr") == {"core": 0}
+    with pytest.raises(ValueError, match="lr: there is no level 'tiny'; there are 'core', 'full'"):
+        numbers_of(nested, {"tiny": 1.0}, "lr")
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="lr of 'core' must not be negative"):
+            numbers_of(nested, {"core": wrong}, "lr")
+    with pytest.raises(TypeError, match=r"order must be a list of levels, got the string 'core'; write \['core'\]"):
+        require_levels(nested, "core", "order")
+
+
+def test_a_level_that_is_not_named_steps_as_it_is() -> None:
+    rule = scaled({"core": 0.5})
+    parameters = Parameters(family())
+    assert [rule(Context(0, 0, parameters, {}, level=level)) for level in ("core", "full", None)] == [0.5, 1.0, 1.0]
