@@ -51,7 +51,7 @@ def _both_halves(model: nn.Module, t: int) -> torch.Tensor:
 def test_criteria_are_those_of_the_mean_gradient_and_the_same_on_both_ranks(tmp_path: Path) -> None:
     zero, one = two_processes(distributed.criteria, tmp_path)
     assert zero == one
-    assert zero["unlike"] == [5.0] * 5 + [0], "all decide by the mean of 2 · 1² and 2 · 2²"
+    assert zero["unlike"] == [5.0] * 5 + [0.0, 0], "all decide by the mean of 2 · 1² and 2 · 2²"
     for name, (build_one, method_of) in distributed.MEASURED.items():
         model = build_one()
         sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), method_of(model), meter=CriteriaMeter(1))

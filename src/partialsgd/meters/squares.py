@@ -82,17 +82,18 @@ def _inside(mask: Mask, name: str, g: Tensor | None, h: Tensor | None) -> dict[s
     if g is None:
         return {}
     scratch, selection = mask.parameters.scratch, mask.selection(name)
-    masked, other = scratch.borrow(g), scratch.borrow(g)
-    selection.keep_inside(masked.copy_(g))
-    row = {"masked": inner(masked, masked)}
+    inside = scratch.borrow(g)  # one buffer for p ⊙ G, p ⊙ G̃ and their difference
+    selection.keep_inside(inside.copy_(g))
+    row = {"masked": inner(inside, inside)}
     if h is g:
         row |= _same(row["masked"])
     elif h is not None:
-        selection.keep_inside(other.copy_(h))
-        row |= {"perturbed": inner(other, other), "inner": inner(masked, other)}
-        row["apart"] = inner(other.sub_(masked), other)
-    scratch.give_back(masked)
-    scratch.give_back(other)
+        row["inner"] = inner(inside, h)
+        selection.keep_inside(inside.copy_(h))
+        row["perturbed"] = inner(inside, inside)
+        selection.keep_inside(torch.sub(h, g, out=inside))
+        row["apart"] = inner(inside, inside)
+    scratch.give_back(inside)
     return row
 
 
