@@ -232,9 +232,9 @@ def test_the_best_period_is_told(tmp_path: Path) -> None:
         run(name, cosine=0.8 - place / 10, c_norm=6 - place).save(tmp_path)
     cosine, norm = findings.switching(tmp_path)[:2]
     assert cosine.index("1 (0.9") < cosine.index("2 (0.8") < cosine.index("random (0.4")
-    assert cosine.endswith("Switching at every step is above 2 and 8 and 64 and epoch and random in all 1 seeds.")
+    assert cosine.endswith("Switching at every step is above: 2, 8, 64, epoch, random in all 1 seeds.")
     assert norm.index("random (1.0") < norm.index("1 (36")
-    assert norm.endswith("is below 2 and 8 and 64 and epoch and random in none of 1 seeds.")
+    assert norm.endswith("is below: 2, 8, 64, epoch, random in none of 1 seeds.")
 
 
 def test_the_page_needs_all_runs_with_the_settings_of_today(tmp_path: Path) -> None:

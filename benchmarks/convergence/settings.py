@@ -1,0 +1,95 @@
+"""p_t, δx_t: what is trained, and what is measured beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from torch import nn
+
+import partialsgd as ps
+from benchmarks.convergence.images import IMAGES
+from benchmarks.convergence.sentences import SENTENCES
+from benchmarks.convergence.tasks import Task
+from partialsgd import methods
+from partialsgd.rules import Method, directly
+
+KEEP = 0.8
+INNER = ("stages.*.conv1",)
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    task: Task
+    text: str
+    """What is trained; with the settings of the task it tells one run from another."""
+    method: Callable[[nn.Module, int], Method]
+    """Of the network and the number of steps in an epoch."""
+    probe: Method | str | None = None
+    """What is measured instead of what is trained."""
+    period: str = ""
+    """Of alternating training: after how many steps it switches."""
+
+    @property
+    def settings(self) -> str:
+        return f"{self.task.settings}; {self.text}"
+
+    def of_steps(self, steps: int | None) -> Setting:
+        """The same with another number of steps, to try it out."""
+        return self if steps is None else replace(self, task=replace(self.task, steps=steps))
+
+
+def neurons(where: Sequence[str] | None = None) -> Method:
+    """Dropout of neurons that may be a probe too.
+
+    A probe runs in nothing but its own x̃, and here is no BatchNorm whose statistics must be kept from the dropped.
+    """
+    return replace(methods.dropout(KEEP, unit="neurons", where=where), within=directly)
+
+
+def switching(period: int | None) -> Callable[[nn.Module, int], Method]:
+    """So many full steps, then as many of the core; None is an epoch of each."""
+
+    def method(model: nn.Module, epoch: int) -> Method:
+        assert isinstance(model, ps.Nested)
+        steps = period or epoch
+        return methods.alternating(model, order=["full"] * steps + ["core"] * steps)
+
+    return method
+
+
+def at_random(model: nn.Module, epoch: int) -> Method:
+    assert isinstance(model, ps.Nested)
+    return methods.alternating(model, weights={"full": 1, "core": 1})
+
+
+def _plain(model: nn.Module, epoch: int) -> Method:
+    return methods.plain()
+
+
+def _dropout(where: Sequence[str] | None) -> tuple[Setting, Setting]:
+    probe, what = neurons(where), "inside the blocks" if where else "of every hidden layer"
+    masked = f"dropout of neurons {what}, keep {KEEP}"
+    without = Setting(IMAGES, f"plain, measured against {masked}", _plain, probe)
+    return without, Setting(IMAGES, masked, lambda model, epoch: probe)
+
+
+def _alternating(period: str, text: str, method: Callable[[nn.Module, int], Method]) -> Setting:
+    return Setting(SENTENCES, f"alternating, {text}, measured against its core", method, "core", period)
+
+
+PERIODS = {"1": 1, "2": 2, "8": 8, "64": 64, "epoch": None}
+
+SETTINGS: dict[str, Setting] = {
+    **dict(zip(("plain", "dropout"), _dropout(None), strict=True)),
+    **dict(zip(("plain_inner", "dropout_inner"), _dropout(INNER), strict=True)),
+    "standard": Setting(SENTENCES, "plain training of the whole network, measured against its core", _plain, "core"),
+    **{
+        f"period_{name}": _alternating(name, f"switching after {name if steps else 'an epoch'}", switching(steps))
+        for name, steps in PERIODS.items()
+    },
+    "period_random": _alternating("random", "each step full or core at random", at_random),
+}
+SWITCHING = tuple(name for name, setting in SETTINGS.items() if setting.period)
