@@ -13,7 +13,7 @@ from benchmarks.convergence.images import IMAGES
 from benchmarks.convergence.sentences import SENTENCES
 from benchmarks.convergence.tasks import Task
 from partialsgd import methods
-from partialsgd.rules import Method, directly
+from partialsgd.rules import Method
 
 KEEP = 0.8
 INNER = ("stages.*.conv1",)
@@ -42,11 +42,7 @@ class Setting:
 
 
 def neurons(where: Sequence[str] | None = None) -> Method:
-    """Dropout of neurons that may be a probe too.
-
-    A probe runs in nothing but its own x̃, and here is no BatchNorm whose statistics must be kept from the dropped.
-    """
-    return replace(methods.dropout(KEEP, unit="neurons", where=where), within=directly)
+    return methods.dropout(KEEP, unit="neurons", where=where)
 
 
 def switching(period: int | None) -> Callable[[nn.Module, int], Method]:
