@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partialsgd.masks import Mask
-from partialsgd.vectors import Vector, inner
+from partialsgd.vectors import Vector, apart, inner
 
 
 class Squares(NamedTuple):
@@ -49,10 +49,10 @@ def squares(
         table /= dist.get_world_size(group)
     found: dict[str, Squares] = {}
     numbers: list[list[float]] = table.view(-1, len(order)).tolist()
-    for name, (whole, masked, perturbed, product, apart) in zip(names, numbers, strict=True):
+    for name, (whole, masked, perturbed, product, between) in zip(names, numbers, strict=True):
         both = name in at_x and name in at_perturbed
         left_out = 0 if both or mask[name] is False else _count(mask, name)
-        found[name] = Squares(whole, masked, masked if both else 0.0, perturbed, product, apart, left_out)
+        found[name] = Squares(whole, masked, masked if both else 0.0, perturbed, product, between, left_out)
     return found
 
 
@@ -74,7 +74,7 @@ def _same(square: Tensor) -> dict[str, Tensor]:
 
 
 def _other(g: Tensor, h: Tensor) -> dict[str, Tensor]:
-    return {"perturbed": inner(h, h), "inner": inner(g, h), "apart": inner(difference := h - g, difference)}
+    return {"perturbed": inner(h, h), "inner": inner(g, h), "apart": apart(h, g)}
 
 
 def _inside(mask: Mask, name: str, g: Tensor | None, h: Tensor | None) -> dict[str, Tensor]:
