@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -22,7 +22,7 @@ from partialsgd.masks import Mask
 from partialsgd.passes import Pass
 from partialsgd.passing import Passing
 from partialsgd.perturbations import Perturbation
-from partialsgd.replay import Moment, draws, quietly
+from partialsgd.replay import Moment, RandomState, draws, quietly
 from partialsgd.rules import Branch, Context, Method
 from partialsgd.steps import Pending
 from partialsgd.vectors import Vector, inner
@@ -63,7 +63,8 @@ class Pairs:
     begin: Moment
     at_x: Vector | None
     """G, where it is known already."""
-    _has_drawn: bool = False
+    _ends: dict[bool, RandomState] = field(default_factory=dict)
+    """Where the generator was after a pass at x (True) and after one at x̃."""
 
     def of(self, looks: Sequence[Look]) -> Generator[Pass, None, list[Pair]]:
         own: Pair | None = None
@@ -102,16 +103,27 @@ class Pairs:
         perturbation = choice.perturbation
         assert perturbation is not None  # a gradient that it waits for was taken before
         parameters = self.passing.parameters
+        self._ends.pop(False, None)  # another look has another x̃
         inside = None if perturbation.inside is None else perturbation.inside(parameters)
         moved = perturbations.distance(parameters, perturbation, inside)
         pair = Pair(moved=moved, structural=perturbation.is_structural, inside=inside)
         differs = perturbation.is_structural and not look.branch.same_noise
         quiet = differs and draws(parameters.model)
         g, h = yield from self._gradients(look, perturbation, quiet=quiet)
-        if differs and not quiet and self._has_drawn:  # noise that no module of dropout has made
+        if differs and not quiet and not (yield from self._draws_alike(look, perturbation)):
             quiet = True
             g, h = yield from self._gradients(look, perturbation, quiet=True)
         return replace(pair, at_x=g, at_perturbed=h, quiet=quiet)
+
+    def _draws_alike(self, look: Look, perturbation: Perturbation) -> Generator[Pass, None, bool]:
+        """Whether both passes see the same noise though no module of dropout makes it. Most networks draw nothing;
+        Hugging Face's layers draw one number each, which a narrow level does too."""
+        if all(self.begin.noise.has_drawn_like(end, self.begin.noise) for end in self._ends.values()):
+            return True
+        for at_x, branch in ((True, _whole(look.branch)), (False, look.branch)):
+            if at_x not in self._ends:  # a pass that was not needed so far
+                yield from self._look(branch, perturbations.nowhere() if at_x else perturbation)
+        return self._ends[True].has_drawn_like(self._ends[False], self.begin.noise)
 
     def _gradients(
         self, look: Look, perturbation: Perturbation, *, quiet: bool
@@ -136,17 +148,17 @@ class Pairs:
     ) -> Generator[Pass, None, Vector]:
         within = quietly(self.passing.parameters.model) if quiet else None
         gradient = yield from self.passing.look(self.step, branch, perturbation, within=within)
-        self._begin_again()
+        self._begin_again(at_x=perturbation.is_nowhere)
         return gradient
 
     def _over(self, losses: Losses, perturbation: Perturbation, quiet: bool) -> Vector:
         within = quietly(self.passing.parameters.model) if quiet else nullcontext()
         gradient = self.passing.over(self.step, losses, perturbation, within)
-        self._begin_again()
+        self._begin_again(at_x=perturbation.is_nowhere)
         return gradient
 
-    def _begin_again(self) -> None:
-        self._has_drawn = not self.begin.noise.is_now
+    def _begin_again(self, *, at_x: bool) -> None:
+        self._ends[at_x] = RandomState(self.passing.parameters.model)
         self.begin.restore()
 
 

@@ -26,6 +26,12 @@ class RandomState:
         states += [(state, torch.cuda.get_rng_state(device)) for device, state in self._cuda.items()]
         return all(torch.equal(then, now) for then, now in states)
 
+    def has_drawn_like(self, other: RandomState, begin: RandomState) -> bool:
+        """Whether as many numbers were drawn since `begin` here as there. Of a GPU only none can be told to be as many:
+        its generator advances alike for tensors of different sizes."""
+        gpus_are_still = all(torch.equal(begin._cuda[d], s[d]) for s in (self._cuda, other._cuda) for d in s)
+        return torch.equal(self._cpu, other._cpu) and gpus_are_still
+
     def restore(self) -> None:
         torch.set_rng_state(self._cpu)
         for device, state in self._cuda.items():

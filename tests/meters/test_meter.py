@@ -275,10 +275,44 @@ def test_noise_that_no_module_makes_is_noticed() -> None:
     nested = nest(Functional(), Width(0.5))
     sgd = trained(nested, methods.only(nested, "core"), CriteriaMeter(1))
     step = sgd.step(closure(nested, 0))
-    assert step.criteria.quiet and step.backwards == 4  # one pass was tried first
+    assert step.criteria.quiet and step.backwards == 5  # a pair was tried first
     nested = nest(Functional(), Width(0.5)).eval()
     step = trained(nested, methods.only(nested, "core"), CriteriaMeter(1)).step(closure(nested, 0))
     assert not step.criteria.quiet and step.backwards == 2
+
+
+class OneNumber(nn.Module):
+    """Draws one number in training, as Hugging Face's layers do, and uses it at each level alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        factor = 0.5 + torch.rand([]) if self.training else 1.0
+        return self.second(torch.relu(self.first(x)) * factor)
+
+
+def test_noise_that_is_the_same_at_each_level_is_left_on() -> None:
+    """The pair is the one that a generator begun twice at the same place gives."""
+    for method, probe in ((lambda n: methods.only(n, "core"), None), (lambda n: methods.plain(), "core")):
+        nested = nest(OneNumber(), Width(0.5, hidden=("first", "second")))
+        x, mask = values(nested), nested.mask("core")
+        sgd = trained(nested, method(nested), CriteriaMeter(1, probe))
+        torch.manual_seed(SEED)
+        step = sgd.step(closure(nested, 0))
+        assert not step.criteria.quiet and step.backwards == 3  # one of them to see that it draws alike
+        inputs, targets = batch(0)
+
+        def loss(f, inputs=inputs, targets=targets):
+            torch.manual_seed(SEED)
+            return F.cross_entropy(f(inputs), targets)
+
+        dropped = {n: v * element(mask, n, v) for n, v in x.items()}
+        expected = by_definition(mask, x, dropped, gradient(nested, x, loss), gradient(nested, dropped, loss))
+        assert step.criteria.c_align == pytest.approx(expected["c_align"], rel=1e-4)
+        assert step.criteria.whole == pytest.approx(expected["whole"], rel=1e-4)
 
 
 def test_a_probe_is_measured_and_not_trained() -> None:

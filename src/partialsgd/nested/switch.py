@@ -63,7 +63,7 @@ class Switch:
         if torch.is_grad_enabled():
             for leaf in tree_leaves(outputs):
                 if isinstance(leaf, Tensor) and leaf.grad_fn is not None:  # a parameter among them keeps no hook
-                    leaf.register_hook(partial(self._require, self.level))  # type: ignore[no-untyped-call]  # torch's
+                    leaf.register_hook(partial(self._require, self.level))  # type: ignore[no-untyped-call]  # untyped
 
     def _require(self, level: str, gradient: Tensor) -> None:
         if self.level != level:
