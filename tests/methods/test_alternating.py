@@ -373,3 +373,10 @@ def test_what_it_refuses() -> None:
         methods.alternating(nested, every=5)
     with pytest.raises(ValueError, match="every must be a whole number"):
         methods.alternating(nested, order="criterion", every=0)
+
+
+def test_a_misspelt_order_is_told_what_there_is() -> None:
+    with pytest.raises(ValueError, match="order must be a list of levels or 'criterion', got 'criteria'"):
+        methods.alternating(family(), order="criteria")
+    with pytest.raises(TypeError, match=r"write \['core'\]"):
+        methods.alternating(family(), order="core")

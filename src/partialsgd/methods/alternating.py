@@ -43,6 +43,8 @@ def alternating(
     odds, factors = numbers_of(nested, weights, "weights"), numbers_of(nested, lr, "lr")
     by_criterion = order == "criterion"
     cycle = tuple(reversed(nested.levels))
+    if isinstance(order, str) and not by_criterion and order not in nested.levels:
+        raise ValueError(f"order must be a list of levels or 'criterion', got {order!r}")
     if order is not None and not by_criterion:
         require_levels(nested, order, "order")
         cycle = tuple(order)

@@ -64,7 +64,7 @@ def parse(text: bytes, where: str) -> Record:
     except ValueError:
         found = None
     if not isinstance(found, dict) or not text.startswith(BEGIN):
-        raise ValueError(f"{where} is none that MetricsLog wrote: {text[:80]!r}")
+        raise ValueError(f"{where} is none that MetricsLog wrote: {text[:80]!r}; is this the right file?")
     return dict(_unspelled(found))
 
 
