@@ -197,3 +197,12 @@ def _rescale(axes: Axes, values: Sequence[float]) -> None:
             axes.set_yscale("symlog", linthresh=min(positive))
         else:
             axes.set_yscale("log")
+            # Between two powers of ten matplotlib writes 6 × 10⁰; 6 is enough.
+            axes.yaxis.set_minor_formatter(lambda value, _: _between_powers(axes, value))
+
+
+def _between_powers(axes: Axes, value: float) -> str:
+    """2, 3 and 5 where the axis shows less than two powers of ten, and nothing where they are enough."""
+    low, high = axes.get_ylim()
+    digit = round(value / 10 ** math.floor(math.log10(value)))
+    return f"{value:g}" if high < 100 * low and digit in (2, 3, 5) else ""
