@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from partialsgd import LowRank, Method, PartialSGD, Width, masks, methods, nest, theory
 from partialsgd.meters.criteria import criteria
-from partialsgd.recipes.resnet import resnet18
+from partialsgd.recipes.images.resnet import resnet18
 from partialsgd.vectors import Vector
 from tests.functions import Noise, every, masked, moved, quadratic, train
 

@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 from partialsgd.methods import neurons
 from partialsgd.names import Parameters
-from partialsgd.recipes.resnet import resnet18
+from partialsgd.recipes.images.resnet import resnet18
 from partialsgd.testing.problems import Tied
 from tests import zoo
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller

@@ -11,7 +11,7 @@ from torch.nn.functional import batch_norm, conv2d, scaled_dot_product_attention
 
 from partialsgd import Width, nest
 from partialsgd.nested.flops import Flops, count, paper_epoch_flops
-from partialsgd.recipes.resnet import resnet18
+from partialsgd.recipes.images.resnet import resnet18
 
 IMAGE = torch.zeros(1, 3, 32, 32)
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from partialsgd.recipes.resnet import BasicBlock, resnet, resnet18
+from partialsgd.recipes.images.resnet import BasicBlock, resnet, resnet18
 
 
 def test_resnet18_has_the_parameters_of_the_cifar_network() -> None:

@@ -1,0 +1,1 @@
+"""Pictures and their classes: a residual network of every size."""

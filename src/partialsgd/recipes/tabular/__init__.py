@@ -1,0 +1,1 @@
+"""Rows of a table: a wide and a deep network, and their sum."""

@@ -1,0 +1,1 @@
+"""Sentences in, sentences out: a Transformer of every size."""
