@@ -35,11 +35,14 @@ def test_named_levels_keep_their_order_and_take_one_spec_or_several() -> None:
     assert list(resolve(None, {"b": LOW, "a": LOW})) == ["b", "a"]
 
 
+def test_no_levels_are_a_family_of_one() -> None:
+    assert resolve(None, {}) == {}
+
+
 BAD: list[tuple[Any, Any, type[Exception], str]] = [
     (LOW, {"small": LOW}, ValueError, "either a spec or levels"),
     ([LowRank((0.1, 0.2)), Width((0.1, 0.2, 0.3))], None, ValueError, r"same number; got \[2, 3\]"),
     (LowRank((0.5, 0.5)), None, ValueError, "called alike: 1/2, 1/2"),
-    (None, {}, ValueError, "levels must name at least one"),
     (None, {"full": LOW}, ValueError, "'full' is the whole network"),
     (None, {"small": []}, ValueError, "'small' has no spec"),
     (None, {"small": LowRank((0.1, 0.2))}, ValueError, "'small' has a spec with several ratios"),

@@ -66,7 +66,7 @@ def _nested(model: nn.Module, specs: Levels, record: Record) -> Nested:
     """The structure alone: what a start would compute is overwritten."""
     cheap = {level: tuple(map(specs_json.without_start, each)) for level, each in specs.items()}
     try:
-        if not any(cheap.values()):  # an OutputSum in the model makes the levels
+        if cheap and not any(cheap.values()):  # an OutputSum in the model makes the levels
             return nest(model, norms=record["norms"])
         return nest(model, levels=cheap, norms=record["norms"])
     except ValueError as error:

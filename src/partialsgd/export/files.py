@@ -144,15 +144,15 @@ def _move(stage: Path, directory: Path) -> None:
     files = sorted(stage.iterdir(), key=lambda file: file.name == CONFIG)
     for file in files:
         file.chmod(stage.stat().st_mode & 0o666)  # safetensors' are the owner's alone; these are as any new file
-        _sync(file)
+        sync(file)
     if files and files[-1].name == CONFIG:
         (directory / CONFIG).unlink(missing_ok=True)
     for file in files:
         os.replace(file, directory / file.name)
-    _sync(directory)
+    sync(directory)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """To the disk, so that a power failure does not leave a name without its bytes."""
     if path.is_dir() and os.name == "nt":
         return  # Windows does not open directories

@@ -39,8 +39,6 @@ def resolve(spec: Spec | Sequence[Spec] | None, levels: Mapping[str, Spec | Sequ
 def _named(levels: Mapping[str, Spec | Sequence[Spec]]) -> Levels:
     if not isinstance(levels, Mapping):
         raise TypeError(f"levels maps names to specs: levels={{'small': [...]}}; got a {type(levels).__name__}")
-    if not levels:
-        raise ValueError('levels must name at least one: levels={"small": [...]}')
     named: Levels = {}
     for name, given in levels.items():
         if name == FULL:

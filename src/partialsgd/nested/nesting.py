@@ -31,7 +31,8 @@ def nest(
 
     A spec with one ratio gives the levels `core` and `full`, with several the ratios and `full`; a list of specs
     is applied together. `levels={"small": [...], "medium": [...]}` names the levels, smallest first, and
-    says what each has less than the whole network. A model that contains an `OutputSum` needs no spec.
+    says what each has less than the whole network; `levels={}` is a family of one, the network alone. A model that
+    contains an `OutputSum` needs no spec.
     `norms` gives each level its own BatchNorm or one to all; `seed` is for weights that are drawn.
 
     Either all is done or the model is as it was. The parameters are new ones: build the optimizer after it.

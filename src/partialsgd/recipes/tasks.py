@@ -42,8 +42,8 @@ class Task(Protocol):
     score: str
     """The number of `scores` that a table shows: "BLEU", "accuracy"."""
 
-    def rate(self, t: int) -> float:
-        """The factor of the learning rates at step t: a pure function."""
+    def rate(self, t: int, total: int) -> float:
+        """The factor of the learning rates at step t of a training of `total` steps: a pure function."""
 
     def loss(self, model: nn.Module, batch: Batch, g: Pass) -> Tensor:
         """Summed over the units of the batch. `model` is the family, perhaps wrapped; `g.teacher` may have outputs."""

@@ -1,0 +1,79 @@
+"""Where a training runs: device, precision and processes, by accelerate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list
+from rich.console import Console
+from torch import Tensor
+
+from partialsgd.recipes.settings import Settings
+
+_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+def processes() -> PartialState:
+    """This process among the others that torchrun or accelerate has started."""
+    return PartialState(cpu=not torch.accelerator.is_available())
+
+
+def accelerator(settings: Settings, path: Path) -> Accelerator:
+    processes()
+    AcceleratorState._reset_state()  # the processes stay; another run in this one may have another precision
+    return Accelerator(
+        cpu=not torch.accelerator.is_available(),
+        mixed_precision=_PRECISION[settings.precision],
+        log_with=list(settings.track) or None,
+        project_dir=path,
+        # A step of the core gives the rest of the network no gradient.
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+    )
+
+
+def console() -> Console:
+    """Quiet on all ranks but the first."""
+    return Console(stderr=True, quiet=not processes().is_main_process)
+
+
+def from_main(value: Any) -> Any:
+    """What the first rank has."""
+    box = [value]
+    if processes().num_processes > 1:
+        broadcast_object_list(box)
+    return box[0]
+
+
+def any_rank(here: Accelerator, flag: bool) -> bool:
+    """Whether it is so on any rank: all must leave the loop at the same step."""
+    if here.num_processes == 1:
+        return flag
+    total: Tensor = here.reduce(torch.tensor(float(flag), device=here.device), reduction="sum")
+    return bool(total > 0)
+
+
+def random_states(here: Accelerator) -> list[dict[str, Tensor]]:
+    """The global generators of every rank."""
+    states = {"cpu": torch.get_rng_state()}
+    if here.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(here.device)
+    if here.num_processes == 1:
+        return [states]
+    every: dict[str, Tensor] = {kind: here.gather(state[None].to(here.device)).cpu() for kind, state in states.items()}
+    return [{kind: stacked[rank] for kind, stacked in every.items()} for rank in range(here.num_processes)]
+
+
+def set_random_states(here: Accelerator, states: list[dict[str, Tensor]]) -> None:
+    if len(states) != here.num_processes:
+        raise ValueError(
+            f"the run was saved by {len(states)} processes and there are {here.num_processes}: "
+            "resume it with as many, for the batches and the noise are dealt to them"
+        )
+    own = states[here.process_index]
+    torch.set_rng_state(own["cpu"])
+    if "cuda" in own and here.device.type == "cuda":
+        torch.cuda.set_rng_state(own["cuda"], here.device)

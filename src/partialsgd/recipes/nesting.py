@@ -1,0 +1,36 @@
+"""Which networks are inside: --nest, --ratio and --init as a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from torch import nn
+
+import partialsgd as ps
+from partialsgd.nested import Nested
+from partialsgd.nested.norms import Norms
+from partialsgd.nested.specs import Spec
+from partialsgd.recipes.settings import ratio_of
+
+Nest: TypeAlias = Literal["low-rank", "width", "depth", "none"]
+Make: TypeAlias = Callable[[tuple[float, ...]], Spec]
+"""A spec with these ratios, for the layers that the recipe means."""
+
+
+def family(
+    model: nn.Module,
+    nest: str,
+    ratios: Sequence[str],
+    makes: Mapping[str, Make],
+    *,
+    seed: int,
+    norms: Norms = "separate",
+) -> Nested:
+    """The model with its smaller networks; "none" is a family of one."""
+    if nest == "none":
+        return ps.nest(model, levels={})
+    if nest not in makes:
+        raise ValueError(f"nest must be one of {', '.join([*makes, 'none'])}; got {nest!r}")
+    numbers = tuple(sorted(ratio_of(ratio) for ratio in ratios))
+    return ps.nest(model, makes[nest](numbers), norms=norms, seed=seed)

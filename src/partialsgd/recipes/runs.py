@@ -1,0 +1,117 @@
+"""A run directory: config.json, metrics.jsonl, checkpoints/, best/, last/, summary.json."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import partialsgd
+from partialsgd.export import files
+from partialsgd.recipes import RECIPES
+from partialsgd.recipes.settings import Settings
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """A training on disk."""
+
+    path: Path
+
+    @staticmethod
+    def new(settings: Settings) -> Run:
+        """A directory of its own, with the settings in it."""
+        default = f"runs/{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+        path = Path(settings.out or default)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            what = (
+                "a run is there; `partialsgd resume` continues it" if (path / "config.json").exists() else "not empty"
+            )
+            raise FileExistsError(f"{path} exists ({what}); give another --out")
+        run = Run(path)
+        path.mkdir(parents=True, exist_ok=True)
+        run.write("config.json", {"recipe": settings.recipe, "settings": asdict(settings), "versions": versions()})
+        return run
+
+    @staticmethod
+    def open(path: str | Path) -> Run:
+        run = Run(Path(path))
+        if not (run.path / "config.json").is_file():
+            raise FileNotFoundError(
+                f"{run.path} is no run: it has no config.json, which `partialsgd train` writes first"
+            )
+        _ = run.settings
+        return run
+
+    @property
+    def settings(self) -> Settings:
+        said = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        if said.get("recipe") not in RECIPES:
+            raise ValueError(f"{self.path / 'config.json'} is of no recipe: {said.get('recipe')!r}")
+        return RECIPES[said["recipe"]](**{name: _frozen(value) for name, value in said["settings"].items()})
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The states of the training, from which it can go on."""
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """The family that was best on the validation data."""
+        return self.path / "best"
+
+    @property
+    def last(self) -> Path:
+        """The family as it is now."""
+        return self.path / "last"
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What came out, or None while the run is not at its end."""
+        path = self.path / "summary.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def write(self, name: str, record: dict[str, Any]) -> None:
+        """A JSON file of the run, whole or not at all."""
+        with files.staged(self.path) as stage:
+            files.write_json(stage / name, record)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process trains a run. The lock is the system's and ends with the process, however that ends."""
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield
+            return
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RuntimeError(f"another process is training {self.path}; wait for it, or end it") from error
+            yield
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"partialsgd": partialsgd.__version__}
+    for name in ("torch", "transformers", "accelerate", "tokenizers", "babel", "sacrebleu", "scikit-learn"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,101 @@
+"""A training between two steps: what it is made of, and all that a checkpoint must hold to go on from there."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from accelerate import Accelerator
+
+from partialsgd.export import states
+from partialsgd.nested.switch import FULL
+from partialsgd.recipes import checkpoints, launch
+from partialsgd.recipes.dealing import Hand
+from partialsgd.recipes.runs import Run
+from partialsgd.recipes.tasks import Numbers, Task
+from partialsgd.steps import Step
+from partialsgd.template import PartialSGD
+
+
+@final
+@dataclass
+class Training:
+    """One run in the making."""
+
+    task: Task
+    sgd: PartialSGD
+    here: Accelerator
+    position: int = 0
+    """Steps that were tried; `sgd.t` counts those that moved something."""
+    best: float = -math.inf
+    updates: dict[str, int] = field(default_factory=dict)
+    """Steps by level."""
+    flops: dict[str, float] = field(default_factory=dict)
+    """Training FLOPs by level."""
+    glances: dict[str, Numbers] = field(default_factory=dict)
+    """Of the last evaluation."""
+    seconds: float = 0.0
+    """In the loop, over all processes that have worked on it."""
+    _since: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._largest = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.task.optimizers]
+
+    def set_rate(self, total: int) -> None:
+        """γ_t, a function of t: there is no scheduler whose state could be lost or stepped twice."""
+        factor = self.task.rate(self.sgd.t, total)
+        for optimizer, largest in zip(self.task.optimizers, self._largest, strict=True):
+            for group, lr in zip(optimizer.param_groups, largest, strict=True):
+                group["lr"] = factor * lr
+
+    def count(self, step: Step, hand: Hand) -> None:
+        """After a step: a level's cost is that of its passes, forward and backward."""
+        self.position += 1
+        levels = [level or FULL for level, _ in step.losses]
+        for level in levels:
+            passes = step.backwards / len(levels)
+            cost = sum(self.task.flops(level, batch) for batch in hand.batches) * self.here.num_processes
+            self.flops[level] = self.flops.get(level, 0.0) + passes * cost
+            self.updates[level] = self.updates.get(level, 0) + (not step.skipped)
+
+    def save(self, run: Run, *, keep: int) -> None:
+        """On every rank at once: the generators are gathered, and the first rank writes."""
+        random = launch.random_states(self.here)
+        if self.here.is_main_process:
+            checkpoints.save(run.checkpoints, self.position, self._state(random), keep=keep)
+
+    def load(self, run: Run) -> bool:
+        """Go on from the newest whole checkpoint, if there is one."""
+        found = checkpoints.latest(run.checkpoints)
+        if found is None:
+            return False
+        self.position, state = found
+        states.fill(self.task.network.model, state["model"]["said"], state["model"]["tensors"])
+        for optimizer, saved in zip(self.task.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.sgd.load_state_dict(state["sgd"])
+        if self.here.scaler is not None:
+            self.here.scaler.load_state_dict(state["scaler"])
+        launch.set_random_states(self.here, state["random"])
+        for name in ("best", "updates", "flops", "glances", "seconds"):
+            setattr(self, name, state[name])
+        return True
+
+    def _state(self, random: list[dict[str, Any]]) -> dict[str, Any]:
+        now = time.monotonic()
+        self.seconds, self._since = self.seconds + now - self._since, now
+        model = self.task.network.model
+        return {
+            "model": {"said": states.describe(model), "tensors": states.stored(model)},
+            "optimizers": [optimizer.state_dict() for optimizer in self.task.optimizers],
+            "sgd": self.sgd.state_dict(),
+            "scaler": None if self.here.scaler is None else self.here.scaler.state_dict(),
+            "random": random,
+            "best": self.best,
+            "updates": self.updates,
+            "flops": self.flops,
+            "glances": self.glances,
+            "seconds": self.seconds,
+        }
