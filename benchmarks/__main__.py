@@ -27,6 +27,7 @@ NAMES = (
     "freezing",
     "block_coordinate",
     "criteria",
+    "recipes",
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from partialsgd import Context, PartialSGD, methods
+from partialsgd import Context, PartialSGD, methods, nest
 from partialsgd.names import Parameters
 from tests.families import family
 
@@ -107,3 +107,8 @@ def test_a_number_that_is_none_is_refused() -> None:
     for wrong in (-1, 1.5):
         with pytest.raises(ValueError, match=f"between must be a whole number and not negative, got {wrong}"):
             methods.sandwich(family(), between=wrong)
+
+
+def test_one_level_is_no_sandwich() -> None:
+    with pytest.raises(ValueError, match="needs a smallest level and a largest; there is 'full' alone"):
+        methods.sandwich(nest(torch.nn.Linear(2, 2), levels={}))

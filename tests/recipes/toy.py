@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -11,24 +13,36 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import partialsgd as ps
+from partialsgd import recipes
 from partialsgd.passes import Pass
 from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.tasks import Batch, Numbers, Split
+
+MODULE = "partialsgd.recipes.toy.task"
+PAUSE = 0.0
+"""Seconds that a batch takes, so that a kill or a signal finds the run at work."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Toy(Settings):
     recipe: ClassVar[str] = "toy"
+    count: int = 7
+    """Batches in an epoch."""
     nan_at: int | None = None
     """The batch that holds a NaN, in every epoch."""
+    width: int = 8
+    dropout: float = 0.25
+    norm: bool = False
+    """With BatchNorm."""
+    lr: float = 0.01
     epochs: int = 2
     checkpoint_every: int = 3
 
 
 @final
 class ToyBatches:
-    def __init__(self, seed: int, count: int = 7, nan_at: int | None = None) -> None:
+    def __init__(self, seed: int, count: int, nan_at: int | None = None) -> None:
         self.seed, self.count, self.nan_at = seed, count, nan_at
 
     def __len__(self) -> int:
@@ -38,6 +52,7 @@ class ToyBatches:
         return 4 + index % 2
 
     def make(self, epoch: int, index: int) -> Batch:
+        time.sleep(PAUSE)
         generator = torch.Generator().manual_seed(hash((self.seed, epoch, index)) % 2**31)
         x = torch.randn(self.units(epoch, index), 3, generator=generator)
         return x * torch.nan if index == self.nan_at else x
@@ -49,10 +64,12 @@ class ToyTask:
 
     def __init__(self, settings: Toy) -> None:
         torch.manual_seed(settings.seed)
-        model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 1))
+        width, dropout = settings.width, nn.Dropout(settings.dropout)
+        norm = [nn.BatchNorm1d(width)] if settings.norm else []
+        model = nn.Sequential(nn.Linear(3, width), *norm, nn.ReLU(), dropout, nn.Linear(width, 1))
         self.network = ps.nest(model, ps.Width(1 / 2))
-        self.optimizers: Sequence[Optimizer] = [torch.optim.Adam(self.network.parameters(), lr=0.01)]
-        self.batches = ToyBatches(settings.seed, nan_at=settings.nan_at)
+        self.optimizers: Sequence[Optimizer] = [torch.optim.Adam(self.network.parameters(), lr=settings.lr)]
+        self.batches = ToyBatches(settings.seed, settings.count, settings.nan_at)
 
     def rate(self, t: int, total: int) -> float:
         return 1 / (1 + t)
@@ -89,3 +106,13 @@ class ToyTask:
 
 def build(settings: Toy) -> ToyTask:
     return ToyTask(settings)
+
+
+def register() -> None:
+    """One recipe more, in this process."""
+    recipes.RECIPES["toy"] = Toy
+    sys.modules[MODULE] = sys.modules[__name__]
+
+
+def unregister() -> None:
+    del recipes.RECIPES["toy"], sys.modules[MODULE]

@@ -56,7 +56,10 @@ def load(
     """
     record, tensors = files.read(Path(directory))
     specs = _specs(record, spec, levels)
-    nested = _nested(models.rebuild(record["model"]) if model is None else model, specs, record)
+    if model is None:
+        model = models.rebuild(record["model"])
+        states.tie(model, record["state"]["tied"])
+    nested = _nested(model, specs, record)
     states.fill(nested.model, record["state"], tensors)
     nested.specs = specs
     return nested

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,9 +23,10 @@ Record: TypeAlias = dict[str, Any]
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT = 1
 """The version of the format: a reader refuses what it does not know."""
+STAGE = ".being_written"
+"""What a kill may leave in a directory: one name, so that it is found, and removed by the next write."""
 
 _KEY = "partialsgd"  # the record's key in the metadata of the weights
-_STAGE = ".being_written"  # one name, so that what a kill leaves is found and removed by the next write
 
 
 @contextmanager
@@ -36,7 +38,7 @@ def staged(directory: Path) -> Iterator[Path]:
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"{directory} is a file; give the directory that the files are to be written into")
     existed = directory.exists()
-    stage = directory / _STAGE
+    stage = directory / STAGE
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
     try:
@@ -54,8 +56,18 @@ def write(directory: Path, record: Record, tensors: Mapping[str, Tensor]) -> Non
     record = {"format": FORMAT, **record}
     record["digest"] = digest(record, tensors)
     with staged(directory) as stage:
-        save_file(dict(tensors), stage / WEIGHTS, metadata={_KEY: json.dumps(record)})
+        write_tensors(stage / WEIGHTS, tensors, {_KEY: json.dumps(record)})
         write_json(stage / CONFIG, record)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    try:
+        save_file(dict(tensors), path, metadata=metadata)
+    except SafetensorError as error:  # a full disk is an OSError everywhere else
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def write_json(path: Path, record: Record) -> None:

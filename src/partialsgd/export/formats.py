@@ -24,12 +24,16 @@ def export(
     *,
     format: Format = "safetensors",
     example: Any = None,
+    dynamic: graphs.Dynamic | None = None,
 ) -> None:
     """Take a level out, checked as `extract` checks it, and write it for evaluation; all of it or nothing.
 
     `"safetensors"`: `model.safetensors`, the state dict with tied tensors once, and `config.json`. `"onnx"`:
     `model.onnx`, for any batch size where the model's code allows it. `"transformers"`: what `from_pretrained`
     reads, for levels that are again a model of their own class. `example` is an input, as for `extract`.
+
+    `dynamic` says which dimensions of an ONNX graph's inputs may have any size beside the batch, with a name for
+    each: `{"input_ids": {1: "length"}, "attention_mask": {1: "length"}}`. In the example they are at least 2.
     """
     require_choice("format", format, get_args(Format))
     family, place = family_of(nested), Path(directory)
@@ -42,7 +46,7 @@ def export(
         pretrained.require_native(plain, level)
     with files.staged(place) as stage:
         if format == "onnx":
-            graphs.write(plain, graphs.inputs_for(family, level, example), stage / "model.onnx")
+            graphs.write(plain, graphs.inputs_for(family, level, example, dynamic), stage / "model.onnx")
         elif format == "transformers":
             pretrained.write(plain, stage)
         else:

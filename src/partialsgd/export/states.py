@@ -50,6 +50,15 @@ def fill(model: nn.Module, said: Said, tensors: Mapping[str, Tensor]) -> None:
     model.load_state_dict(whole)
 
 
+def tie(model: nn.Module, tied: Mapping[str, str]) -> None:
+    """Make one parameter of those that were one, where a fresh network has several: they were tied by hand."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for alias, name in tied.items():
+        if alias in parameters and name in parameters and parameters[alias].shape == parameters[name].shape:
+            owner, _, last = alias.rpartition(".")
+            setattr(model.get_submodule(owner), last, parameters[name])
+
+
 def ties(entries: Mapping[str, Tensor]) -> dict[str, str]:
     """For each further name of a tensor the first one."""
     first: dict[int, str] = {}

@@ -22,6 +22,8 @@ def sandwich(
     nested = family_of(nested)
     if not isinstance(between, int) or between < 0:
         raise ValueError(f"between must be a whole number and not negative, got {between}")
+    if len(nested.levels) < 2:
+        raise ValueError(f"the sandwich rule needs a smallest level and a largest; there is {nested.levels[0]!r} alone")
     each = {level: branch_of(nested, level, pupil=distill) for level in nested.levels}
     smallest, *middle, largest = nested.levels
 

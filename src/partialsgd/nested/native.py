@@ -13,17 +13,19 @@ from partialsgd.nested.forms import form_of
 
 # For each model_type the fields that say a size, and the layers that show it: the one that takes the hidden units
 # of a feed-forward network, or the list of blocks.
+_BART = {
+    "encoder_ffn_dim": r"encoder\.layers\.\d+\.fc2",
+    "decoder_ffn_dim": r"decoder\.layers\.\d+\.fc2",
+    "encoder_layers": r"encoder\.layers",
+    "decoder_layers": r"decoder\.layers",
+}
 _FIELDS = {
     "bert": {"intermediate_size": r"layer\.\d+\.output\.dense", "num_hidden_layers": r"encoder\.layer"},
     "gpt2": {"n_inner": r"mlp\.c_proj", "n_layer": r"h"},
     "llama": {"intermediate_size": r"mlp\.down_proj", "num_hidden_layers": r"layers"},
     "t5": {"d_ff": r"wo", "num_layers": r"encoder\.block", "num_decoder_layers": r"decoder\.block"},
-    "marian": {
-        "encoder_ffn_dim": r"encoder\.layers\.\d+\.fc2",
-        "decoder_ffn_dim": r"decoder\.layers\.\d+\.fc2",
-        "encoder_layers": r"encoder\.layers",
-        "decoder_layers": r"decoder\.layers",
-    },
+    "marian": _BART,
+    "mbart": _BART,
     "vit": {"intermediate_size": r"mlp\.fc2", "num_hidden_layers": r"layers"},
 }
 

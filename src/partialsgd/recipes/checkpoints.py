@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from partialsgd.export import files
 from partialsgd.recipes.packing import pack, unpack
@@ -17,41 +15,31 @@ from partialsgd.recipes.packing import pack, unpack
 _log = logging.getLogger("partialsgd")
 
 _KEY = "partialsgd.training"  # the record's key in the metadata
-_BEING_WRITTEN = ".being_written"
 
 
 def save(folder: Path, position: int, state: Any, *, keep: int) -> None:
     """Write the state after `position` steps, then remove all but the newest `keep` checkpoints.
 
-    It is written under another name and synced before it takes its place: a kill at any moment leaves the ones
-    before. When the disk is full they stay too, and the error says so.
+    It is written in a folder beside and synced before it takes its place: a kill at any moment, or a full disk,
+    leaves the ones before.
     """
     said, tensors = pack(state)
     record = {"format": 1, "position": position, "state": said}
     record["digest"] = files.digest(record, tensors)
-    folder.mkdir(parents=True, exist_ok=True)
-    place = folder / f"{position:010}.safetensors"
-    stage = place.with_name(place.name + _BEING_WRITTEN)
-    try:
-        save_file(tensors, stage, metadata={_KEY: json.dumps(record)})
-        files.sync(stage)
-        os.replace(stage, place)
-        files.sync(folder)
-    except (OSError, SafetensorError) as error:
-        stage.unlink(missing_ok=True)
-        raise OSError(
-            f"the checkpoint {place} could not be written ({error}); make room on the disk and resume: "
-            "the checkpoints before it are whole"
-        ) from error
-    for old in paths(folder)[:-keep]:
-        old.unlink(missing_ok=True)
+    name = f"{position:010}.safetensors"
+    with files.staged(folder) as stage:
+        files.write_tensors(stage / name, tensors, {_KEY: json.dumps(record)})
+    there = paths(folder)
+    kept = [path for path in there if path.name <= name][-keep:]  # those ahead are damaged: they were passed over
+    for path in there:
+        if path not in kept:
+            path.unlink(missing_ok=True)
 
 
 def latest(folder: Path) -> tuple[int, Any] | None:
     """The newest whole checkpoint: its position and its state. One that is damaged is passed over with a warning."""
-    for stage in folder.glob(f"*{_BEING_WRITTEN}"):
-        _log.warning("%s was being written when the run ended; it is passed over", stage)
-        stage.unlink(missing_ok=True)
+    if (folder / files.STAGE).exists():
+        _log.warning("a checkpoint was being written when the run ended: %s is passed over", folder / files.STAGE)
     for path in reversed(paths(folder)):
         try:
             return _read(path)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, broadcast_object_list
 from rich.console import Console
 from torch import Tensor
 
@@ -30,14 +34,50 @@ def accelerator(settings: Settings, path: Path) -> Accelerator:
         mixed_precision=_PRECISION[settings.precision],
         log_with=list(settings.track) or None,
         project_dir=path,
+        # Accumulation is ours; an environment that asks accelerate for it would divide the loss.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         # A step of the core gives the rest of the network no gradient.
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
 
 
+def require(settings: Settings) -> None:
+    """Refuse what this machine cannot do; accelerate would only say so in a log, or after the run was made."""
+    if settings.precision == "fp16" and not torch.accelerator.is_available():
+        raise ValueError('precision "fp16" needs a GPU; without one there are "fp32" and "bf16"')
+    known = sorted(kind.value for kind in get_available_trackers())
+    for name in settings.track:
+        if name not in known:
+            raise ValueError(
+                f"the tracker {name!r} is not installed, or accelerate has none of that name; here {known}"
+            )
+
+
+@contextmanager
+def trackers(here: Accelerator, settings: Settings, path: Path) -> Iterator[None]:
+    """What is sent to them arrives, however the block ends."""
+    if settings.track:
+        here.init_trackers("partialsgd", {"run": path.name})
+    try:
+        yield
+    finally:
+        for tracker in here.trackers:
+            tracker.finish()
+
+
 def console() -> Console:
     """Quiet on all ranks but the first."""
     return Console(stderr=True, quiet=not processes().is_main_process)
+
+
+@contextmanager
+def warnings_of_one() -> Iterator[None]:
+    """Warnings are the first rank's to show; those of torch on the layout of gradients say nothing that can be done."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+        if not processes().is_main_process:
+            warnings.simplefilter("ignore")
+        yield
 
 
 def from_main(value: Any) -> Any:
@@ -50,10 +90,23 @@ def from_main(value: Any) -> Any:
 
 def any_rank(here: Accelerator, flag: bool) -> bool:
     """Whether it is so on any rank: all must leave the loop at the same step."""
+    return total(here, flag) > 0
+
+
+def mean(here: Accelerator, value: Tensor) -> Tensor:
+    """Over the ranks."""
     if here.num_processes == 1:
-        return flag
-    total: Tensor = here.reduce(torch.tensor(float(flag), device=here.device), reduction="sum")
-    return bool(total > 0)
+        return value
+    found: Tensor = here.reduce(value, reduction="mean")
+    return found
+
+
+def total(here: Accelerator, value: float) -> float:
+    """Over the ranks."""
+    if here.num_processes == 1:
+        return value
+    found: Tensor = here.reduce(torch.tensor(value, dtype=torch.float64, device=here.device), reduction="sum")
+    return found.item()
 
 
 def random_states(here: Accelerator) -> list[dict[str, Tensor]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,63 +12,72 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from rich.console import Console
-from rich.logging import RichHandler
 from torch import Tensor, nn
 
 import partialsgd as ps
+from partialsgd.nested.switch import FULL
 from partialsgd.passes import Pass
-from partialsgd.recipes import build, closing, launch
+from partialsgd.recipes import beside, build, closing, launch
+from partialsgd.recipes.advice import advised
 from partialsgd.recipes.dealing import Deal, Hand
 from partialsgd.recipes.methods import method_of
-from partialsgd.recipes.progress import Display
+from partialsgd.recipes.progress import Display, say, warnings_on
 from partialsgd.recipes.runs import Run
 from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.stopping import Stopped, asked_to_stop
 from partialsgd.recipes.tasks import Numbers, Task
 from partialsgd.recipes.training import Training
 from partialsgd.replay import Modes, RandomState
-from partialsgd.report.records import MODEL
+from partialsgd.report import board, records
 
 __all__ = ["Stopped", "resume", "train"]
 
 
-def train(settings: Settings) -> Run:
-    """A new run, to its end."""
+def train(settings: Settings, *, show: bool = True) -> Run:
+    """A new run, to its end, which is shown as a table."""
     settings = replace(settings, threads=settings.threads or torch.get_num_threads())
     task = _prepared(settings)  # what is wrong with the settings is found before a directory is made
     is_main = launch.processes().is_main_process
     path: str = launch.from_main(str(Run.new(settings).path) if is_main else None)
-    return _to_the_end(Run(Path(path)), settings, task)
+    return _to_the_end(Run(Path(path)), settings, task, show)
 
 
-def resume(run: Run) -> Run:
+def resume(run: Run, *, show: bool = True) -> Run:
     """Go on where a run has stopped, for whatever reason; one that is at its end stays as it is."""
     if run.summary is not None:
-        launch.console().print(f"{run.path} is at its end; there is nothing to resume.")
+        say(launch.console(), f"{run.path} is at its end; there is nothing to resume.")
         return run
-    return _to_the_end(run, run.settings, _prepared(run.settings))
+    return _to_the_end(run, run.settings, _prepared(run.settings), show)
 
 
 def _prepared(settings: Settings) -> Task:
     launch.processes()
+    launch.require(settings)
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     task = build(settings)
     method_of(settings.method, task.network)
     return task
 
 
-def _to_the_end(run: Run, settings: Settings, task: Task) -> Run:
+def _to_the_end(run: Run, settings: Settings, task: Task, show: bool) -> Run:
     here, console = launch.accelerator(settings, run.path), launch.console()
     lock: AbstractContextManager[None] = run.locked() if here.is_main_process else nullcontext()
-    with lock, _warnings_on(console):
-        if settings.track:
-            here.init_trackers("partialsgd", {"run": run.path.name})
+    with (
+        advised(run, settings),
+        lock,
+        launch.warnings_of_one(),
+        warnings_on(console),
+        launch.trackers(here, settings, run.path),
+    ):
+        if here.is_main_process:
+            beside.write(settings.recipe, task, run.path)
         training = fit(run, settings, task, here, console)
         if here.is_main_process:
-            closing.show(closing.summarise(run, task, training, console), Console())
-            console.print(f"The run is in {run.path}")
+            summary = closing.summarise(run, task, training, console)
+            if show:
+                closing.show(summary, Console())
+                say(console, f"The run is in {run.path}")
         here.wait_for_everyone()
-        here.end_training()
     return run
 
 
@@ -84,25 +92,26 @@ def fit(run: Run, settings: Settings, task: Task, here: Accelerator, console: Co
     total = min(settings.epochs * len(deal), settings.max_steps or settings.epochs * len(deal))
     torch.manual_seed(settings.seed + 1_000_003 * here.process_index)  # the network's own dropout
     if training.load(run):
-        console.print(f"Going on from step {training.position:,} of {total:,}.")
+        say(console, f"Going on from step {training.position:,} of {total:,}.")
     here.wait_for_everyone()
     task.network.train()
     move = partial(send_to_device, device=here.device)
-    shown = Display(console, position=training.position, total=total, per_epoch=len(deal), unit=task.unit)
-    with _log(run, settings, training) as log, asked_to_stop(console.print) as is_asked, shown:
+    sizes = {"position": training.position, "total": total, "per_epoch": len(deal)}
+    shown = Display(console, **sizes, unit=task.unit, glances=training.glances)
+    with _log(run, settings, training) as log, asked_to_stop(partial(say, console)) as is_asked, shown:
         while training.position < total:
             hand = deal.hand(training.position, move)
             training.set_rate(total)
-            step = _stepped(training, partial(_forward_backward, task, model, here, hand), run)
+            step = training.sgd.step(partial(_forward_backward, task, model, here, hand))
             training.count(step, hand)
+            shown.step(training.position, {level or FULL: float(loss) for level, loss in step.losses}, hand.units)
             numbers: Numbers = {"epoch": training.position / len(deal), task.unit: hand.units}
             is_over = training.position == total
             if is_over or training.position % (settings.evaluate_every * len(deal)) == 0:
                 numbers |= _evaluated(training, run, shown)
             log.write(step, **numbers)
             if settings.track:
-                here.log(numbers, step=step.t)
-            shown.step(training.position, {level or MODEL: float(loss) for level, loss in step.losses}, hand.units)
+                here.log(dict(board.scalars(records.record(step, **numbers))), step=step.t)
             is_stopped = launch.any_rank(here, is_asked())
             if is_over or is_stopped or training.position % settings.checkpoint_every == 0:
                 training.save(run, keep=settings.keep)
@@ -118,22 +127,13 @@ def _forward_backward(task: Task, model: nn.Module, here: Accelerator, hand: Han
         loss = task.loss(model, batch, g) * hand.share
         here.backward(loss)
         total += loss.detach()
-    return total
-
-
-def _stepped(training: Training, closure: Callable[[Pass], Tensor], run: Run) -> ps.Step:
-    try:
-        return training.sgd.step(closure)
-    except FloatingPointError as error:
-        raise FloatingPointError(
-            f"{error}. What to try: a smaller --lr, a longer --warm-up, --clip-norm 1, another --init. "
-            f"The checkpoints before this step are in {run.checkpoints}"
-        ) from error
+    return launch.mean(here, total)
 
 
 def _evaluated(training: Training, run: Run, shown: Display) -> Numbers:
     """Every level on the validation data. It is the first rank's, and the others wait."""
     task, here = training.task, training.here
+    training.require_finite()
     if not here.is_main_process:
         here.wait_for_everyone()
         return {}
@@ -141,10 +141,11 @@ def _evaluated(training: Training, run: Run, shown: Display) -> Numbers:
     glances = training.glances = {level: task.glance(level) for level in task.network.levels}
     noise.restore()
     modes.restore()
-    merit = task.merit(glances)
+    trained = {level: glances[level] for level in training.updates} or glances  # no other level decides
+    merit = task.merit(trained)
     ps.export.save(task.network, run.last, metrics=glances)
-    if merit > training.best:
-        training.best = merit
+    if training.best is None or merit > training.best:
+        training.best = -math.inf if math.isnan(merit) else merit
         ps.export.save(task.network, run.best, metrics=glances)
     shown.evaluated(training.position, glances)
     here.wait_for_everyone()
@@ -155,14 +156,3 @@ def _log(run: Run, settings: Settings, training: Training) -> ps.MetricsLog:
     board = run.path / "tensorboard" if settings.tensorboard else None
     skips = training.sgd.state_dict()["skips"]
     return ps.MetricsLog(run.metrics, t=training.sgd.t, skips=skips, tensorboard=board)
-
-
-@contextmanager
-def _warnings_on(console: Console) -> Iterator[None]:
-    """What the library warns of is shown above the progress."""
-    logger, handler = logging.getLogger("partialsgd"), RichHandler(console=console, show_time=False, show_path=False)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

@@ -18,8 +18,9 @@ def pack(state: Any) -> tuple[Json, dict[str, Tensor]]:
 
     def packed(value: Any, path: str) -> Json:
         if isinstance(value, Tensor):
-            tensors[path] = value.detach().cpu().contiguous().clone()
-            return {"tensor": path}
+            name = f"{len(tensors)} {path}"  # the path alone may be another's too: keys have dots in them
+            tensors[name] = value.detach().cpu().contiguous().clone()
+            return {"tensor": name}
         if isinstance(value, Mapping):  # keys of an optimizer's state are numbers, which JSON does not have as keys
             return {"dict": [[key, packed(inner, f"{path}.{key}")] for key, inner in _items(value, path)]}
         if isinstance(value, tuple):

@@ -1,86 +1,131 @@
-"""What a training shows: a live line in a terminal, plain lines elsewhere, nothing on other ranks."""
+"""What a training shows: a live display in a terminal, plain lines elsewhere, nothing on other ranks."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import final
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from partialsgd.recipes.tasks import Numbers
 
 _SECONDS = 10.0
 """Between plain lines."""
+_KEPT = 0.95
+"""What the shown loss and speed keep of their past at each step: they are means over about twenty."""
 
 
 @final
 class Display:
-    """Progress from step `position` to `total`."""
+    """Progress from step `position` to `total`; `glances` are of the last evaluation."""
 
-    def __init__(self, console: Console, *, position: int, total: int, per_epoch: int, unit: str) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        position: int,
+        total: int,
+        per_epoch: int,
+        unit: str,
+        glances: Mapping[str, Numbers] | None = None,
+    ) -> None:
         self.console = console
-        self._total, self._per_epoch, self._unit = total, per_epoch, unit
-        self._first, self._began, self._said = position, time.monotonic(), time.monotonic()
-        self._units, self._losses, self._glances = 0, dict[str, float](), dict[str, Numbers]()
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
-        if console.is_terminal and not console.quiet:
-            self._bar = Progress(*_columns(), console=console)
-            self._task = self._bar.add_task("", total=total, completed=position, status="")
+        self._position, self._total, self._per_epoch, self._unit = position, total, per_epoch, unit
+        self._losses, self._glances = dict[str, float](), dict(glances or {})
+        self._first, self._began = position, time.monotonic()
+        self._said = self._then = self._began
+        self._seconds = self._units = 0.0  # of the last steps, to tell the speed
+        is_live = console.is_terminal and not console.quiet
+        self._live = Live(get_renderable=self._drawn, console=console, transient=True) if is_live else None
 
     def __enter__(self) -> Display:
-        if self._bar is not None:
-            self._bar.start()
+        self._began = self._then = time.monotonic()
+        if self._live is not None:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def step(self, position: int, losses: Mapping[str, float], units: int) -> None:
-        """After a step: the loss is shown by level, smoothed over about twenty of its steps."""
-        self._units += units
-        for level, loss in losses.items():
-            self._losses[level] = 0.95 * self._losses.get(level, loss) + 0.05 * loss
+        """After a step: the loss is shown by level, smoothed over its own steps."""
+        smooth = {level: _KEPT * self._losses.get(level, loss) + (1 - _KEPT) * loss for level, loss in losses.items()}
+        self._losses = {**self._losses, **smooth}  # a new one: the display is drawn by another thread
         now = time.monotonic()
-        if self._bar is not None:
-            self._bar.update(self._task, completed=position, status=self._status(position, now))
-        elif now - self._said >= _SECONDS:
+        self._seconds = _KEPT * self._seconds + now - self._then
+        self._units = _KEPT * self._units + units
+        self._position, self._then = position, now
+        if self._live is None and now - self._said >= _SECONDS:
             self._said = now
-            left = (now - self._began) / (position - self._first) * (self._total - position)
-            self.console.print(
-                f"step {position:,} of {self._total:,}  {self._status(position, now)}  {_clock(left)} left"
-            )
+            say(self.console, f"step {position:,} of {self._total:,}  {self._pace()}  loss: {_by_level(self._losses)}")
 
     def evaluated(self, position: int, glances: Mapping[str, Numbers]) -> None:
-        self._glances = dict(glances)
-        where = f"epoch {position / self._per_epoch:.4g}, step {position:,}"
-        self.console.print(f"{where}  valid: {_by_level(self._glances)}", highlight=False)
+        """After an evaluation, whose time is not the steps'."""
+        self._glances, self._then = dict(glances), time.monotonic()
+        shown = "; ".join(f"{level} {_listed(each)}" for level, each in glances.items())
+        say(self.console, f"epoch {position / self._per_epoch:.4g}, step {position:,}  valid: {shown}")
 
-    def _status(self, position: int, now: float) -> str:
-        speed = self._units / max(now - self._began, 1e-9)
-        losses = ", ".join(f"{level} {loss:.3f}" for level, loss in self._losses.items())
-        return f"epoch {position / self._per_epoch:.1f}  loss: {losses}  {speed:,.0f} {self._unit}/s"
+    def _pace(self) -> str:
+        """The speed is that of the last steps; the time left counts evaluations too."""
+        epoch, done = f"epoch {self._position / self._per_epoch:.1f}", self._position - self._first
+        if not done:
+            return epoch
+        left = (self._then - self._began) / done * (self._total - self._position)
+        return f"{epoch}  {self._units / max(self._seconds, 1e-9):,.0f} {self._unit}/s  {_clock(left)} left"
+
+    def _drawn(self) -> Group:
+        """A line for the run and one for each level: its loss, and its last evaluation."""
+        bar = ProgressBar(total=self._total, completed=self._position, width=16)
+        run = Table.grid(padding=(0, 2))
+        run.add_row(f"step {self._position:,}/{self._total:,}", bar, self._pace())
+        levels = Table.grid(padding=(0, 2))
+        losses, glances = self._losses, self._glances
+        for level in dict.fromkeys([*glances, *losses]):
+            loss = f"loss {losses[level]:.3f}" if level in losses else ""
+            valid = f"valid: {_listed(glances[level])}" if level in glances else ""
+            levels.add_row(f"  {level}", loss, Text(valid, overflow="ellipsis", no_wrap=True))
+        return Group(run, levels)
 
 
-def _columns() -> list[ProgressColumn]:
-    bar = BarColumn(bar_width=20)
-    return [
-        TextColumn("step {task.completed:,}/{task.total:,}"),
-        bar,
-        TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(),
-    ]
+def say(console: Console, line: str, style: str = "") -> None:
+    """A line as it is: a path is not cut in two, nor a bracket taken for a colour."""
+    console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-def _by_level(glances: Mapping[str, Numbers]) -> str:
-    shown = (
-        f"{level} " + ", ".join(f"{name} {value:.4g}" for name, value in each.items())
-        for level, each in glances.items()
-    )
-    return "; ".join(shown)
+@contextmanager
+def warnings_on(console: Console) -> Iterator[None]:
+    """What the library warns of is shown above the progress."""
+    logger, handler = logging.getLogger("partialsgd"), _Shown()
+    handler.console = console
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+@final
+class _Shown(logging.Handler):
+    console: Console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.console, f"{record.levelname.lower()}: {record.getMessage()}", style="yellow")
+
+
+def _by_level(losses: Mapping[str, float]) -> str:
+    return ", ".join(f"{level} {loss:.3f}" for level, loss in losses.items())
+
+
+def _listed(numbers: Numbers) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
 
 
 def _clock(seconds: float) -> str:

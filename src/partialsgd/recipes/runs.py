@@ -28,10 +28,9 @@ class Run:
         """A directory of its own, with the settings in it."""
         default = f"runs/{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
         path = Path(settings.out or default)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            what = (
-                "a run is there; `partialsgd resume` continues it" if (path / "config.json").exists() else "not empty"
-            )
+        if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - {files.STAGE}):
+            is_run = (path / "config.json").exists()
+            what = f"a run is there; `partialsgd resume {path}` continues it" if is_run else "not empty"
             raise FileExistsError(f"{path} exists ({what}); give another --out")
         run = Run(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -50,10 +49,18 @@ class Run:
 
     @property
     def settings(self) -> Settings:
-        said = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-        if said.get("recipe") not in RECIPES:
-            raise ValueError(f"{self.path / 'config.json'} is of no recipe: {said.get('recipe')!r}")
-        return RECIPES[said["recipe"]](**{name: _frozen(value) for name, value in said["settings"].items()})
+        path = self.path / "config.json"
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+            recipe, values = said["recipe"], {name: _frozen(value) for name, value in said["settings"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} is not of a run ({error!r}); `partialsgd train` writes such a file") from error
+        if recipe not in list(RECIPES):
+            raise ValueError(f"{path} is of the recipe {recipe!r}; there are {', '.join(RECIPES)}")
+        try:
+            return RECIPES[recipe](**values)
+        except TypeError as error:
+            raise ValueError(f"{path} is of another version of partialsgd, or was edited: {error}") from error
 
     @property
     def metrics(self) -> Path:
@@ -96,7 +103,7 @@ class Run:
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 raise RuntimeError(f"another process is training {self.path}; wait for it, or end it") from error
             yield
 

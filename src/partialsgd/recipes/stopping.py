@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+_SAME = 1.0
+"""Seconds in which a second signal is the first one again: launchers pass on what their workers got already."""
 
 
 class Stopped(Exception):
@@ -16,20 +20,22 @@ class Stopped(Exception):
 @contextmanager
 def asked_to_stop(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """A question to ask between steps. A second signal ends the process at once."""
-    asked = threading.Event()
+    asked: list[float] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
+        if asked and time.monotonic() - asked[0] > _SAME:
             raise KeyboardInterrupt
-        asked.set()
-        say("Stopping after this step; once more to stop at once, without saving.")
+        if not asked:
+            asked.append(time.monotonic())
+            with suppress(RuntimeError):  # the signal may come in the middle of another print
+                say("Stopping after this step; once more to stop at once, without saving.")
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield lambda: False
         return
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked.is_set
+        yield lambda: bool(asked)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

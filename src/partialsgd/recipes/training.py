@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from accelerate import Accelerator
 
-from partialsgd.export import states
+from partialsgd.export import files, states
 from partialsgd.nested.switch import FULL
 from partialsgd.recipes import checkpoints, launch
 from partialsgd.recipes.dealing import Hand
@@ -29,7 +28,8 @@ class Training:
     here: Accelerator
     position: int = 0
     """Steps that were tried; `sgd.t` counts those that moved something."""
-    best: float = -math.inf
+    best: float | None = None
+    """The merit of the best checkpoint."""
     updates: dict[str, int] = field(default_factory=dict)
     """Steps by level."""
     flops: dict[str, float] = field(default_factory=dict)
@@ -56,15 +56,23 @@ class Training:
         levels = [level or FULL for level, _ in step.losses]
         for level in levels:
             passes = step.backwards / len(levels)
-            cost = sum(self.task.flops(level, batch) for batch in hand.batches) * self.here.num_processes
+            cost = launch.total(self.here, sum(self.task.flops(level, batch) for batch in hand.batches))
             self.flops[level] = self.flops.get(level, 0.0) + passes * cost
             self.updates[level] = self.updates.get(level, 0) + (not step.skipped)
 
     def save(self, run: Run, *, keep: int) -> None:
         """On every rank at once: the generators are gathered, and the first rank writes."""
+        self.require_finite()
         random = launch.random_states(self.here)
         if self.here.is_main_process:
+            files.sync(run.metrics)  # no power failure leaves a checkpoint without the lines of its steps
             checkpoints.save(run.checkpoints, self.position, self._state(random), keep=keep)
+
+    def require_finite(self) -> None:
+        """A step with a finite gradient may still end at infinity. What is written has none of it."""
+        for name, parameter in self.task.network.named_parameters():
+            if not parameter.isfinite().all():
+                raise FloatingPointError(f"the parameter {name!r} is NaN or infinite after step {self.position:,}")
 
     def load(self, run: Run) -> bool:
         """Go on from the newest whole checkpoint, if there is one."""

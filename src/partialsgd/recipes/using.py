@@ -1,0 +1,134 @@
+"""What can be done with a run: score its levels, translate with them, see what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from partialsgd.nested import Nested
+from partialsgd.nested.examples import as_call
+from partialsgd.recipes import beside, build, closing
+from partialsgd.recipes.errors import WrongCall
+from partialsgd.recipes.launch import processes
+from partialsgd.recipes.runs import Run
+from partialsgd.recipes.tasks import Numbers, Split, Task
+
+Checkpoint: TypeAlias = Literal["best", "last"]
+
+_CHUNK = 256  # lines that are translated together, at most
+
+
+def open_family(run: Run, checkpoint: Checkpoint = "best") -> tuple[Task, Nested]:
+    """The task that the run's settings describe, and its network with the weights of a checkpoint."""
+    place = weights(run, checkpoint)
+    task = build(run.settings)
+    closing.fill(task.network, place)
+    task.network.to(processes().device).eval()
+    return task, task.network
+
+
+def weights(run: Run, checkpoint: Checkpoint) -> Path:
+    """The directory of a checkpoint."""
+    place = run.best if checkpoint == "best" else run.last
+    if not place.is_dir():
+        raise FileNotFoundError(
+            f"{run.path} has no weights yet, for they are written after the first evaluation: "
+            f"partialsgd resume {run.path} goes on with the training"
+        )
+    return place
+
+
+def require_level(network: Nested, level: str) -> None:
+    if level not in network.levels:
+        raise WrongCall(f"--level: there is no level {level!r} in this run; there are {', '.join(network.levels)}")
+
+
+def evaluate(
+    run: Run, levels: Sequence[str] = (), *, split: Split = "test", checkpoint: Checkpoint = "best"
+) -> dict[str, Numbers]:
+    """The numbers of each level on a split, as they are published."""
+    task, network = open_family(run, checkpoint)
+    for level in levels:
+        require_level(network, level)
+    return {level: task.scores(level, split) for level in network.levels if level in levels or not levels}
+
+
+def scores_table(found: Mapping[str, Numbers]) -> Table:
+    """A row for each number, a column for each level."""
+    shown = Table("")
+    for level in found:
+        shown.add_column(level, justify="right")
+    for name in next(iter(found.values())):
+        shown.add_row(name, *(f"{numbers[name]:.4g}" for numbers in found.values()))
+    return shown
+
+
+def translate(
+    run: Run, lines: Iterable[str], level: str, *, beam: int | None = None, checkpoint: Checkpoint = "best"
+) -> Iterator[str]:
+    """Each line in the other language, in order. The first is translated at once, later ones more at a time."""
+    if run.settings.recipe != "translation":
+        raise WrongCall(f"{run.path} is a run of the recipe {run.settings.recipe}, and only translation translates")
+    if beam is not None and beam < 1:
+        raise WrongCall(f"--beam must be at least 1, got {beam}")
+    from partialsgd.recipes.translation.scores import translate as translated
+
+    network, tokenizer, settings = _translator(run, checkpoint)
+    require_level(network, level)
+    with network.at(level):
+        for chunk in chunks(line.rstrip("\r\n") for line in lines):
+            yield from translated(network.model, tokenizer, chunk, beam=beam or settings.beam, lenpen=settings.lenpen)
+
+
+def _translator(run: Run, checkpoint: Checkpoint) -> tuple[Nested, Any, Any]:
+    """The family and the tokenizer that the run keeps: the corpus is not read."""
+    from partialsgd.recipes.translation import model, tokens
+
+    settings: Any = run.settings
+    tokenizer = tokens.ready((run.path / beside.TOKENIZER).read_text(encoding="utf-8"))
+    network = model.family(model.build(settings, tokenizer.get_vocab_size()), settings)
+    closing.fill(network, weights(run, checkpoint))
+    return network.to(processes().device).eval(), tokenizer, settings
+
+
+def chunks(lines: Iterable[str], most: int = _CHUNK) -> Iterator[list[str]]:
+    """One line, then two, four and so on: an answer soon, and full batches for long texts."""
+    rest, size = iter(lines), 1
+    while chunk := list(islice(rest, size)):
+        yield chunk
+        size = min(2 * size, most)
+
+
+def profile(run: Run, console: Console) -> None:
+    """Parameters, FLOPs in both conventions, and the latency of each level by itself."""
+    task, network = open_family(run)
+    example = _moved(task.example(), network)
+    shown = Table()
+    for name in ("level", "parameters", "share", "forward", "training", "paper", "latency"):
+        shown.add_column(name, justify="left" if name == "level" else "right")
+    for row in network.profile(example).rows:
+        latency = task.seconds(network.extract(row.level, example=example).eval())
+        counts = (f"{count:.3g}" for count in (row.forward, row.training, row.multiply_adds))
+        shown.add_row(row.level, f"{row.parameters:,}", f"{row.share:.1%}", *counts, f"{1e3 * latency:.3g} ms")
+    console.print(shown)
+    console.print(f"forward, training: FLOPs of a pass over {_shapes(example)}, as torch counts them", highlight=False)
+    console.print("paper: multiply-adds of the forward pass, as the paper counts them", highlight=False)
+    console.print("latency: of one example, by the level taken out", highlight=False)
+
+
+def _moved(example: Any, network: nn.Module) -> Any:
+    from accelerate.utils import send_to_device
+
+    return send_to_device(example, next(network.parameters()).device)
+
+
+def _shapes(example: Any) -> str:
+    args, kwargs = as_call(example)
+    named = [("an input of", value) for value in args] + list(kwargs.items())
+    return ", ".join(f"{name} {'×'.join(map(str, x.shape))}" for name, x in named if isinstance(x, Tensor))

@@ -1,0 +1,138 @@
+"""A finished run: its levels scored, used to translate, and counted."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from partialsgd.recipes import build
+from partialsgd.recipes.errors import WrongCall
+from partialsgd.recipes.runs import Run
+from partialsgd.recipes.using import chunks, evaluate, open_family, profile, scores_table, translate
+from tests.recipes.made_runs import made_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return made_run(tmp_path_factory.mktemp("runs") / "run", "translation")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return made_run(tmp_path_factory.mktemp("runs") / "images", "images")
+
+
+def test_the_network_has_the_weights_of_the_checkpoint_and_not_of_the_start(run: Run) -> None:
+    task, network = open_family(run)
+    start = build(run.settings).network.state_dict()
+    assert task.network is network and not network.training
+    changed = [name for name, value in network.state_dict().items() if not torch.equal(value, start[name])]
+    assert any("fc1" in name for name in changed)
+
+
+def test_a_run_without_weights_says_how_to_get_them(tmp_path: Path, run: Run) -> None:
+    early = Run.new(run.settings.__class__(out=str(tmp_path / "early")))
+    with pytest.raises(FileNotFoundError, match=r"no weights yet, .*: partialsgd resume .*early goes on"):
+        open_family(early)
+
+
+def test_levels_are_scored_as_the_task_scores_them(images: Run) -> None:
+    task, _ = open_family(images)
+    found = evaluate(images)
+    assert found == {level: task.scores(level, "test") for level in ("core", "full")}
+    assert evaluate(images, ["core"], split="valid", checkpoint="last") == {"core": task.scores("core", "valid")}
+    with pytest.raises(WrongCall, match="--level: there is no level 'tiny' in this run; there are core, full"):
+        evaluate(images, ["tiny"])
+
+
+def text_of(table: Any) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_a_table_has_a_row_for_each_number() -> None:
+    text = text_of(scores_table({"core": {"BLEU": 12.3456, "loss": 2.0}, "full": {"BLEU": 20.0, "loss": 1.5}}))
+    assert [line.replace("│", " ").split() for line in text.splitlines()[3:5]] == [
+        ["BLEU", "12.35", "20"],
+        ["loss", "2", "1.5"],
+    ]
+
+
+def test_lines_are_translated_in_order_and_empty_ones_stay(run: Run) -> None:
+    lines = [source for source, _ in build(run.settings).corpus.splits["test"]]  # type: ignore[attr-defined]
+    given = [lines[0], "", *lines[1:4]]
+    found = list(translate(run, (line + "\n" for line in given), "core"))
+    task: Any = open_family(run)[0]
+    with task.network.at("core"):
+        expected = [task.translate(task.network.model, [line])[0] for line in given]
+    assert found == expected and found[1] == "" and len(set(found)) > 2
+
+
+def test_a_beam_of_one_is_another_search(run: Run) -> None:
+    lines = ["three days ago, in 5 minutes", "7.5 kilometers"]
+    assert list(translate(run, lines, "full", beam=1)) != list(translate(run, lines, "full", beam=4))
+
+
+def test_the_corpus_is_not_needed_to_translate(tmp_path: Path) -> None:
+    """The run keeps its tokenizer: the folder may be gone."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            lines = [f"{language} {split} {k}" for k in range(30)]
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+    run = made_run(tmp_path / "run", "translation", data=str(folder))
+    before = list(translate(run, ["en test 3"], "core"))
+    for file in folder.iterdir():
+        file.unlink()
+    assert list(translate(run, ["en test 3"], "core")) == before
+
+
+def test_each_line_is_answered_before_the_next_chunk_is_read(run: Run) -> None:
+    asked = []
+
+    def lines() -> Any:
+        for line in ("one", "two", "three"):
+            asked.append(line)
+            yield line
+
+    answers = translate(run, lines(), "core")
+    next(answers)
+    assert asked == ["one"]
+
+
+def test_chunks_grow_to_a_limit_and_keep_every_line() -> None:
+    lines = [str(k) for k in range(23)]
+    found = list(chunks(lines, 8))
+    assert [len(chunk) for chunk in found] == [1, 2, 4, 8, 8]
+    assert [line for chunk in found for line in chunk] == lines
+
+
+def test_what_cannot_translate_says_so(run: Run, images: Run) -> None:
+    for wrong, message in (
+        (lambda: translate(images, ["a"], "core"), "of the recipe images, and only translation translates"),
+        (lambda: translate(run, ["a"], "tiny"), "there is no level 'tiny'"),
+        (lambda: translate(run, ["a"], "core", beam=0), "--beam must be at least 1, got 0"),
+    ):
+        with pytest.raises(WrongCall, match=message):
+            list(wrong())
+
+
+def test_a_profile_has_the_parameters_and_the_work_of_each_level(images: Run) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    profile(images, console)
+    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+    _, network = open_family(images)
+    task: Any = open_family(images)[0]
+    rows = {line.split()[1]: line.split() for line in text.splitlines() if line.startswith("│")}
+    for row in network.profile(task.example()).rows:
+        shown = [cell for cell in rows[row.level] if cell != "│"]
+        assert shown[1:3] == [f"{row.parameters:,}", f"{row.share:.1%}"]
+        assert shown[3:6] == [f"{n:.3g}" for n in (row.forward, row.training, row.multiply_adds)]
+    assert "2×1×8×8" in text and max(map(len, text.splitlines())) <= 80

@@ -1,0 +1,256 @@
+"""The embedded corpus: the same each time, its splits apart, and right in both languages."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import sys
+from decimal import Decimal
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import babel
+import pytest
+
+from partialsgd.recipes.translation import kinds, phrases
+from partialsgd.recipes.translation.corpus import Corpus
+from partialsgd.recipes.translation.kinds import Draw
+from partialsgd.recipes.translation.phrases import generate
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return generate(size=3000, valid=200, test=100)
+
+
+def test_the_sizes_are_those_asked_for(corpus: Corpus) -> None:
+    assert {split: len(pairs) for split, pairs in corpus.splits.items()} == {"train": 3000, "valid": 200, "test": 100}
+    assert (corpus.source, corpus.target) == ("en", "de")
+    assert corpus.notes == (f"phrases from CLDR {babel.core.get_cldr_version()} by Babel {babel.__version__}",)
+
+
+@pytest.mark.parametrize("languages", [("en", "de"), ("fr", "ja"), ("ar", "ru")])
+def test_no_phrase_of_either_language_occurs_twice_in_all_splits(languages: tuple[str, str]) -> None:
+    made = generate(*languages, size=700, valid=60, test=60)
+    pairs = [pair for split in made.splits.values() for pair in split]
+    for side in zip(*pairs, strict=True):
+        assert len(set(side)) == len(side) == 820
+        assert all(text == " ".join(text.split()) and text for text in side)
+
+
+def test_the_seed_decides() -> None:
+    first = generate(size=40, valid=5, test=5, seed=3)
+    assert generate(size=40, valid=5, test=5, seed=3) == first
+    other = generate(size=40, valid=5, test=5, seed=4)
+    assert not set(other.splits["train"]) & set(first.splits["train"])
+
+
+def test_today_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Currencies come and go: those of one day are used."""
+
+    class Day(datetime.date):
+        @classmethod
+        def today(cls) -> Day:
+            return cls(1960, 1, 1)
+
+    expected = generate(size=50, valid=5, test=5)
+    monkeypatch.setattr("babel.numbers.datetime", SimpleNamespace(date=Day, datetime=datetime.datetime))
+    assert generate(size=50, valid=5, test=5) == expected
+
+
+def test_a_larger_corpus_has_the_same_validation_and_test(corpus: Corpus) -> None:
+    smaller = generate(size=100, valid=200, test=100)
+    assert smaller.splits["valid"] == corpus.splits["valid"]
+    assert smaller.splits["test"] == corpus.splits["test"]
+    assert smaller.splits["train"] == corpus.splits["train"][:100]
+
+
+def test_every_kind_is_there(corpus: Corpus) -> None:
+    """In both languages, of which the words, the order and the numbers differ."""
+    sources, targets = ("\n".join(side) for side in zip(*corpus.splits["train"], strict=True))
+    words = {
+        "Wednesday, ": "Mittwoch, ",
+        " PM": "14:",
+        "1st quarter ": "1. Quartal ",
+        " days ago": "vor ",
+        "in 1 month": "in 1 Monat",
+        " liters per 100 kilometers": " Liter pro 100 Kilometer",
+        "Swiss francs": "Schweizer Franken",
+        "€": " €",
+        "Côte d’Ivoire": "Côte d’Ivoire",
+        "Hungarian": "Ungarisch",
+        " (Switzerland)": " (Schweiz)",
+        ", and ": " und ",
+        ", or ": " oder ",
+    }
+    for source, target in words.items():
+        assert source in sources and target in targets, (source, target)
+
+
+def test_the_length_is_that_of_a_phrase(corpus: Corpus) -> None:
+    lengths = [len(source.split()) for source, _ in corpus.splits["train"]]
+    assert min(lengths) >= 3 and max(lengths) <= 20
+
+
+def test_a_phrase_is_not_the_same_in_both_languages(corpus: Corpus) -> None:
+    assert sum(source == target for source, target in corpus.splits["train"]) < 0.01 * 3000
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed", "english", "german"),
+    [
+        (kinds.dated, 1, "Saturday, February 9, 1974", "Samstag, 9. Februar 1974"),
+        (kinds.dated, 0, "Feb 15, 2019", "15.02.2019"),
+        (kinds.day_of_year, 1, "February 9", "9. Februar"),
+        (kinds.part_of_year, 0, "week 3 of February", "Woche 3 im Februar"),
+        (kinds.time_of_day, 0, "12:48 PM", "12:48"),
+        (kinds.moment, 1, "Saturday, February 9, 1974, 8:07 AM", "Samstag, 9. Februar 1974, 08:07"),
+        (kinds.interval, 2, "February – May 1960", "Februar–Mai 1960"),
+        (kinds.distance, 0, "in 25 seconds", "in 25 Sekunden"),
+        (kinds.distance, 1, "10 months ago", "vor 10 Monaten"),
+        (kinds.duration, 0, "2 days, 9 hours, and 33 minutes", "2 Tage, 9 Stunden und 33 Minuten"),
+        (kinds.quantity, 0, "777.05 kilometers", "777,05 Kilometer"),
+        (kinds.money, 2, "1 Swiss franc", "1 Schweizer Franken"),
+        (kinds.money, 1, "2.10 Swiss francs", "2,10 Schweizer Franken"),
+        (kinds.price, 0, "₹777.05", "777,05 ₹"),
+        (kinds.dialect, 0, "German (Austria)", "Deutsch (Österreich)"),
+        (kinds.territories, 0, "Austria and Germany", "Österreich und Deutschland"),
+        (kinds.languages, 0, "French and German", "Französisch und Deutsch"),
+    ],
+)
+def test_a_kind_says_one_thing_in_each_language(kind: kinds.Kind, seed: int, english: str, german: str) -> None:
+    saying = kind(draw(seed))
+    assert [phrases._plain(saying(babel.Locale(language))) for language in ("en", "de")] == [english, german]
+
+
+@pytest.mark.parametrize("kind", [kinds.territories, kinds.languages])
+def test_a_list_names_nothing_twice(kind: kinds.Kind) -> None:
+    for seed in range(50):
+        said = kind(draw(seed))(babel.Locale("ja"))
+        names = said.replace("または", "、").replace("、、", "、").split("、")
+        assert len(set(names)) == len(names) == 2
+
+
+def test_one_is_singular_where_it_reads_as_one() -> None:
+    """1.4 of a currency without cents is read as 1: then the noun must be that of 1."""
+    said = [kinds.money(draw(seed, currencies=["AFN"]))(babel.Locale("en")) for seed in range(200)]
+    assert "1 Afghan Afghani" in said and "1 Afghan Afghanis" not in said
+    assert not any("." in text for text in said)
+
+
+@pytest.mark.parametrize(("count", "unit", "seconds"), [(11, "month", 2_592_000), (23, "hour", 3600), (1, "second", 1)])
+def test_a_time_keeps_its_unit(count: int, unit: Any, seconds: int) -> None:
+    """Babel takes eleven months for a year, where it may."""
+    said = kinds._timedelta(count * seconds, unit, babel.Locale("en"))
+    assert said == f"{count} {unit}{'s' if count > 1 else ''}"
+
+
+def test_signs_of_a_pattern_are_not_said() -> None:
+    """CLDR writes {1} 'kl'. {0}."""
+    assert kinds.moment(draw(1))(babel.Locale("nn")) == "laurdag 9. februar 1974 kl. 08:07"
+
+
+def test_a_number_is_exact() -> None:
+    numbers = [draw(seed).number() for seed in range(500)]
+    assert any(number == 1 for number in numbers) and any(number > 1000 for number in numbers)
+    assert {len(str(number).partition(".")[2]) for number in numbers} == {0, 1, 2}
+    assert all(isinstance(number, int | Decimal) for number in numbers)
+
+
+def test_space_that_nobody_types_is_a_space() -> None:
+    texts = [text for pair in generate("fr", "ar", size=300, valid=5, test=5).splits["train"] for text in pair]
+    strange = {mark for text in texts for mark in text if mark.isspace() or mark in "\u200e\u200f\u061c"}
+    assert strange == {" "}
+
+
+def test_a_language_with_few_names_has_phrases_too() -> None:
+    """Of some, Babel knows no territories, units and currencies: there are phrases of other kinds."""
+    locale = babel.Locale.parse("smj")
+    assert not phrases._draw((locale, babel.Locale("en")), 0).territories
+    assert len(generate("smj", "en", size=200, valid=5, test=5).splits["train"]) == 200
+
+
+def test_units_are_those_with_words_in_both_languages() -> None:
+    units = phrases._draw((babel.Locale("ar"), babel.Locale("en")), 0).units
+    assert "volume-liter" not in units and "length-kilometer" in units
+    texts = [text for pair in generate("ar", "en", size=600, valid=5, test=5).splits["train"] for text in pair]
+    assert not any(f"{kind}-" in text for text in texts for kind in phrases._UNITS)
+
+
+def test_territories_are_places() -> None:
+    territories = phrases._draw((babel.Locale("en"), babel.Locale("de")), 0).territories
+    assert {"DE", "AT", "TV"} <= set(territories) and not {"ZZ", "UN", "EU", "XA", "001"} & set(territories)
+
+
+def test_locales_are_written_as_people_write_them() -> None:
+    made = generate("pt-br", "EN_gb", size=5, valid=1, test=1)
+    assert (made.source, made.target) == ("pt_BR", "en_GB")
+
+
+@pytest.mark.parametrize(
+    ("name", "closest"), [("german", "de"), ("en-GBB", "en_GB"), ("Englsh", "en"), ("", "en, de, fr")]
+)
+def test_an_unknown_locale_is_refused_with_the_closest(name: str, closest: str) -> None:
+    with pytest.raises(ValueError, match=f"Babel knows no locale '{name}'; the closest are {closest}"):
+        generate(name, "fr")
+    with pytest.raises(ValueError, match=f"Babel knows no locale '{name}'"):
+        generate("fr", name)
+
+
+def test_two_languages_are_needed() -> None:
+    with pytest.raises(ValueError, match="source and target are both pt_BR: choose two languages"):
+        generate("pt_BR", "pt-br")
+
+
+@pytest.mark.parametrize("count", ["size", "valid", "test"])
+def test_a_split_has_at_least_one_pair(count: str) -> None:
+    with pytest.raises(ValueError, match=f"{count} must be a whole number, at least 1; got 0"):
+        generate(**{count: 0})
+
+
+def test_more_than_there_are_is_refused_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_of_twelve(draw: Draw) -> kinds.Saying:
+        month = draw.random.randint(1, 12)
+        return lambda locale: babel.dates.format_date(datetime.date(2000, month, 1), "MMMM", locale)
+
+    monkeypatch.setattr(phrases, "KINDS", ((1, one_of_twelve, ()),))
+    assert len(generate(size=10, valid=1, test=1).splits["train"]) == 10
+    message = r"from en to de there are 12 different phrases, and 14 were asked for: .*\(12 \+ 1 \+ 1\) smaller"
+    with pytest.raises(ValueError, match=message):
+        generate(size=12, valid=1, test=1)
+
+
+@pytest.mark.parametrize("vague", ["en", "de"])
+def test_what_is_said_alike_of_two_things_is_said_once(monkeypatch: pytest.MonkeyPatch, vague: str) -> None:
+    def half_told(draw: Draw) -> kinds.Saying:
+        number = draw.random.randrange(20)
+        return lambda locale: str(number // 2 if locale.language == vague else number)
+
+    monkeypatch.setattr(phrases, "KINDS", ((1, half_told, ()),))
+    pairs = [pair for split in generate(size=8, valid=1, test=1).splits.values() for pair in split]
+    assert all(len(set(side)) == 10 for side in zip(*pairs, strict=True))
+    with pytest.raises(ValueError, match="there are 10 different phrases"):
+        generate(size=9, valid=1, test=1)
+
+
+def test_many_fruitless_draws_are_no_end_as_long_as_some_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_of_two_hundred(draw: Draw) -> kinds.Saying:
+        number = draw.random.randrange(200)
+        return lambda locale: f"{number} {locale}"
+
+    monkeypatch.setattr(phrases, "KINDS", ((1, one_of_two_hundred, ()),))
+    monkeypatch.setattr(phrases, "_FRUITLESS", 60)
+    assert len(generate(size=158, valid=1, test=1).splits["train"]) == 158  # of about 320 draws
+
+
+def test_without_babel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "babel", None)
+    monkeypatch.delitem(sys.modules, "partialsgd.recipes.translation.kinds")
+    with pytest.raises(ImportError, match=r"babel is needed: pip install partialsgd\[recipes\]"):
+        importlib.import_module("partialsgd.recipes.translation.kinds")
+
+
+def draw(seed: int, currencies: list[str] | None = None) -> Draw:
+    random = Random(seed)
+    return Draw(random, ["DE", "AT"], ["de", "fr"], [("de", "AT")], currencies or ["CHF"], ["length-kilometer"])
