@@ -34,7 +34,13 @@ def measure(track: Track) -> list[Figure]:
     torch.set_num_threads(track.threads)
     laptop = replace(PRESETS["laptop"], nest="none", method="plain", threads=track.threads, size=4000)
     iwslt14 = replace(
-        PRESETS["iwslt14"], nest="none", method="plain", threads=track.threads, size=4000, max_tokens=1000
+        PRESETS["iwslt14"],
+        preset="laptop",
+        nest="none",
+        method="plain",
+        threads=track.threads,
+        size=4000,
+        max_tokens=1000,
     )
     return [
         *_throughput(track, "laptop preset", laptop, repeat=5),

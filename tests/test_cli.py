@@ -191,6 +191,25 @@ def test_a_wrong_call_ends_with_2_and_names_what_is_wrong(call: Call, argv: list
     assert message in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["train", "images", "--method", "only('tiny')"], "there is no level 'tiny'; there are 'core', 'full'"),
+        (["train", "images", "--preset", "cifar10"], "the preset 'cifar10' is for CIFAR-10: give --data"),
+    ],
+)
+def test_what_only_the_network_or_the_data_can_tell_is_a_wrong_call_too(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], message: str
+) -> None:
+    from accelerate.state import AcceleratorState
+
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(*argv)
+    AcceleratorState._reset_state(reset_partial_state=True)  # one for a process, which other tests must not find
+    assert code == 2 and message in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_is_wrong_is_a_wrong_call(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     for text, message in (
@@ -231,7 +250,7 @@ def test_errors_of_others_say_what_kind_they_are(call: Call, monkeypatch: pytest
     monkeypatch.setattr(OF_RUNS["methods"], "__call__", raising(KeyError("weight")))
     assert call("methods") == (1, "", "partialsgd: KeyError: 'weight'; PARTIALSGD_TRACEBACK=1 shows where\n")
     monkeypatch.setattr(OF_RUNS["methods"], "__call__", raising(KeyboardInterrupt()))
-    assert call("methods") == (1, "", "partialsgd: interrupted\n")
+    assert call("methods") == (1, "", "partialsgd: interrupted; a training goes on by `partialsgd resume RUN`\n")
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure_to_speak_of() -> None:
@@ -245,6 +264,16 @@ def test_a_reader_that_has_seen_enough_is_no_failure_to_speak_of() -> None:
 def test_without_tyro_the_extra_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert call("methods") == (1, "", "partialsgd: the command line needs tyro: pip install partialsgd[recipes]\n")
+
+
+@pytest.mark.parametrize("name", ["accelerate", "rich"])
+def test_without_another_library_of_the_recipes_the_extra_is_named(name: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules[{name!r}] = None; from partialsgd.cli import main; sys.exit(main(['resume', '.']))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (
+        1,
+        f"partialsgd: {name} is needed for this: pip install partialsgd[recipes]\n",
+    )
 
 
 def test_methods_are_listed_with_their_line(call: Call) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+import partialsgd as ps
 from partialsgd import Branch, Context, Method, PartialSGD, masks
 from partialsgd.steps import begin
 from partialsgd.testing.problems import PROBLEMS
@@ -41,3 +43,23 @@ def test_a_loop_that_gives_no_loss_gets_none() -> None:
     with sgd.gradient():
         MLP.closure(model, 0)()
     assert sgd.update().loss is None
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"), [(ps.methods.plain(), 1), (ps.methods.sam(), 2), (ps.methods.extragradient(past=True), 1)]
+)
+@pytest.mark.parametrize("meter", [None, ps.CriteriaMeter(every=1, alerts=None)])
+def test_a_step_tells_the_passes_of_its_method_from_those_that_measured(
+    method: ps.Method, passes: int, meter: ps.CriteriaMeter | None
+) -> None:
+    model, x = torch.nn.Linear(3, 1), torch.ones(2, 3)
+    sgd = ps.PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method, meter=meter)
+
+    def closure() -> torch.Tensor:
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    sgd.step(closure)
+    step = sgd.step(closure)
+    assert step.passes == (None,) * passes and step.backwards >= passes

@@ -53,6 +53,7 @@ class Passing:
             raise RuntimeError("a gradient was left out: run forward and backward inside `with g:` for each g")
         step.backwards += 1
         if counts:
+            step.passes.append(branch.level)
             step.note(branch, g)
 
     def look(

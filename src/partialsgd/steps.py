@@ -44,6 +44,8 @@ class Step:
     the user's, what the method's own has found."""
     lr: float = 0.0
     """The learning rate of the optimizer's first group as the step used it: α γ."""
+    passes: tuple[str | None, ...] = ()
+    """The levels of the backward passes that the method itself took; measurements are left out."""
 
     @property
     def criteria(self) -> Any:
@@ -66,6 +68,7 @@ class Pending:
     losses: list[tuple[str | None, Tensor]] = field(default_factory=list)
     all_losses: list[tuple[str | None, Tensor]] = field(default_factory=list)
     backwards: int = 0
+    passes: list[str | None] = field(default_factory=list)
     current: Pass | None = None
     outputs: Any = None
     teacher: Any = None
@@ -131,6 +134,7 @@ class Pending:
     def accumulate(self, before: Pending, earlier: Vector, parameters: Parameters) -> None:
         """Add the micro-batches before this one: their losses, their passes and their gradients."""
         self.backwards += before.backwards
+        self.passes = before.passes + self.passes
         self.all_losses += before.all_losses
         self.losses = [(level, a + b) for (level, a), (_, b) in zip(before.losses, self.losses, strict=False)]
         self.overflow |= before.overflow
@@ -149,6 +153,7 @@ class Pending:
             skipped,
             tuple(self.found.get("meter" if "meter" in self.measured else "method", ())),
             lr * self.scale,
+            tuple(self.passes),
         )
 
     def _loss(self) -> Tensor | None:

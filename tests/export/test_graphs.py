@@ -9,6 +9,7 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from partialsgd import LowRank, Nested, OutputSum, Width, export, nest
@@ -118,3 +119,65 @@ def test_without_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ImportError, match=rf"{name} is needed: pip install partialsgd\[export\]"):
         export.export(nest(mlp(), Width(1 / 2)), "core", tmp_path / "new", format="onnx", example=torch.ones(2, 6))
     assert not (tmp_path / "new").exists()
+
+
+def seq2seq(kind: str) -> Nested:
+    torch.manual_seed(0)
+    shape = dict(vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, max_position_embeddings=32)
+    heads = dict(encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24)
+    tokens = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=None)
+    config = getattr(transformers, f"{kind}Config")(**shape, **heads, **tokens)
+    classes = {"Marian": transformers.MarianMTModel, "MBart": transformers.MBartForConditionalGeneration}
+    return nest(classes[kind](config), LowRank(1 / 4, where=("*.fc1", "*.fc2", "*.q_proj"))).eval()
+
+
+def sentences(rows: int, source: int, target: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(rows)
+    mask = torch.ones(rows, source, dtype=torch.long)
+    mask[0, source // 2 + 1 :] = 0
+    return {
+        "input_ids": torch.randint(3, 40, (rows, source), generator=draw),
+        "attention_mask": mask,
+        "decoder_input_ids": torch.randint(3, 40, (rows, target), generator=draw),
+    }
+
+
+LENGTHS = {"input_ids": {1: "source"}, "attention_mask": {1: "source"}, "decoder_input_ids": {1: "target"}}
+
+
+@pytest.mark.parametrize("kind", ["Marian", "MBart"])
+def test_lengths_that_are_dynamic_may_be_any(tmp_path: Path, kind: str) -> None:
+    nested = seq2seq(kind)
+    export.export(nested, "core", tmp_path, format="onnx", example=sentences(2, 7, 5), dynamic=LENGTHS)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert [said.name for said in session.get_outputs()] == ["logits", "encoder_last_hidden_state"]
+    for rows, source, target in [(1, 1, 1), (1, 9, 1), (3, 2, 8), (4, 5, 5), (2, 30, 31)]:
+        inputs = sentences(rows, source, target)
+        with nested.at("core"), torch.no_grad():
+            expected = nested(**inputs).logits
+        [logits] = session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})
+        torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dynamic_names_arguments_and_dimensions_that_there_are(tmp_path: Path) -> None:
+    nested = nest(mlp(), LowRank(1 / 2, where="0"))
+
+    def refused(dynamic: dict[str, dict[int, str]], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            export.export(nested, "core", tmp_path, format="onnx", example=torch.ones(2, 6), dynamic=dynamic)
+
+    refused({"x": {1: "width"}}, r"dynamic: there is no argument 'x'; there are 'input'")
+    refused({"input": {2: "depth"}}, r"dimension 2 of 'input' must be in the example.*its shape is \(2, 6\)")
+    short = sentences(2, 1, 5)
+    with pytest.raises(ValueError, match=r"dimension 1 of 'input_ids'.* at least 2 .*its shape is \(2, 1\)"):
+        export.export(seq2seq("Marian"), "core", tmp_path, format="onnx", example=short, dynamic=LENGTHS)
+
+
+def test_a_dimension_that_the_code_fixes_cannot_be_dynamic(tmp_path: Path) -> None:
+    nested = nest(mlp(), LowRank(1 / 2, where="0"))
+    with pytest.raises(
+        RuntimeError, match=r"(?s)cannot trace Sequential with .*'width'.* leave out those that its code"
+    ):
+        export.export(
+            nested, "core", tmp_path, format="onnx", example=torch.ones(2, 6), dynamic={"input": {1: "width"}}
+        )

@@ -10,6 +10,14 @@ from tests.recipes import toy as toys
 from tests.recipes.nursery import Nursery
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tokenizers of tests are not kept where the user's are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def toy() -> Iterator[None]:
     """accelerate keeps one state for a process, which other tests must not find."""

@@ -181,7 +181,7 @@ def test_asked_to_stop_it_finishes_the_step_saves_and_goes_on_to_the_bit(
 ) -> None:
     whole = remains(trained(tmp_path / "whole", **HARD, method=method).path)
     place = tmp_path / "stopped"
-    for position in (0, 6, 13):  # the first, the last of an epoch, one between checkpoints
+    for position in (0, 6, 9, 13):  # the first, the last of an epoch, two between checkpoints
         with monkeypatch.context() as patch:
             at_batch(position, lambda: os.kill(os.getpid(), number), patch)
             after = rf"stopped after step {position + 1}; to go on: partialsgd resume {place}"
@@ -190,6 +190,7 @@ def test_asked_to_stop_it_finishes_the_step_saves_and_goes_on_to_the_bit(
         assert "Stopping after this step" in capsys.readouterr().err
         found = checkpoints.latest(place / "checkpoints")
         assert found is not None and found[0] == position + 1 == len(report.read(place / "metrics.jsonl"))
+        assert bool(found[1]["glances"]) == (position >= 6), "the last evaluation is remembered"
     loop.resume(Run.open(place))
     assert "Going on from step 14 of 21." in capsys.readouterr().err
     assert remains(place) == whole

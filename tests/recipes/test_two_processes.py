@@ -113,6 +113,8 @@ def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     first, second = pair(nursery, "train", json.dumps({**HARD, "out": str(place / "run")}), place / "log")
     assert (first.join(), second.join()) == (0, 0), first.output + second.output
     assert second.output == "", "the second is quiet"
+    found = checkpoints.latest(place / "run" / "checkpoints")
+    assert found is not None and not torch.equal(*(each["cpu"] for each in found[1]["random"])), "each draws its own"
     return remains(place / "run")
 
 

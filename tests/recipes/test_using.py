@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from partialsgd.recipes import build
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.runs import Run
-from partialsgd.recipes.using import chunks, evaluate, open_family, profile, scores_table, translate
+from partialsgd.recipes.using import arriving, evaluate, open_family, profile, scores_table, translate
 from tests.recipes.made_runs import made_run
 
 
@@ -67,7 +68,7 @@ def test_a_table_has_a_row_for_each_number() -> None:
 def test_lines_are_translated_in_order_and_empty_ones_stay(run: Run) -> None:
     lines = [source for source, _ in build(run.settings).corpus.splits["test"]]  # type: ignore[attr-defined]
     given = [lines[0], "", *lines[1:4]]
-    found = list(translate(run, (line + "\n" for line in given), "core"))
+    found = list(translate(run, [given], "core"))
     task: Any = open_family(run)[0]
     with task.network.at("core"):
         expected = [task.translate(task.network.model, [line])[0] for line in given]
@@ -76,7 +77,7 @@ def test_lines_are_translated_in_order_and_empty_ones_stay(run: Run) -> None:
 
 def test_a_beam_of_one_is_another_search(run: Run) -> None:
     lines = ["three days ago, in 5 minutes", "7.5 kilometers"]
-    assert list(translate(run, lines, "full", beam=1)) != list(translate(run, lines, "full", beam=4))
+    assert list(translate(run, [lines], "full", beam=1)) != list(translate(run, [lines], "full", beam=4))
 
 
 def test_the_corpus_is_not_needed_to_translate(tmp_path: Path) -> None:
@@ -88,30 +89,32 @@ def test_the_corpus_is_not_needed_to_translate(tmp_path: Path) -> None:
             lines = [f"{language} {split} {k}" for k in range(30)]
             (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
     run = made_run(tmp_path / "run", "translation", data=str(folder))
-    before = list(translate(run, ["en test 3"], "core"))
+    before = list(translate(run, [["en test 3"]], "core"))
     for file in folder.iterdir():
         file.unlink()
-    assert list(translate(run, ["en test 3"], "core")) == before
+    assert list(translate(run, [["en test 3"]], "core")) == before
 
 
-def test_each_line_is_answered_before_the_next_chunk_is_read(run: Run) -> None:
-    asked = []
+def test_lines_are_taken_as_they_arrive() -> None:
+    """Who writes a line and waits for the answer gets it, whatever was written before."""
+    reading, writing = os.pipe()
+    found = arriving(reading)
+    for text, lines in (("one\n", ["one"]), ("two\nthree\r\nfo", ["two", "three"]), ("ür\n", ["foür"])):
+        os.write(writing, text.encode())
+        assert next(found) == lines
+    os.write(writing, "ä".encode()[:1])
+    os.write(writing, "ä".encode()[1:])
+    os.close(writing)
+    assert list(found) == [["ä"]]
+    os.close(reading)
 
-    def lines() -> Any:
-        for line in ("one", "two", "three"):
-            asked.append(line)
-            yield line
 
-    answers = translate(run, lines(), "core")
-    next(answers)
-    assert asked == ["one"]
-
-
-def test_chunks_grow_to_a_limit_and_keep_every_line() -> None:
-    lines = [str(k) for k in range(23)]
-    found = list(chunks(lines, 8))
-    assert [len(chunk) for chunk in found] == [1, 2, 4, 8, 8]
-    assert [line for chunk in found for line in chunk] == lines
+def test_a_long_text_comes_in_pieces_and_keeps_every_line(tmp_path: Path) -> None:
+    lines = [f"line {k}" for k in range(5000)]
+    (tmp_path / "text").write_text("\n".join(lines))
+    with (tmp_path / "text").open("rb") as file:
+        found = list(arriving(file.fileno()))
+    assert len(found) > 2 and [line for chunk in found for line in chunk] == lines
 
 
 def test_what_cannot_translate_says_so(run: Run, images: Run) -> None:

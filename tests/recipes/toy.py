@@ -71,6 +71,12 @@ class ToyTask:
         self.optimizers: Sequence[Optimizer] = [torch.optim.Adam(self.network.parameters(), lr=settings.lr)]
         self.batches = ToyBatches(settings.seed, settings.count, settings.nan_at)
 
+    def notes(self) -> list[str]:
+        return []
+
+    def digest(self) -> str:
+        return "points"
+
     def rate(self, t: int, total: int) -> float:
         return 1 / (1 + t)
 

@@ -21,6 +21,8 @@ from partialsgd.recipes.errors import WrongCall
 
 __all__ = ["main"]
 
+_EXTRA = ("accelerate", "babel", "rich", "sacrebleu", "sklearn", "tokenizers", "tomli", "transformers", "tyro")
+
 _ABOUT = """\
 Train a network and the smaller ones inside it in one run, and use each of them.
 
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WrongCall as error:
         return _ended(str(error), 2)
     except KeyboardInterrupt:
-        return _ended("interrupted", 1)
+        return _ended("interrupted; a training goes on by `partialsgd resume RUN`", 1)
     except BrokenPipeError:  # who reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -91,6 +93,8 @@ def _ended(message: str, code: int) -> int:
 
 def _message(error: Exception) -> str:
     """The errors of this package say what is wrong; of others the kind is part of the message."""
+    if isinstance(error, ModuleNotFoundError) and error.name in _EXTRA:
+        return f"{error.name} is needed for this: pip install partialsgd[recipes]"
     said = isinstance(error, (ValueError, OSError, RuntimeError, ImportError, ArithmeticError))
     is_ours = type(error).__module__.startswith("partialsgd.")
     if said or is_ours:

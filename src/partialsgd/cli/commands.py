@@ -35,12 +35,15 @@ class Evaluate:
         from rich.console import Console
 
         from partialsgd.recipes.runs import Run
-        from partialsgd.recipes.using import evaluate, scores_table
+        from partialsgd.recipes.using import evaluate, scores_table, signature
 
-        found = evaluate(Run.open(self.run), self.level, split=self.split, checkpoint=self.checkpoint)
+        run = Run.open(self.run)
+        found = evaluate(run, self.level, split=self.split, checkpoint=self.checkpoint)
         console = Console()
         console.print(f"{self.run}: the {self.checkpoint} weights on the {self.split} data", highlight=False)
         console.print(scores_table(found))
+        if said := signature(run):
+            console.print(said, highlight=False)
 
 
 @final
@@ -63,11 +66,16 @@ class Translate:
 
     def __call__(self) -> None:
         from partialsgd.recipes.runs import Run
-        from partialsgd.recipes.using import translate
+        from partialsgd.recipes.using import arriving, translate
 
-        sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        for line in translate(Run.open(self.run), sys.stdin, self.level, beam=self.beam, checkpoint=self.checkpoint):
-            print(line, flush=True)
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+        try:
+            run = Run.open(self.run)
+            lines = arriving(sys.stdin.fileno())
+            for line in translate(run, lines, self.level, beam=self.beam, checkpoint=self.checkpoint):
+                print(line, flush=True)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the standard input is not UTF-8: {error}") from error
 
 
 @final

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from partialsgd.export.files import staged
 from partialsgd.recipes.tasks import Task
 
 TOKENIZER, INPUTS = "tokenizer.json", "inputs.json"
@@ -13,8 +14,9 @@ TOKENIZER, INPUTS = "tokenizer.json", "inputs.json"
 
 def write(recipe: str, task: Task, directory: Path) -> None:
     """`tokenizer.json` for a translation, `inputs.json` for images and rows."""
-    for name, text in files(recipe, task).items():
-        (directory / name).write_text(text, encoding="utf-8")
+    with staged(directory) as stage:
+        for name, text in files(recipe, task).items():
+            (stage / name).write_text(text, encoding="utf-8")
 
 
 def files(recipe: str, task: Any) -> dict[str, str]:

@@ -35,7 +35,7 @@ below it.
 }
 
 
-def card(run: Run, task: Task, level: str, format: str) -> str:
+def card(run: Run, task: Task, level: str, format: str, checkpoint: str) -> str:
     """The text of the README."""
     settings, levels = run.settings, task.network.levels
     smaller = str(getattr(settings, "nest", "")) if level != levels[-1] else ""
@@ -43,7 +43,7 @@ def card(run: Run, task: Task, level: str, format: str) -> str:
 
 {_data(settings)} {_size(task, level)} Method: `{settings.method}`, of partialsgd, which is not needed to use it.
 
-{_scores(run, level)}## Use
+{_scores(run, level, checkpoint)}## Use
 
 In this directory, after `pip install {_NEEDS[settings.recipe, format]}`:
 
@@ -101,10 +101,10 @@ def _size(task: Task, level: str) -> str:
     return f"{size:,} parameters: {share}; trained together with the levels {', '.join(levels)}."
 
 
-def _scores(run: Run, level: str) -> str:
-    """On the test data, at the end of the training."""
+def _scores(run: Run, level: str, checkpoint: str) -> str:
+    """On the test data, at the end of the training, if it is this checkpoint that was scored then."""
     summary = run.summary
-    if summary is None:
+    if summary is None or summary["checkpoint"] != checkpoint:
         return ""
     found = summary["levels"][level]["test"]
     rows = "".join(f"| {name} | {value:.4g} |\n" for name, value in found.items())

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from accelerate.utils import send_to_device
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from partialsgd.export import files, states
 from partialsgd.nested import Nested
@@ -51,12 +53,13 @@ def summarise(run: Run, task: Task, training: Training, console: Console) -> Sum
 def _level(task: Task, training: Training, level: str) -> dict[str, Any]:
     network = task.network
     size, whole = network.size(level), network.size(network.levels[-1])
+    example = send_to_device(task.example(), next(network.parameters()).device)
     return {
         "parameters": size,
         "share": size / whole,
         "updates": training.updates.get(level, 0),
         "flops": training.flops.get(level, 0.0),
-        "latency": task.seconds(network.extract(level, example=task.example()).eval()),
+        "latency": task.seconds(network.extract(level, example=example).eval()),
         "test": task.scores(level, "test"),
     }
 
@@ -88,15 +91,14 @@ def table(summary: Summary) -> Table:
 
 
 def _show_extra(name: str, value: Any, console: Console) -> None:
+    """As it is: a bracket in a translation is no colour."""
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        shown = Table(title=name)
+        shown = Table(title=Text(name))
         for column in value[0]:
-            shown.add_column(str(column))
+            shown.add_column(Text(str(column)))
         for row in value:
-            shown.add_row(*(str(cell) for cell in row.values()))
+            shown.add_row(*(Text(str(cell)) for cell in row.values()))
         console.print(shown)
-    elif isinstance(value, (list, tuple)):
-        for line in value:
-            console.print(f"{name}: {line}", highlight=False)
-    else:
-        console.print(f"{name}: {value}", highlight=False)
+        return
+    for line in value if isinstance(value, (list, tuple)) else [value]:
+        console.print(f"{name}: {line}", highlight=False, markup=False)

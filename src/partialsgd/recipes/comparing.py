@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import shutil
 import time
@@ -15,10 +16,14 @@ from partialsgd.export.files import write_json
 from partialsgd.recipes import build, comparison, launch, loop
 from partialsgd.recipes.comparison import Pair, Summary
 from partialsgd.recipes.dealing import Deal
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.runs import Run
 from partialsgd.recipes.settings import Settings, require_at_least
 
 Budget: TypeAlias = Literal["epochs", "updates", "flops"]
+
+_CHOOSERS = ("alternating", "slimmable", "sandwich")
+"""The methods that train several levels."""
 
 _COUNTED = 64  # batches over which the FLOPs of a step are averaged
 
@@ -30,7 +35,14 @@ def compare(settings: Settings, *, budget: Budget = "epochs", seeds: int = 1) ->
     outside the level moves. The whole network alone: not nested, with the start of an ordinary network.
     """
     require_at_least("seeds", seeds, 1)
-    out = Path(settings.out or f"runs/compare-{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if getattr(settings, "nest", "") == "none":
+        raise WrongCall("--nest none has one level, and nothing to compare it with; choose another")
+    launch.processes()
+    default = f"runs/compare-{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = Path(launch.from_main(settings.out or default))
+    settings = loop.pinned(settings)
+    launch.console().print(f"The runs are made in {out}; with --out {out} the same call goes on there", highlight=False)
+    _instead(settings.method, "plain")  # refused now, not after the joint training
     pairs = [_pair(replace(settings, seed=settings.seed + k), budget, out) for k in range(seeds)]
     rows = comparison.rows(pairs)
     if launch.processes().is_main_process:
@@ -46,8 +58,6 @@ def _pair(settings: Settings, budget: Budget, out: Path) -> Pair:
     """One seed."""
     joint = _summary(settings, out / f"joint-seed{settings.seed}")
     levels = list(joint["levels"])
-    if len(levels) < 2:
-        raise ValueError("there is one level, and nothing to compare it with; give a --nest other than none")
     alone: dict[str, Summary] = {}
     for level in levels:
         wanted = within(alone_at(settings, level, levels), level, joint, budget)
@@ -56,11 +66,31 @@ def _pair(settings: Settings, budget: Budget, out: Path) -> Pair:
 
 
 def alone_at(settings: Settings, level: str, levels: list[str]) -> Settings:
-    """The settings with which a level is trained by itself."""
+    """The settings with which a level is trained by itself; what the method does beside choosing levels stays."""
     if level == levels[-1] and hasattr(settings, "nest"):
-        changes: Any = {"nest": "none", "method": "plain"}
+        changes: Any = {"nest": "none", "method": _instead(settings.method, "plain")}
         return replace(settings, **changes)
-    return replace(settings, method=f"only({level!r})")
+    return replace(settings, method=_instead(settings.method, f"only({level!r})"))
+
+
+def _instead(method: str, alone: str) -> str:
+    """The method's text with another one in the place of that which chooses the levels."""
+    tree = ast.parse(method.strip(), mode="eval").body
+    if _name(tree) in _CHOOSERS:
+        return alone
+    if isinstance(tree, ast.Call) and _name(tree) == "compose" and len(tree.args) == 2:
+        first, second = tree.args
+        if _name(first) in _CHOOSERS:
+            return ast.unparse(second) if alone == "plain" else f"compose({alone}, {ast.unparse(second)})"
+    raise WrongCall(
+        f"--method {method}: it cannot be told what a level alone is to be trained with; give one of "
+        f"{', '.join(_CHOOSERS)}, or compose(one of them, another method), which both then have"
+    )
+
+
+def _name(node: ast.expr) -> str:
+    called = node.func if isinstance(node, ast.Call) else node
+    return called.id if isinstance(called, ast.Name) else ""
 
 
 def within(settings: Settings, level: str, joint: Summary, budget: Budget) -> Settings:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ def export_level(
 ) -> Path:
     """Write a level of a run, and return where; by default below the run's own directory."""
     recipe = run.settings.recipe
+    if to is not None and any((to / name).exists() for name in ("metrics.jsonl", "checkpoints")):
+        raise WrongCall(f"--to: {to} is a run, and its settings would be lost; give another directory")
     if format == "transformers" and recipe != "translation":
         raise WrongCall(f"--format transformers is for translations, and {run.path} is of {recipe}; take another")
     task, network = open_family(run, checkpoint)
@@ -36,14 +40,28 @@ def export_level(
     example = task.example()
     place = to or run.path / "exports" / f"{level.replace('/', '_')}-{format}"
     dynamic = _LENGTHS if recipe == "translation" else None
-    export.export(network, level, place, format=format, example=example, dynamic=dynamic)
+    with _no_bars() if format == "transformers" else nullcontext():
+        export.export(network, level, place, format=format, example=example, dynamic=dynamic)
     beside.write(recipe, task, place)
     if format == "transformers":
         _tokenizer(task).save_pretrained(place)
     if recipe == "images" and format == "safetensors":
         (place / "network.py").write_text(_source("partialsgd.recipes.images.resnet"), encoding="utf-8")
-    (place / "README.md").write_text(cards.card(run, task, level, format), encoding="utf-8")
+    (place / "README.md").write_text(cards.card(run, task, level, format, checkpoint), encoding="utf-8")
     return place
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Writing and reading the file once are done before a bar is worth it."""
+    logging = import_module("transformers.utils.logging")
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
 
 
 def _source(module: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,15 @@ from torch import Tensor
 
 from partialsgd.recipes.settings import Settings
 
+_PATIENCE = timedelta(hours=24)
+"""The others wait while the first rank evaluates: torch's own ten minutes are too few for a beam search."""
+
 _PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 def processes() -> PartialState:
     """This process among the others that torchrun or accelerate has started."""
-    return PartialState(cpu=not torch.accelerator.is_available())
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
 
 
 def accelerator(settings: Settings, path: Path) -> Accelerator:
@@ -43,6 +48,9 @@ def accelerator(settings: Settings, path: Path) -> Accelerator:
 
 def require(settings: Settings) -> None:
     """Refuse what this machine cannot do; accelerate would only say so in a log, or after the run was made."""
+    for module, extra in _needed(settings):
+        if find_spec(module) is None:
+            raise ImportError(f"{module} is needed for this: pip install partialsgd[{extra}]")
     if settings.precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError('precision "fp16" needs a GPU; without one there are "fp32" and "bf16"')
     known = sorted(kind.value for kind in get_available_trackers())
@@ -51,6 +59,13 @@ def require(settings: Settings) -> None:
             raise ValueError(
                 f"the tracker {name!r} is not installed, or accelerate has none of that name; here {known}"
             )
+
+
+def _needed(settings: Settings) -> list[tuple[str, str]]:
+    """The modules that a run uses, also at its end, and the extra that has them."""
+    translation = ("babel", "sacrebleu", "sklearn", "tokenizers", "transformers")
+    names = translation if settings.recipe == "translation" else ("sklearn",)
+    return [*((name, "recipes") for name in names), *([("tensorboard", "report")] if settings.tensorboard else [])]
 
 
 @contextmanager

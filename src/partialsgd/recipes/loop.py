@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,6 +22,7 @@ from partialsgd.passes import Pass
 from partialsgd.recipes import beside, build, closing, launch
 from partialsgd.recipes.advice import advised
 from partialsgd.recipes.dealing import Deal, Hand
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.methods import method_of
 from partialsgd.recipes.progress import Display, say, warnings_on
 from partialsgd.recipes.runs import Run
@@ -35,10 +38,17 @@ __all__ = ["Stopped", "resume", "train"]
 
 def train(settings: Settings, *, show: bool = True) -> Run:
     """A new run, to its end, which is shown as a table."""
-    settings = replace(settings, threads=settings.threads or torch.get_num_threads())
-    task = _prepared(settings)  # what is wrong with the settings is found before a directory is made
+    settings = pinned(settings)
+    try:
+        task = _prepared(settings)
+    except (
+        ValueError,
+        FileNotFoundError,
+        NotADirectoryError,
+    ) as error:  # what is wrong with the settings is found before a directory is made
+        raise WrongCall(str(error)) from error
     is_main = launch.processes().is_main_process
-    path: str = launch.from_main(str(Run.new(settings).path) if is_main else None)
+    path: str = launch.from_main(str(Run.new(settings, task.digest()).path) if is_main else None)
     return _to_the_end(Run(Path(path)), settings, task, show)
 
 
@@ -47,7 +57,16 @@ def resume(run: Run, *, show: bool = True) -> Run:
     if run.summary is not None:
         say(launch.console(), f"{run.path} is at its end; there is nothing to resume.")
         return run
-    return _to_the_end(run, run.settings, _prepared(run.settings), show)
+    task = _prepared(run.settings)
+    run.require_data(task.digest())
+    return _to_the_end(run, run.settings, task, show)
+
+
+def pinned(settings: Settings) -> Settings:
+    """What would be another thing tomorrow, or elsewhere: the number of threads, and a path from here."""
+    settings = replace(settings, threads=settings.threads or torch.get_num_threads())
+    data = getattr(settings, "data", None)
+    return settings if data is None else replace(settings, **{"data": os.path.abspath(data)})
 
 
 def _prepared(settings: Settings) -> Task:
@@ -71,6 +90,8 @@ def _to_the_end(run: Run, settings: Settings, task: Task, show: bool) -> Run:
     ):
         if here.is_main_process:
             beside.write(settings.recipe, task, run.path)
+        for note in task.notes():
+            say(console, note)
         training = fit(run, settings, task, here, console)
         if here.is_main_process:
             summary = closing.summarise(run, task, training, console)
@@ -100,10 +121,12 @@ def fit(run: Run, settings: Settings, task: Task, here: Accelerator, console: Co
     shown = Display(console, **sizes, unit=task.unit, glances=training.glances)
     with _log(run, settings, training) as log, asked_to_stop(partial(say, console)) as is_asked, shown:
         while training.position < total:
+            start = time.monotonic()
             hand = deal.hand(training.position, move)
             training.set_rate(total)
             step = training.sgd.step(partial(_forward_backward, task, model, here, hand))
             training.count(step, hand)
+            training.seconds += time.monotonic() - start
             shown.step(training.position, {level or FULL: float(loss) for level, loss in step.losses}, hand.units)
             numbers: Numbers = {"epoch": training.position / len(deal), task.unit: hand.units}
             is_over = training.position == total
@@ -141,8 +164,7 @@ def _evaluated(training: Training, run: Run, shown: Display) -> Numbers:
     glances = training.glances = {level: task.glance(level) for level in task.network.levels}
     noise.restore()
     modes.restore()
-    trained = {level: glances[level] for level in training.updates} or glances  # no other level decides
-    merit = task.merit(trained)
+    merit = task.merit(training.judged(glances))
     ps.export.save(task.network, run.last, metrics=glances)
     if training.best is None or merit > training.best:
         training.best = -math.inf if math.isnan(merit) else merit

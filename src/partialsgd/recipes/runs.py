@@ -13,6 +13,7 @@ from typing import Any, final
 import partialsgd
 from partialsgd.export import files
 from partialsgd.recipes import RECIPES
+from partialsgd.recipes.errors import AlreadyThere, NotThere
 from partialsgd.recipes.settings import Settings
 
 
@@ -24,27 +25,31 @@ class Run:
     path: Path
 
     @staticmethod
-    def new(settings: Settings) -> Run:
-        """A directory of its own, with the settings in it."""
+    def new(settings: Settings, digest: str | None = None) -> Run:
+        """A directory of its own, with the settings in it and the hash of the data."""
         default = f"runs/{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
         path = Path(settings.out or default)
         if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - {files.STAGE}):
             is_run = (path / "config.json").exists()
             what = f"a run is there; `partialsgd resume {path}` continues it" if is_run else "not empty"
-            raise FileExistsError(f"{path} exists ({what}); give another --out")
+            raise AlreadyThere(f"{path} exists ({what}); give another --out")
         run = Run(path)
         path.mkdir(parents=True, exist_ok=True)
-        run.write("config.json", {"recipe": settings.recipe, "settings": asdict(settings), "versions": versions()})
+        said = {"recipe": settings.recipe, "settings": asdict(settings), "data": digest, "versions": versions()}
+        run.write("config.json", said)
         return run
 
     @staticmethod
     def open(path: str | Path) -> Run:
         run = Run(Path(path))
         if not (run.path / "config.json").is_file():
-            raise FileNotFoundError(
-                f"{run.path} is no run: it has no config.json, which `partialsgd train` writes first"
-            )
-        _ = run.settings
+            raise NotThere(f"{run.path} is no run: it has no config.json, which `partialsgd train` writes first")
+        try:
+            _ = run.settings
+        except ValueError:
+            if (run.path.parent / "checkpoints").is_dir():
+                raise NotThere(f"{run.path} is a part of a run; give the run itself, {run.path.parent}") from None
+            raise
         return run
 
     @property
@@ -61,6 +66,15 @@ class Run:
             return RECIPES[recipe](**values)
         except TypeError as error:
             raise ValueError(f"{path} is of another version of partialsgd, or was edited: {error}") from error
+
+    def require_data(self, digest: str) -> None:
+        """Refuse data that the run was not begun with: its test phrases may be training phrases there."""
+        said = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        if said.get("data") not in (None, digest):
+            raise ValueError(
+                f"the data are not those that {self.path} was begun with: the files have changed, or a library that "
+                f"makes them ({', '.join(f'{name} {version}' for name, version in said['versions'].items())} then)"
+            )
 
     @property
     def metrics(self) -> Path:

@@ -64,6 +64,7 @@ network = kind(kind.config_class.from_dict(said["model"]["config"])).eval()
 network.generation_config = transformers.GenerationConfig.from_dict(said["model"]["generation"])
 $smaller$numbers
 tokenizer = Tokenizer.from_file("tokenizer.json")
+tokenizer.encode_special_tokens = True  # "</s>" in a text is text
 
 
 def translate(text, **options):
@@ -79,6 +80,7 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file("tokenizer.json")
+tokenizer.encode_special_tokens = True  # "</s>" in a text is text
 session = onnxruntime.InferenceSession("model.onnx")
 END = tokenizer.token_to_id("</s>")  # with which a target begins, too
 
@@ -100,7 +102,7 @@ print(translate($text))
     ("translation", "transformers"): """
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".", split_special_tokens=True)  # "</s>" in a text is text
 network = AutoModelForSeq2SeqLM.from_pretrained(".").eval()
 
 

@@ -42,6 +42,12 @@ class Task(Protocol):
     score: str
     """The number of `scores` that a table shows: "BLEU", "accuracy"."""
 
+    def notes(self) -> list[str]:
+        """What a user should know of the data before the first step: what was dropped, and why."""
+
+    def digest(self) -> str:
+        """A hash of the data: a run is resumed and scored on those that it was begun with."""
+
     def rate(self, t: int, total: int) -> float:
         """The factor of the learning rates at step t of a training of `total` steps: a pure function."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -30,6 +29,8 @@ class Training:
     """Steps that were tried; `sgd.t` counts those that moved something."""
     best: float | None = None
     """The merit of the best checkpoint."""
+    judges: list[str] = field(default_factory=list)
+    """The levels that it was judged by."""
     updates: dict[str, int] = field(default_factory=dict)
     """Steps by level."""
     flops: dict[str, float] = field(default_factory=dict)
@@ -37,8 +38,7 @@ class Training:
     glances: dict[str, Numbers] = field(default_factory=dict)
     """Of the last evaluation."""
     seconds: float = 0.0
-    """In the loop, over all processes that have worked on it."""
-    _since: float = field(default_factory=time.monotonic)
+    """Of the steps, without evaluations and checkpoints, over all processes that have worked on it."""
 
     def __post_init__(self) -> None:
         self._largest = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.task.optimizers]
@@ -51,14 +51,20 @@ class Training:
                 group["lr"] = factor * lr
 
     def count(self, step: Step, hand: Hand) -> None:
-        """After a step: a level's cost is that of its passes, forward and backward."""
+        """After a step: a level's cost is that of its passes, forward and backward; measuring is not training."""
         self.position += 1
-        levels = [level or FULL for level, _ in step.losses]
-        for level in levels:
-            passes = step.backwards / len(levels)
+        for level in (level or FULL for level in step.passes):
             cost = launch.total(self.here, sum(self.task.flops(level, batch) for batch in hand.batches))
-            self.flops[level] = self.flops.get(level, 0.0) + passes * cost
+            self.flops[level] = self.flops.get(level, 0.0) + cost
+        for level in (level or FULL for level, _ in step.losses):
             self.updates[level] = self.updates.get(level, 0) + (not step.skipped)
+
+    def judged(self, glances: dict[str, Numbers]) -> dict[str, Numbers]:
+        """The levels that decide which checkpoint is best: those that are trained. When one joins them, all is new."""
+        levels = sorted(level for level in glances if level in self.updates)
+        if levels != self.judges:
+            self.judges, self.best = levels, None
+        return {level: glances[level] for level in levels} or glances
 
     def save(self, run: Run, *, keep: int) -> None:
         """On every rank at once: the generators are gathered, and the first rank writes."""
@@ -87,13 +93,11 @@ class Training:
         if self.here.scaler is not None:
             self.here.scaler.load_state_dict(state["scaler"])
         launch.set_random_states(self.here, state["random"])
-        for name in ("best", "updates", "flops", "glances", "seconds"):
+        for name in ("best", "judges", "updates", "flops", "glances", "seconds"):
             setattr(self, name, state[name])
         return True
 
     def _state(self, random: list[dict[str, Any]]) -> dict[str, Any]:
-        now = time.monotonic()
-        self.seconds, self._since = self.seconds + now - self._since, now
         model = self.task.network.model
         return {
             "model": {"said": states.describe(model), "tensors": states.stored(model)},
@@ -102,6 +106,7 @@ class Training:
             "scaler": None if self.here.scaler is None else self.here.scaler.state_dict(),
             "random": random,
             "best": self.best,
+            "judges": self.judges,
             "updates": self.updates,
             "flops": self.flops,
             "glances": self.glances,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,13 +21,14 @@ from partialsgd.recipes.tasks import Numbers, Split, Task
 
 Checkpoint: TypeAlias = Literal["best", "last"]
 
-_CHUNK = 256  # lines that are translated together, at most
+_BYTES = 1 << 14  # of text that is translated together, at most
 
 
 def open_family(run: Run, checkpoint: Checkpoint = "best") -> tuple[Task, Nested]:
     """The task that the run's settings describe, and its network with the weights of a checkpoint."""
     place = weights(run, checkpoint)
     task = build(run.settings)
+    run.require_data(task.digest())
     closing.fill(task.network, place)
     task.network.to(processes().device).eval()
     return task, task.network
@@ -70,9 +71,9 @@ def scores_table(found: Mapping[str, Numbers]) -> Table:
 
 
 def translate(
-    run: Run, lines: Iterable[str], level: str, *, beam: int | None = None, checkpoint: Checkpoint = "best"
+    run: Run, chunks: Iterable[Sequence[str]], level: str, *, beam: int | None = None, checkpoint: Checkpoint = "best"
 ) -> Iterator[str]:
-    """Each line in the other language, in order. The first is translated at once, later ones more at a time."""
+    """Each line in the other language, in order; the lines of a chunk are translated together."""
     if run.settings.recipe != "translation":
         raise WrongCall(f"{run.path} is a run of the recipe {run.settings.recipe}, and only translation translates")
     if beam is not None and beam < 1:
@@ -82,8 +83,18 @@ def translate(
     network, tokenizer, settings = _translator(run, checkpoint)
     require_level(network, level)
     with network.at(level):
-        for chunk in chunks(line.rstrip("\r\n") for line in lines):
+        for chunk in chunks:
             yield from translated(network.model, tokenizer, chunk, beam=beam or settings.beam, lenpen=settings.lenpen)
+
+
+def signature(run: Run) -> str | None:
+    """How the BLEU of a translation was computed."""
+    settings: Any = run.settings
+    if settings.recipe != "translation":
+        return None
+    from partialsgd.recipes.translation import scores
+
+    return f"BLEU: {scores.signature(settings.target)}"
 
 
 def _translator(run: Run, checkpoint: Checkpoint) -> tuple[Nested, Any, Any]:
@@ -97,12 +108,15 @@ def _translator(run: Run, checkpoint: Checkpoint) -> tuple[Nested, Any, Any]:
     return network.to(processes().device).eval(), tokenizer, settings
 
 
-def chunks(lines: Iterable[str], most: int = _CHUNK) -> Iterator[list[str]]:
-    """One line, then two, four and so on: an answer soon, and full batches for long texts."""
-    rest, size = iter(lines), 1
-    while chunk := list(islice(rest, size)):
-        yield chunk
-        size = min(2 * size, most)
+def arriving(handle: int) -> Iterator[list[str]]:
+    """The lines of a file, a pipe or a terminal: as many at a time as are there, so that each is answered at once."""
+    rest = b""
+    while data := os.read(handle, _BYTES):
+        *whole, rest = (rest + data).split(b"\n")
+        if whole:
+            yield [line.decode().rstrip("\r") for line in whole]
+    if rest:
+        yield [rest.decode()]
 
 
 def profile(run: Run, console: Console) -> None:

@@ -43,6 +43,15 @@ def test_a_batch_costs_what_torch_counts_for_it(spec: Spec) -> None:
     assert [module.training for module in network.modules()] == before
 
 
+def test_one_image_is_counted_where_batch_norm_refuses_to_train_on_it() -> None:
+    network = ps.nest(resnet((1, 1, 1, 1), 2, channels=1), ps.Width(1 / 2))
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        network(torch.randn(1, 1, 8, 8))
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    assert 0 < Work(network, (1, 8, 8)).training("core", 2) < Work(network, (1, 8, 8)).training("full", 2)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
+
+
 def test_low_rank_is_not_as_many_times_one_image() -> None:
     """The test above would not see the difference otherwise."""
     work = Work(family(SPECS["low-rank"]), (1, 8, 8))

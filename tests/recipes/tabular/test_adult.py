@@ -68,6 +68,7 @@ def changed(path: Path, line: int, change: Callable[[str], str]) -> None:
     [
         (lambda line: "old" + line[2:], r", line 5, column 'age': 'old\d*' is not a number"),
         (lambda line: "nan" + line[2:], r", line 5, column 'age': 'nan' is not a number"),
+        (lambda line: "inf" + line[2:], r", line 5, column 'age': 'inf' is not a number"),
         (lambda line: line[2:], r", line 5, column 'age': '' is not a number"),
         (lambda line: line.rsplit(",", 1)[0], r", line 5 has 14 columns, and 15 are expected"),
         (lambda line: line + ",", r", line 5 has 16 columns, and 15 are expected"),

@@ -17,6 +17,7 @@ from partialsgd import recipes
 from partialsgd.nested.flops import count
 from partialsgd.passes import Pass
 from partialsgd.recipes.methods import method_of
+from partialsgd.recipes.tabular import scores
 from partialsgd.recipes.tabular.features import Rows
 from partialsgd.recipes.tabular.network import inputs_of
 from partialsgd.recipes.tabular.settings import Tabular
@@ -71,6 +72,8 @@ def test_full_at_even_t_and_at_odd_t_the_deep_part_alone_with_its_own_optimizer(
     assert (type(adamw), type(adagrad)) == (torch.optim.AdamW, torch.optim.Adagrad)
     assert {id(p) for p in deep.parameters()} == {id(p) for p in adamw.param_groups[0]["params"]}
     assert {id(p) for p in wide.parameters()} == {id(p) for p in adagrad.param_groups[0]["params"]}
+    group = adamw.param_groups[0]
+    assert (group["lr"], group["weight_decay"], adagrad.param_groups[0]["lr"]) == (2e-3, 0.1, 0.02)
     sgd = ps.PartialSGD(task.network, task.optimizers, ps.methods.alternating(task.network))
 
     def now(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -127,8 +130,9 @@ def test_levels_come_out_and_are_timed_on_one_row_of_their_own_inputs(settings: 
 
 def test_numbers_of_a_level(settings: Tabular) -> None:
     task = build(settings)
-    for split in ("valid", "test"):
-        assert task.scores("core", cast(Any, split)).keys() == {"loss", "AUC", "accuracy"}
+    for split, rows in (("valid", task.valid), ("test", task.test)):
+        expected = scores.numbers(scores.outputs(task.network, "core", rows), rows.labels)
+        assert task.scores("core", cast(Any, split)) == expected
     assert task.scores("core", "valid") == task.glance("core") != task.scores("core", "test")
     assert task.scores("core", "test") == task.scores("full", "test"), "the wide part starts at zero"
     assert task.merit({"core": {"AUC": 0.5}, "full": {"AUC": 0.75}}) == 0.625

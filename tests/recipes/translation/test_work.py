@@ -14,7 +14,6 @@ from tests.recipes.translation.tiny import family, inputs
 # A layer of 32 × 32 makes W + VU from 17 places on, one of 32 × 48 from 20: both sides of each are here, on each side.
 SHAPES = [(1, 16, 17), (1, 19, 16), (2, 10, 8), (1, 4, 20), (6, 5, 3)]
 FAMILIES: dict[str, dict[str, Any]] = {
-    "low rank": {},
     "low rank, three levels": {"ratio": ("1/8", "1/4")},
     "low rank, pre-norm": {"norm": "pre"},
     "width": {"nest": "width"},

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 import partialsgd as ps
 from partialsgd.nested import Nested
 from partialsgd.passes import Pass
-from partialsgd.recipes import nesting, rates, timing
+from partialsgd.recipes import digests, nesting, rates, timing
 from partialsgd.recipes.images import cifar, digits, scores, work
 from partialsgd.recipes.images.batches import ImageBatch, ImageBatches, Standard
 from partialsgd.recipes.images.data import Data, Part
@@ -42,6 +42,14 @@ class ImageTask:
             data.train, self.standard, size=settings.batch, seed=settings.seed, crop=settings.crop, flip=settings.flip
         )
         self.work = work.Work(network, data.train.images.shape[1:])
+
+    def notes(self) -> list[str]:
+        sizes = (len(part) for part in (self.data.train, self.data.valid, self.data.test))
+        return ["{:,} images to train with, {:,} to validate, {:,} to test".format(*sizes)]
+
+    def digest(self) -> str:
+        parts = (self.data.train, self.data.valid, self.data.test)
+        return digests.of_tensors(*(tensor for part in parts for tensor in (part.images, part.labels)))
 
     def rate(self, t: int, total: int) -> float:
         return rates.cosine(total, self.settings.warm_up)(t)

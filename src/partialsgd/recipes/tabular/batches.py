@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import final
 
+import torch
+
 from partialsgd.recipes.orders import Cuts, permutation
 from partialsgd.recipes.tabular.features import Rows
 
 
 @final
 class RowBatches:
-    """What a training is fed with. The rows of an epoch are put in order at once; a batch is then a piece of them."""
+    """What a training is fed with. All batches of an epoch are cut at once: a step is too short to wait for one."""
 
     def __init__(self, train: Rows, *, size: int, seed: int) -> None:
         self.train, self.seed, self._cuts = train, seed, Cuts(len(train.labels), size)
-        self._ordered: tuple[int, Rows] | None = None
+        self._made: tuple[int, list[Rows]] | None = None
 
     def __len__(self) -> int:
         return len(self._cuts)
@@ -23,8 +25,12 @@ class RowBatches:
         return self._cuts.size(index)
 
     def make(self, epoch: int, index: int) -> Rows:
-        if self._ordered is None or self._ordered[0] != epoch:
-            order = permutation(self._cuts.count, self.seed, epoch, "order")
-            self._ordered = (epoch, Rows(*(column.index_select(0, order) for column in self.train)))
-        here = self._cuts[index]
-        return Rows(*(column[here] for column in self._ordered[1]))
+        if self._made is None or self._made[0] != epoch:
+            self._made = (epoch, self._epoch(epoch))
+        return self._made[1][index]
+
+    def _epoch(self, epoch: int) -> list[Rows]:
+        order = permutation(self._cuts.count, self.seed, epoch, "order")
+        sizes = [self._cuts.size(index) for index in range(len(self))]
+        columns = (torch.split(column.index_select(0, order), sizes) for column in self.train)
+        return [Rows(*parts) for parts in zip(*columns, strict=True)]

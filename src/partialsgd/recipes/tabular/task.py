@@ -14,7 +14,7 @@ import partialsgd as ps
 from partialsgd.nested import Nested
 from partialsgd.nested.flops import count
 from partialsgd.passes import Pass
-from partialsgd.recipes import rates, timing
+from partialsgd.recipes import digests, rates, timing
 from partialsgd.recipes.tabular import adult, baseline, breast_cancer, scores
 from partialsgd.recipes.tabular.batches import RowBatches
 from partialsgd.recipes.tabular.features import Features, Rows, features
@@ -41,6 +41,13 @@ class TabularTask:
         ]
         self.batches: Batches = RowBatches(self.train, size=settings.batch, seed=settings.seed)
         self._row_flops: dict[str, int] = {}
+
+    def notes(self) -> list[str]:
+        sizes = (len(rows.labels) for rows in (self.train, self.valid, self.test))
+        return ["{:,} rows to train with, {:,} to validate, {:,} to test".format(*sizes)]
+
+    def digest(self) -> str:
+        return digests.of_tensors(*self.train, *self.valid, *self.test)
 
     def rate(self, t: int, total: int) -> float:
         return rates.cosine(total, self.settings.warm_up)(t)

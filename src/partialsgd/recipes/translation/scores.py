@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partialsgd.recipes.translation.tokens import EOS, PAD, decode_all, encode_all
 from partialsgd.replay import Modes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+_WITHOUT_SPACES = {"zh": "zh", "yue": "zh", **dict.fromkeys(("ja", "th", "lo", "km", "my"), "char")}
+"""Languages whose words have no spaces between them, and how sacrebleu counts in them."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of lines done, and of all."""
@@ -54,20 +58,23 @@ def translate(
     return [text if line.strip() else "" for text, line in zip(said, lines, strict=True)]
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Corpus BLEU and chrF, of sacrebleu with its defaults: cased, 13a."""
-    from sacrebleu.metrics.bleu import BLEU
+def bleu(hypotheses: Sequence[str], references: Sequence[str], target: str) -> dict[str, float]:
+    """Corpus BLEU and chrF of text in the target language, of sacrebleu: cased; 13a where words have spaces."""
     from sacrebleu.metrics.chrf import CHRF
 
-    metrics = {"BLEU": BLEU(), "chrF": CHRF()}
+    metrics = {"BLEU": _bleu(target), "chrF": CHRF()}
     return {name: float(metric.corpus_score(hypotheses, [references]).score) for name, metric in metrics.items()}
 
 
-def signature() -> str:
-    """How sacrebleu computed BLEU, to be published with it."""
+def _bleu(target: str) -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
-    metric = BLEU()
+    return BLEU(tokenize=_WITHOUT_SPACES.get(re.split("[-_]", target)[0], "13a"))
+
+
+def signature(target: str) -> str:
+    """How sacrebleu computed BLEU, to be published with it."""
+    metric = _bleu(target)
     metric.corpus_score(["a"], [["a"]])  # it knows the number of references then
     return str(metric.get_signature())
 
@@ -104,13 +111,8 @@ def _search(network: Any, sources: Sequence[Sequence[int]], beam: int, lenpen: f
         do_sample=False,
         max_length=room(len(sources[0]), network.config.max_position_embeddings) + 1,  # and the start
     )
-    return [_without_ends(row) for row in generated]
-
-
-def _without_ends(row: Tensor) -> list[int]:
-    """What stands between the start and the end, which are one symbol."""
-    ids: list[int] = row[1:].tolist()
-    return ids[: ids.index(EOS)] if EOS in ids else ids
+    found: list[list[int]] = generated.tolist()  # with the start, the end and what fills up; none of them has a text
+    return found
 
 
 def _cut(sources: list[list[int]], longest: int) -> list[list[int]]:

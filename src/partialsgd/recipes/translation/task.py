@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from partialsgd.nested import Nested
 from partialsgd.passes import Pass
-from partialsgd.recipes import rates
+from partialsgd.recipes import digests, rates
 from partialsgd.recipes.tasks import Batches, Numbers, Split
 from partialsgd.recipes.translation import folder, losses, model, nearest, phrases, scores, tokens
 from partialsgd.recipes.translation.batches import Ids, TokenBatch, TokenBatches, in_order
-from partialsgd.recipes.translation.corpus import Corpus
+from partialsgd.recipes.translation.corpus import Corpus, digest
 from partialsgd.recipes.translation.settings import Translation
 from partialsgd.recipes.translation.work import Work
 
@@ -39,6 +39,8 @@ def build(settings: Translation) -> TranslationTask:
 
 def corpus_of(settings: Translation) -> Corpus:
     """The user's folder, or phrases that are made."""
+    if settings.data is None and settings.preset != "laptop":
+        raise ValueError(f"the preset {settings.preset} is for its corpus: give the folder with --data")
     if settings.data is not None:
         return folder.read(settings.data, settings.source, settings.target)
     sizes = {"size": settings.size, "valid": settings.valid_size, "test": settings.test_size}
@@ -75,6 +77,18 @@ class TranslationTask:
         self._rate = rates.inverse_sqrt(settings.warm_up, settings.warmup_init_lr / settings.lr)
         self._work = Work(network)
 
+    def notes(self) -> list[str]:
+        sizes = "{:,} pairs to train with, {:,} to validate, {:,} to test".format(
+            *map(len, self.corpus.splits.values())
+        )
+        too_long = f"{self._left_out:,} training pairs have more than {self.settings.longest} pieces and were left out"
+        again = f"{self._seen:,} pairs of the test data are also in the training data"
+        said = [sizes, *self.corpus.notes, *([too_long] if self._left_out else [])]
+        return [*said, again] if self._seen else said
+
+    def digest(self) -> str:
+        return digests.of_texts(digest(self.corpus), self.tokenizer.to_str())
+
     def rate(self, t: int, total: int) -> float:
         return self._rate(t)
 
@@ -95,16 +109,19 @@ class TranslationTask:
         sources, references = zip(*self.corpus.splits[split], strict=True)
         with self.network.at(level):
             numbers = losses.likelihood(self.network.model, self._in_order(split))
-            return {**numbers, **scores.bleu(self.translate(self.network.model, sources), references)}
+            return {
+                **numbers,
+                **scores.bleu(self.translate(self.network.model, sources), references, self.corpus.target),
+            }
 
     def extras(self) -> dict[str, Any]:
         sources, references = zip(*self.corpus.splits["test"], strict=True)
-        copied = scores.bleu(nearest.copied(self.corpus.splits["train"], sources), references)
+        copied = scores.bleu(nearest.copied(self.corpus.splits["train"], sources), references, self.corpus.target)
         return {
-            "signature": scores.signature(),
+            "signature": scores.signature(self.corpus.target),
             "nearest": f"BLEU {copied['BLEU']:.1f} for {nearest.RULE}",
             "samples": self._samples(),
-            "notes": self._notes(),
+            "notes": self.notes(),
         }
 
     def flops(self, level: str, batch: TokenBatch) -> int:
@@ -135,12 +152,12 @@ class TranslationTask:
         return [batch for _, batch in in_order(fitting, self.settings.max_tokens)]
 
     @cached_property
+    def _seen(self) -> int:
+        return len(set(self.corpus.splits["test"]) & set(self.corpus.splits["train"]))
+
+    @cached_property
     def _valid(self) -> list[TokenBatch]:
         return self._in_order("valid")
-
-    def _notes(self) -> list[str]:
-        said = f"{self._left_out:,} training pairs have more than {self.settings.longest} pieces and were left out"
-        return [*self.corpus.notes, *([said] if self._left_out else [])]
 
     def _samples(self) -> list[dict[str, str]]:
         pairs = self.corpus.splits["test"][:_SAMPLES]

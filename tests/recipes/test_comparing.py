@@ -1,0 +1,172 @@
+"""Jointly and alone: which runs are made, from which start, with which budget, and what the table says of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from partialsgd.recipes import build, comparing, comparison, loop
+from partialsgd.recipes.comparing import alone_at, compare, within
+from partialsgd.recipes.comparison import Pair
+from partialsgd.recipes.errors import WrongCall
+from partialsgd.recipes.images.settings import Images
+from partialsgd.recipes.runs import Run
+from partialsgd.recipes.tabular.settings import Tabular
+from partialsgd.recipes.using import open_family
+from tests.recipes.toy import Toy
+
+LEVELS = ["core", "full"]
+
+
+def test_a_smaller_level_alone_is_the_same_family_with_another_method() -> None:
+    settings = Images(seed=3, method="slimmable", ratio=("1/4", "1/2"))
+    assert alone_at(settings, "1/4", ["1/4", "1/2", "full"]) == replace(settings, method="only('1/4')")
+
+
+def test_the_whole_network_alone_is_not_nested_where_that_can_be_chosen() -> None:
+    assert alone_at(Images(), "full", LEVELS) == Images(nest="none", method="plain")
+    assert alone_at(Tabular(), "full", LEVELS) == Tabular(method="only('full')")
+
+
+def test_what_a_method_does_beside_choosing_levels_is_done_alone_too() -> None:
+    settings = Images(method="compose(alternating(lr={'core': 0.5}), sam(rho=0.1))")
+    assert alone_at(settings, "core", LEVELS).method == "compose(only('core'), sam(rho=0.1))"
+    assert alone_at(settings, "full", LEVELS).method == "sam(rho=0.1)"
+    for method in ("sam", "plain", "compose(sam, alternating)", "guarded(alternating)"):
+        with pytest.raises(WrongCall, match="cannot be told what a level alone"):
+            alone_at(Images(method=method), "core", LEVELS)
+
+
+def joint(**levels: tuple[int, float]) -> dict[str, Any]:
+    return {"levels": {name: {"updates": updates, "flops": flops} for name, (updates, flops) in levels.items()}}
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_budget_is_epochs_or_updates_or_flops() -> None:
+    """An epoch of the toy is 7 batches of 4, 5, 4, … points, one FLOP a point at the core and two at full."""
+    settings, done = Toy(epochs=2), joint(core=(6, 100.0), full=(8, 208.0))
+    assert within(settings, "core", done, "epochs") == settings
+    assert within(settings, "core", done, "updates") == replace(settings, max_steps=6)
+    per_step = (4 * 4 + 3 * 5) / 7
+    steps = round(308 / per_step)
+    assert within(settings, "core", done, "flops") == replace(settings, max_steps=steps, epochs=-(-steps // 7))
+    two = replace(settings, accumulate=2)
+    assert within(two, "full", done, "flops") == replace(two, max_steps=round(308 / (2 * 2 * per_step)), epochs=5)
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("budget", ["epochs", "updates", "flops"])
+def test_every_level_gets_its_budget(tmp_path: Path, budget: Any) -> None:
+    rows = {(row.level, row.trained): row for row in compare(Toy(out=str(tmp_path)), budget=budget)}
+    core, full, both = rows["core", "alone"], rows["full", "alone"], rows["all", "jointly"]
+    if budget == "epochs":
+        assert core.updates == full.updates == both.updates == 14
+    elif budget == "updates":
+        assert core.updates == rows["core", "jointly"].updates == 7
+    else:
+        for row in (core, full):
+            assert row.flops == pytest.approx(both.flops, abs=10)  # to a step
+
+
+@pytest.mark.usefixtures("toy")
+def test_nothing_outside_the_core_moves_and_the_start_is_that_of_the_joint_run(tmp_path: Path) -> None:
+    compare(Toy(out=str(tmp_path), seed=5))
+    run = Run.open(tmp_path / "core-alone-seed5")
+    start, end = build(run.settings).network, open_family(run, "last")[1]
+    joint_start = build(Run.open(tmp_path / "joint-seed5").settings).network
+    core = {id(p) for p in end.parameters(level="core")}
+    pairs = zip(end.named_parameters(), start.parameters(), strict=True)
+    moved = {name for (name, a), b in pairs if not torch.equal(a, b)}
+    assert moved and moved <= {name for name, p in end.named_parameters() if id(p) in core}
+    for a, b in zip(start.parameters(), joint_start.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_is_finished_is_kept_and_what_is_not_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Toy(out=str(tmp_path))
+    first = compare(settings, seeds=2)
+    names = [f"{kind}-seed{seed}" for kind in ("core-alone", "full-alone", "joint") for seed in (0, 1)]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == names
+    calls = []
+    monkeypatch.setattr(comparing.loop, "train", lambda settings, show: calls.append(settings.out))
+    before = (tmp_path / "compare.json").read_text()
+    assert compare(settings, seeds=2) == first and calls == []
+    assert (tmp_path / "compare.json").read_text() == before
+
+    (tmp_path / "joint-seed1" / "summary.json").unlink()  # as a kill before the end leaves it
+    resume, resumed = loop.resume, []
+    monkeypatch.setattr(
+        comparing.loop, "resume", lambda run, show: (resumed.append(run.path.name), resume(run, show=show))
+    )
+    again = compare(settings, seeds=2)
+    assert resumed == ["joint-seed1"]
+    for old, new in zip(first, again, strict=True):
+        assert (old.level, old.scores, old.flops) == (new.level, new.scores, new.flops)
+
+
+@pytest.mark.usefixtures("toy")
+def test_runs_with_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
+    compare(Toy(out=str(tmp_path), epochs=1))
+    with pytest.raises(FileExistsError, match="joint-seed0 is a run with other settings; give another --out"):
+        compare(Toy(out=str(tmp_path), epochs=2))
+
+
+def test_one_level_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    with pytest.raises(WrongCall, match="--nest none has one level, and nothing to compare it with"):
+        compare(Images(out=str(tmp_path / "new"), nest="none"))
+    assert not (tmp_path / "new").exists()
+
+
+def summary(seconds: float, **scores: float) -> dict[str, Any]:
+    rows = {level: {"updates": 10, "flops": 100.0, "test": {"accuracy": score}} for level, score in scores.items()}
+    return {"recipe": "images", "score": "accuracy", "seconds": seconds, "levels": rows}
+
+
+PAIRS = [
+    Pair(0, summary(8, core=0.5, full=0.8), {"core": summary(3, core=0.6, full=0.0), "full": summary(7, full=0.9)}),
+    Pair(1, summary(10, core=0.7, full=0.8), {"core": summary(5, core=0.6, full=0.0), "full": summary(7, full=0.7)}),
+]
+
+
+def test_a_row_is_the_mean_over_the_seeds_of_the_right_runs() -> None:
+    rows = {(row.level, row.trained): row for row in comparison.rows(PAIRS)}
+    assert rows["core", "jointly"].scores == (0.5, 0.7) and rows["core", "alone"].scores == (0.6, 0.6)
+    assert rows["full", "alone"].scores == (0.9, 0.7) and rows["full", "alone"].seconds == 7
+    assert rows["core", "alone"].seconds == 4 and rows["core", "jointly"].seconds is None
+    total, separately = rows["all", "jointly"], rows["all", "alone"]
+    assert (total.updates, total.flops, total.seconds, total.scores) == (20, 200.0, 9, ())
+    assert (separately.updates, separately.flops, separately.seconds) == (20, 200.0, 11)
+
+
+def test_mean_and_deviation() -> None:
+    assert comparison.spread([0.5, 0.7]) == f"0.6 ± {stdev([0.5, 0.7]):.2g}" == "0.6 ± 0.14"
+    assert comparison.spread([31.25]) == "31.25" and comparison.spread([]) == ""
+
+
+def test_the_table_is_the_same_in_markdown_and_in_the_terminal() -> None:
+    rows = comparison.rows(PAIRS)
+    text = comparison.as_markdown(rows, PAIRS, "epochs")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert lines[0] == ["level", "trained", "accuracy", "updates", "training FLOPs", "time"]
+    assert lines[2] == ["core", "jointly", "0.6 ± 0.14", "10", "100", ""]
+    assert lines[-1] == ["all", "alone", "", "20", "200", "11 s"]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(comparison.table(rows, PAIRS, "epochs"))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for line in lines[2:]:
+        assert any([cell.strip() for cell in row.split("│")[1:-1]] == line for row in shown.splitlines())
+
+
+def test_the_numbers_are_in_a_file(tmp_path: Path) -> None:
+    said = json.loads(json.dumps(comparison.as_json(comparison.rows(PAIRS), PAIRS, "flops")))
+    assert (said["budget"], said["seeds"], said["score"]) == ("flops", [0, 1], "accuracy")
+    assert said["rows"][0]["scores"] == [0.5, 0.7]
