@@ -230,20 +230,24 @@ def test_no_arguments_show_the_help_and_are_a_wrong_call(call: Call) -> None:
     assert code == 2 and "• train" in out
 
 
-def test_a_failure_ends_with_1_and_its_message(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = call("evaluate", str(tmp_path))
-    assert (code, out) == (1, "")
-    assert err == f"partialsgd: {tmp_path} is no run: it has no config.json, which `partialsgd train` writes first\n"
-    monkeypatch.setenv("PARTIALSGD_TRACEBACK", "1")
-    code, _, err = call("evaluate", str(tmp_path))
-    assert code == 1 and "Traceback (most recent call last)" in err
-
-
 def raising(error: BaseException) -> Callable[[Any], None]:
     def run(self: Any) -> None:
         raise error
 
     return run
+
+
+def test_a_failure_ends_with_1_and_its_message(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OF_RUNS["methods"], "__call__", raising(OSError("the disk is full")))
+    assert call("methods") == (1, "", "partialsgd: the disk is full\n")
+    monkeypatch.setenv("PARTIALSGD_TRACEBACK", "1")
+    code, _, err = call("methods")
+    assert code == 1 and err.startswith("Traceback (most recent call last)") and err.endswith("the disk is full\n")
+
+
+def test_a_directory_that_is_no_run_is_named(call: Call, tmp_path: Path) -> None:
+    code, out, err = call("evaluate", str(tmp_path))
+    assert (code, out) == (2, "") and f"{tmp_path} is no run" in err
 
 
 def test_errors_of_others_say_what_kind_they_are(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,10 @@ def test_a_readme_says_how_good_the_level_is(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", "tabular")
     assert "| AUC |" not in (export_level(run, "core", to=tmp_path / "early") / "README.md").read_text()
     said = {"AUC": 0.98761, "accuracy": 0.5}
-    run.write("summary.json", {"levels": {"core": {"test": said}, "full": {"test": {"AUC": 0.1}}}, "extras": {}})
+    levels = {"core": {"test": said}, "full": {"test": {"AUC": 0.1}}}
+    run.write("summary.json", {"checkpoint": "best", "levels": levels, "extras": {}})
+    other = export_level(run, "core", checkpoint="last", to=tmp_path / "last")
+    assert "| AUC |" not in (other / "README.md").read_text()  # it was not scored
     text = (export_level(run, "core", to=tmp_path / "late") / "README.md").read_text()
     assert "| AUC | 0.9876 |\n| accuracy | 0.5 |" in text and "0.1 |" not in text
     assert "43.8%" in text.splitlines()[2] and "core, full" in text  # its share, and what it was trained with

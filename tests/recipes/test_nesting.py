@@ -56,3 +56,16 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=why.replace("(", r"\(").replace("]", r"\]")):
             family(model(), "width", ratios, MAKES, seed=0)
+
+
+@pytest.mark.parametrize("ratios", [("1",), ("0.9", "1")])
+def test_a_level_that_is_no_smaller_is_refused(ratios: tuple[str, ...]) -> None:
+    makes = {"width": lambda numbers: ps.Width(numbers)}
+    with pytest.raises(ValueError, match="is no smaller than 'full'"):
+        family(
+            torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)),
+            "width",
+            ratios,
+            makes,
+            seed=0,
+        )

@@ -114,8 +114,14 @@ def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     assert (first.join(), second.join()) == (0, 0), first.output + second.output
     assert second.output == "", "the second is quiet"
     found = checkpoints.latest(place / "run" / "checkpoints")
-    assert found is not None and not torch.equal(*(each["cpu"] for each in found[1]["random"])), "each draws its own"
+    assert found is not None and len({seed(each["cpu"]) for each in found[1]["random"]}) == 2, "each draws its own"
     return remains(place / "run")
+
+
+def seed(state: torch.Tensor) -> int:
+    generator = torch.Generator()
+    generator.set_state(state)
+    return generator.initial_seed()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -132,6 +138,7 @@ def test_when_one_is_asked_to_stop_both_do_at_one_step_and_go_on_to_the_bit(
     assert said[0] == said[1] != []
     children = pair(nursery, "resume", str(place), tmp_path / "log")
     assert [child.join() for child in children] == [0, 0], children[0].output + children[1].output
+    assert ["Going on from step" in child.output for child in children] == [True, False]
     assert remains(place) == whole
 
 

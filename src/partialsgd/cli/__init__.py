@@ -93,8 +93,9 @@ def _ended(message: str, code: int) -> int:
 
 def _message(error: Exception) -> str:
     """The errors of this package say what is wrong; of others the kind is part of the message."""
-    if isinstance(error, ModuleNotFoundError) and error.name in _EXTRA:
-        return f"{error.name} is needed for this: pip install partialsgd[recipes]"
+    library = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if library in _EXTRA:
+        return f"{library} is needed for this: pip install partialsgd[recipes]"
     said = isinstance(error, (ValueError, OSError, RuntimeError, ImportError, ArithmeticError))
     is_ours = type(error).__module__.startswith("partialsgd.")
     if said or is_ours:

@@ -97,7 +97,7 @@ def _show_extra(name: str, value: Any, console: Console) -> None:
         for column in value[0]:
             shown.add_column(Text(str(column)))
         for row in value:
-            shown.add_row(*(Text(str(cell)) for cell in row.values()))
+            shown.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row.values()))
         console.print(shown)
         return
     for line in value if isinstance(value, (list, tuple)) else [value]:

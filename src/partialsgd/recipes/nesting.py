@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from torch import nn
@@ -33,4 +34,8 @@ def family(
     if nest not in makes:
         raise ValueError(f"nest must be one of {', '.join([*makes, 'none'])}; got {nest!r}")
     numbers = tuple(sorted(ratio_of(ratio) for ratio in ratios))
-    return ps.nest(model, makes[nest](numbers), norms=norms, seed=seed)
+    made = ps.nest(model, makes[nest](numbers), norms=norms, seed=seed)
+    for small, large in pairwise(made.levels):
+        if made.size(small) >= made.size(large):
+            raise ValueError(f"level {small!r} is no smaller than {large!r}; give a smaller ratio, or a larger network")
+    return made

@@ -44,7 +44,7 @@ _TABLE: tuple[tuple[str, tuple[str, ...], _Ours, str], ...] = (
     ("encoder_embed_dim", ("512",), lambda s: s.d_model, ""),
     ("encoder_ffn_embed_dim", ("2048", "1024"), lambda s: s.ffn, ""),
     ("encoder_layers", ("6",), lambda s: s.layers, ""),
-    ("label_smoothing", ("0.1",), lambda s: s.label_smoothing, "spread over all pieces, in fairseq over the wrong ones"),
+    ("label_smoothing", ("0.1",), lambda s: s.label_smoothing, "over all pieces, in fairseq over the wrong ones"),
     ("lr", ("0.0007", "0.0005"), lambda s: s.lr, "the largest"),
     ("lr_scheduler", ("inverse_sqrt",), lambda s: "inverse_sqrt", "counts the steps of all levels"),
     ("max_epoch", ("22", "30"), lambda s: s.epochs, ""),
