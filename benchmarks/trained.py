@@ -30,20 +30,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--store", type=Path, help="a run that is at its end")
     parser.add_argument("--name", help="of the file that it is stored in")
     parser.add_argument("--says", help="the data in a few words, for the heading")
+    parser.add_argument("--note", default="", help="what one should know of this run, like who else used the machine")
     parser.add_argument("--write", action="store_true", help="write the page from what is stored")
     options = parser.parse_args(arguments)
     if options.store:
-        store(Run.open(options.store), options.name, options.says)
+        store(Run.open(options.store), options.name, options.says, options.note)
     if options.write:
         PAGE.write_text(in_place(PAGE.read_text(encoding="utf-8"), written()), encoding="utf-8")
 
 
-def store(run: Run, name: str, says: str, folder: Path = FOLDER) -> None:
+def store(run: Run, name: str, says: str, note: str = "", folder: Path = FOLDER) -> None:
     """The settings and the summary of a run, without the place that it lay in."""
     if run.summary is None:
         raise SystemExit(f"{run.path} is not at its end: partialsgd resume {run.path}")
     date = datetime.fromtimestamp((run.path / "summary.json").stat().st_mtime, timezone.utc).date().isoformat()
-    record = {"says": says, "date": date, "command": command(run), "summary": run.summary}
+    record = {"says": says, "note": note, "date": date, "command": command(run), "summary": run.summary}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -87,13 +88,14 @@ def _section(record: Stored) -> str:
     ]
     head = f"| level | parameters | share | updates | training FLOPs | {score} | latency |"
     minutes = f"{summary['seconds'] / 60:.1f} minutes of training; {record['date']}"
+    note = f" {record['note']}" if record["note"] else ""
     return "\n".join(
         [
             f"### {record['says']}",
             "",
             f"```sh\n{record['command']}\n```",
             "",
-            f"{summary['steps']:,} steps, {minutes}; torch {summary['versions']['torch']}.{_beside(summary)}",
+            f"{summary['steps']:,} steps, {minutes}; torch {summary['versions']['torch']}.{_beside(summary)}{note}",
             "",
             head,
             "| --- |" + " --: |" * 6,

@@ -33,7 +33,7 @@ def test_the_command_is_what_differs_from_the_preset_and_names_no_place(tmp_path
     run = made(tmp_path)
     said = "partialsgd train translation --data multi30k --source de --target en --ratio 1/8 1/4"
     assert trained.command(run) == said
-    trained.store(run, "one", "Multi30k", tmp_path / "stored")
+    trained.store(run, "one", "Multi30k", folder=tmp_path / "stored")
     text = (tmp_path / "stored" / "one.json").read_text()
     assert str(tmp_path) not in text and json.loads(text)["summary"] == SUMMARY
     page = trained.written(tmp_path / "stored")
@@ -45,7 +45,7 @@ def test_a_training_that_goes_on_is_not_stored(tmp_path: Path) -> None:
     run = made(tmp_path)
     (run.path / "summary.json").unlink()
     with pytest.raises(SystemExit, match="not at its end"):
-        trained.store(run, "one", "Multi30k", tmp_path / "stored")
+        trained.store(run, "one", "Multi30k", folder=tmp_path / "stored")
 
 
 def test_the_page_is_what_is_stored() -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +224,36 @@ def test_a_run_that_failed_anywhere_goes_on_to_the_bit(tmp_path: Path, monkeypat
     (run.path / "summary.json").unlink()
     loop.resume(run)
     assert remains(run.path) == whole
+
+
+WRITES = {"checkpoint": (checkpoints, "save"), "log": (ps.MetricsLog, "write"), "weights": (ps.export, "save")}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", WRITES)
+def test_between_any_two_writes_a_run_may_end_and_goes_on_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, when: str
+) -> None:
+    """Every write is an instant; a kill comes before it or after it. Step 14 has all three."""
+    options: dict[str, Any] = {**HARD, "checkpoint_every": 2}
+    whole = remains(trained(tmp_path / "whole", **options).path)
+    holder, name = WRITES[what]
+    write, calls = getattr(holder, name), {"checkpoint": (4, 7), "log": (8, 14), "weights": (1, 2, 3, 4)}[what]
+    for call in calls:
+        place, count = tmp_path / str(call), iter(range(1, 1000))
+
+        def ends(*args: Any, count: Iterator[int] = count, call: int = call, **more: Any) -> None:
+            here = next(count) == call
+            if not (here and when == "before"):
+                write(*args, **more)
+            if here:
+                raise KeyError("the process is gone")
+
+        with pytest.raises(KeyError), monkeypatch.context() as patch:
+            patch.setattr(holder, name, ends)
+            trained(place, **options)
+        loop.resume(Run.open(place))
+        assert remains(place) == whole, f"call {call}"
 
 
 def test_bfloat_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

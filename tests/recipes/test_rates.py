@@ -35,3 +35,12 @@ def test_cosine_grows_falls_and_ends_at_zero() -> None:
 
 def test_constant() -> None:
     assert {rates.constant(t) for t in (0, 1, 10**9)} == {1.0}
+
+
+def test_a_line_goes_up_from_the_first_rate_and_down_to_nothing() -> None:
+    rate = rates.linear(10, 4, 0.2)
+    assert [rate(t) for t in range(12)] == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0]
+    )
+    assert [rates.linear(2)(t) for t in range(3)] == [1, 0.5, 0]
+    assert rates.linear(2, 4)(1) == 0.25  # a run that ends in its warm-up

@@ -9,7 +9,7 @@ _NAMES = {
     "model": "norm network width layers d_model ffn heads tie dropout embedding hidden",
     "levels": "nest ratio init norms",
     "training": "method epochs max_steps max_tokens batch accumulate label_smoothing lr lr_wide lr_deep "
-    "warm_up warmup_init_lr momentum beta1 beta2 eps weight_decay clip_norm precision seed",
+    "warm_up schedule warmup_init_lr momentum beta1 beta2 eps weight_decay clip_norm precision seed",
     "search": "beam lenpen",
     "run": "out evaluate_every checkpoint_every keep threads measure_every tensorboard track",
 }

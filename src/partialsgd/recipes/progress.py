@@ -70,8 +70,12 @@ class Display:
     def evaluated(self, position: int, glances: Mapping[str, Numbers]) -> None:
         """After an evaluation, whose time is not the steps'."""
         self._glances, self._then = dict(glances), time.monotonic()
-        shown = "; ".join(f"{level} {_listed(each)}" for level, each in glances.items())
-        say(self.console, f"epoch {position / self._per_epoch:.4g}, step {position:,}  valid: {shown}")
+        where = f"epoch {position / self._per_epoch:.4g}, step {position:,}  valid: "
+        levels = [f"{level} {_listed(each)}" for level, each in glances.items()]
+        line = where + "; ".join(levels)
+        if self._live is not None and len(line) > self.console.width:  # a log is searched, a screen is read
+            line = where + ("\n" + " " * len(where)).join(levels)
+        say(self.console, line)
 
     def _pace(self) -> str:
         """The speed is that of the last steps; the time left counts evaluations too."""

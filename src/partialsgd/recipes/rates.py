@@ -28,6 +28,17 @@ def inverse_sqrt(warm_up: int, initial: float = 0.0) -> Rate:
     return rate
 
 
+def linear(total: int, warm_up: int = 0, initial: float = 0.0) -> Rate:
+    """Linear from `initial` to 1 over `warm_up` steps, then along a line to 0 at step `total`."""
+
+    def rate(t: int) -> float:
+        if t < warm_up:
+            return initial + (1.0 - initial) * t / warm_up
+        return max(0.0, (total - t) / max(total - warm_up, 1))
+
+    return rate
+
+
 def cosine(total: int, warm_up: int = 0) -> Rate:
     """Linear from 0 over `warm_up` steps, then half a cosine from 1 down to 0 at step `total`."""
 

@@ -122,7 +122,7 @@ def test_smaller_levels_learn_from_the_whole_network_if_they_are_told_to(method:
 
 
 def test_the_rate_is_fairseqs_inverse_root() -> None:
-    made = task(lr=7e-4, warm_up=4000, warmup_init_lr=1e-7)
+    made = task(lr=7e-4, warm_up=4000, warmup_init_lr=1e-7, schedule="inverse-sqrt")
     for update in (0, 1, 1999, 3999, 4000, 4001, 16_000):
         step, decay = (7e-4 - 1e-7) / 4000, 7e-4 * 4000**0.5
         expected = 1e-7 + update * step if update < 4000 else decay * update**-0.5

@@ -46,7 +46,7 @@ _TABLE: tuple[tuple[str, tuple[str, ...], _Ours, str], ...] = (
     ("encoder_layers", ("6",), lambda s: s.layers, ""),
     ("label_smoothing", ("0.1",), lambda s: s.label_smoothing, "over all pieces, in fairseq over the wrong ones"),
     ("lr", ("0.0007", "0.0005"), lambda s: s.lr, "the largest"),
-    ("lr_scheduler", ("inverse_sqrt",), lambda s: "inverse_sqrt", "counts the steps of all levels"),
+    ("lr_scheduler", ("inverse_sqrt",), lambda s: s.schedule.replace("-", "_"), "counts the steps of all levels"),
     ("max_epoch", ("22", "30"), lambda s: s.epochs, ""),
     ("max_tokens", ("18000", "12000"), lambda s: s.max_tokens, "sentences × the longest of the batch"),
     ("optimizer", ("adam_for_partitioned_model",), lambda s: "AdamW", "moves nothing outside the level"),

@@ -56,7 +56,7 @@ class Translation(Settings):
     """Share of the outputs of embeddings, attention and feed-forward networks set to zero in training."""
     label_smoothing: float = 0.1
     """Share of the target's probability that is spread over all pieces."""
-    lr: float = 2e-3
+    lr: float = 3e-3
     """The largest learning rate of AdamW, reached at the end of the warm-up."""
     beta1: float = 0.9
     """How slowly AdamW forgets gradients."""
@@ -67,13 +67,18 @@ class Translation(Settings):
     weight_decay: float = 0.0
     """Decoupled: the weights shrink by this times the learning rate at each step."""
     warm_up: int = 200
-    """Steps in which the learning rate grows linearly; after them it falls with the root of the steps."""
+    """Steps in which the learning rate grows linearly."""
+    schedule: Literal["linear", "inverse-sqrt"] = "linear"
+    """How it falls after the warm-up: along a line to 0 at the last step, or with the root of the steps."""
     warmup_init_lr: float = 0.0
     """The learning rate of the first step."""
     max_tokens: int = 1000
     """Pieces in a batch, on the longer side, padding included."""
-    epochs: int = 6
+    epochs: int = 5
     """Passes over the training data."""
+    threads: int | None = 1
+    """Of torch, on a CPU. A network this small gains little by a second one, and loses much where others compute.
+    Stored: other numbers give other bits."""
 
     nest: Literal["low-rank", "width", "depth", "none"] = "low-rank"
     """What a smaller level has less of: ranks or units of the feed-forward networks and of query and key, or
@@ -129,6 +134,8 @@ _PAPER: dict[str, Any] = {
     "vocabulary": 10_000,
     "longest": 1024,
     "warm_up": 4000,
+    "schedule": "inverse-sqrt",
+    "threads": None,
     "ratio": ("1/32",),
 }
 

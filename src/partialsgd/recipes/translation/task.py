@@ -74,7 +74,6 @@ class TranslationTask:
         )
         self.batches: Batches = batches
         self._left_out = batches.left_out
-        self._rate = rates.inverse_sqrt(settings.warm_up, settings.warmup_init_lr / settings.lr)
         self._work = Work(network)
 
     def notes(self) -> list[str]:
@@ -90,7 +89,10 @@ class TranslationTask:
         return digests.of_texts(digest(self.corpus), self.tokenizer.to_str())
 
     def rate(self, t: int, total: int) -> float:
-        return self._rate(t)
+        initial = self.settings.warmup_init_lr / self.settings.lr
+        if self.settings.schedule == "linear":
+            return rates.linear(total, self.settings.warm_up, initial)(t)
+        return rates.inverse_sqrt(self.settings.warm_up, initial)(t)
 
     def loss(self, model: nn.Module, batch: TokenBatch, g: Pass) -> Tensor:
         g.outputs = losses.run(model, batch)
