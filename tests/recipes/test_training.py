@@ -1,0 +1,50 @@
+"""What a training counts, and who decides which checkpoint is best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import partialsgd as ps
+from partialsgd.recipes import launch, loop
+from partialsgd.recipes.tabular.settings import Tabular
+from partialsgd.recipes.tabular.task import build
+from partialsgd.recipes.training import Training
+
+SMALL = Tabular(max_steps=6, threads=1)
+
+
+def summary(out: Path, **changes: Any) -> dict[str, Any]:
+    found = loop.train(replace(SMALL, out=str(out), **changes), show=False).summary
+    assert found is not None
+    return found
+
+
+def test_measuring_is_not_training_and_each_pass_has_the_price_of_its_level(tmp_path: Path) -> None:
+    bare, measured = summary(tmp_path / "a"), summary(tmp_path / "b", measure_every=1)
+    twice = summary(tmp_path / "c", method="compose(alternating, sam)")
+    for level in ("core", "full"):
+        flops = [found["levels"][level]["flops"] for found in (bare, measured, twice)]
+        assert flops[0] == flops[1] and flops[2] == 2 * flops[0] > 0
+        assert bare["levels"][level]["updates"] == 3
+    assert bare["levels"]["full"]["test"] == measured["levels"]["full"]["test"]
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    task = build(SMALL)
+    return Training(task, ps.PartialSGD(task.network, list(task.optimizers)), launch.accelerator(SMALL, tmp_path))
+
+
+def test_when_another_level_is_trained_the_best_is_chosen_anew(training: Training) -> None:
+    glances = {"core": {"AUC": 0.1}, "full": {"AUC": 0.9}}
+    assert training.judged(glances) == glances  # nothing is trained yet
+    training.updates, training.best = {"full": 1}, None
+    assert training.judged(glances) == {"full": glances["full"]}
+    training.best = 0.9
+    assert training.judged(glances) == {"full": glances["full"]} and training.best == 0.9
+    training.updates["core"] = 1
+    assert training.judged(glances) == glances and training.best is None
