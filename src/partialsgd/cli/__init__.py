@@ -18,6 +18,7 @@ from partialsgd.cli import options, pages
 from partialsgd.cli.commands import OF_RUNS, OF_SETTINGS
 from partialsgd.recipes import RECIPES
 from partialsgd.recipes.errors import WrongCall
+from partialsgd.recipes.stopping import Stopped
 
 __all__ = ["main"]
 
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # what cannot be written is found out here
     except WrongCall as error:
         return _ended(str(error), 2)
+    except Stopped as error:
+        return _ended(str(error), 1) if os.environ.get("RANK", "0") == "0" else 1  # one of several processes says it
     except KeyboardInterrupt:
         return _ended("interrupted; a training goes on by `partialsgd resume RUN`", 1)
     except BrokenPipeError:  # who reads our output has seen enough
