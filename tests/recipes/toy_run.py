@@ -18,6 +18,7 @@ STOPPED = 3
 
 
 def main(verb: str, what: str) -> int:
+    toy.register()
     toy.PAUSE = float(os.environ.get("TOY_PAUSE", 0))
     if limit := int(os.environ.get("TOY_FILE_SIZE", 0)):  # a disk with no room for a file that is larger
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -36,8 +37,6 @@ def main(verb: str, what: str) -> int:
         print(f"threads: {torch.get_num_threads()}", file=sys.stderr)
     return 0
 
-
-toy.register()
 
 if __name__ == "__main__":
     sys.exit(main(*sys.argv[1:]))

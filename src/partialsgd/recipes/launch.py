@@ -28,7 +28,9 @@ _PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 def processes() -> PartialState:
     """This process among the others that torchrun or accelerate has started."""
-    return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "OMP_NUM_THREADS/MKL_NUM_THREADS unset", UserWarning)  # a setting of the run
+        return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
 
 
 def accelerator(settings: Settings, path: Path) -> Accelerator:
