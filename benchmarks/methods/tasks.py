@@ -12,6 +12,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from partialsgd.recipes.images import cifar, data
+
 
 @final
 @dataclass(frozen=True)
@@ -81,17 +83,17 @@ def cifar10(folder: Path | None) -> Data:
     """The published binary layout: one byte of label, then 3 × 32 × 32 bytes of image."""
     if folder is None:
         raise ValueError("CIFAR-10 is read from a folder: give --data, the folder with data_batch_1.bin")
-    train, test = (_records(folder / name) for name in ("data_batch_1.bin", "test_batch.bin"))
-    train_x, test_x = (records[:, 1:].view(-1, 3, 32, 32).float() / 255 for records in (train, test))
+    train, test = (_batch(folder / name) for name in ("data_batch_1.bin", "test_batch.bin"))
+    train_x, test_x = (part.images.float() / 255 for part in (train, test))
     mean, deviation = train_x.mean((0, 2, 3), keepdim=True), train_x.std((0, 2, 3), keepdim=True)
-    of_test = Part((test_x - mean) / deviation, test[:, 0].long())
-    return _data((train_x - mean) / deviation, train[:, 0].long(), of_test)
+    of_test = Part((test_x - mean) / deviation, test.labels)
+    return _data((train_x - mean) / deviation, train.labels, of_test)
 
 
-def _records(path: Path) -> Tensor:
+def _batch(path: Path) -> data.Part:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; --data is the folder with the binary version of CIFAR-10")
-    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, 1 + 3 * 32 * 32)
+    return cifar.batch(path)
 
 
 def mlp() -> nn.Sequential:

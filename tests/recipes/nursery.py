@@ -76,7 +76,7 @@ class Nursery:
 
 def serve() -> None:
     import sklearn.datasets
-    import sklearn.metrics  # noqa: F401
+    import sklearn.metrics  # noqa: F401  # what the first scores import
     import torch._dynamo  # what optimizers import in their first step
     import torch.utils.tensorboard
     from rich import live, pretty, progress_bar  # noqa: F401  # what rich imports when it prints

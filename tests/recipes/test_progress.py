@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -33,8 +34,8 @@ def text(console: Console) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
 
 
-def display(console: Console, **more: object) -> Display:
-    return Display(console, position=0, total=12_000, per_epoch=1_000, unit="tokens", **more)  # type: ignore[arg-type]
+def display(console: Console, **more: Any) -> Display:
+    return Display(console, position=0, total=12_000, per_epoch=1_000, unit="tokens", **more)
 
 
 def train(shown: Display, clock: list[float]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
 
@@ -68,7 +69,8 @@ class Translate:
         from partialsgd.recipes.runs import Run
         from partialsgd.recipes.using import arriving, translate
 
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+        if isinstance(sys.stdout, TextIOWrapper):  # what stands in for it may have no encoding
+            sys.stdout.reconfigure(encoding="utf-8")
         try:
             run = Run.open(self.run)
             lines = arriving(sys.stdin.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import textwrap
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
@@ -73,8 +74,13 @@ def documented(kind: type) -> dict[str, str]:
     texts: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         if dataclasses.is_dataclass(one):
-            body = ast.parse(inspect.cleandoc(inspect.getsource(one))).body[0].body  # type: ignore[attr-defined]
-            for field, text in pairwise(body):
+            for field, text in pairwise(_body(one)):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
                     texts[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(text.value)).split())
     return texts
+
+
+def _body(kind: type) -> list[ast.stmt]:
+    """What is written in a class, which may itself stand in a function."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    return next(node.body for node in tree.body if isinstance(node, ast.ClassDef))

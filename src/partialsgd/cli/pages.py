@@ -8,7 +8,9 @@ import shutil
 import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Union
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any
 
 from partialsgd.cli.fields import the_tyro
 from partialsgd.recipes import RECIPES
@@ -25,7 +27,7 @@ def show_choices(prog: str, about: str, kinds: Mapping[str, type], default: str 
         text = (inspect.getdoc(kind) or "").partition("\n")[0]
         return Annotated[kind, tyro.conf.subcommand(name, description=text, is_default=name == default)]
 
-    every = Union[tuple(choice(name, kind) for name, kind in kinds.items())]  # type: ignore[valid-type]  # noqa: UP007
+    every = reduce(or_, (choice(name, kind) for name, kind in kinds.items()))
     print(wrapped(about))
     with suppress(SystemExit):
         tyro.cli(every, prog=prog, args=["--help"], description="")

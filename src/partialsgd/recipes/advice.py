@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 
+from partialsgd.recipes import checkpoints
 from partialsgd.recipes.runs import Run
 from partialsgd.recipes.settings import Settings
 
@@ -21,8 +22,7 @@ def advised(run: Run, settings: Settings) -> Iterator[None]:
     except FloatingPointError as error:
         what, _, _ = str(error).partition(";")  # after it the library's own advice, for those who wrote the loop
         raise FloatingPointError(
-            f"{what}. What to try: {', '.join(_tips(settings))}, or a look at the data. "
-            f"The last good checkpoints are in {run.checkpoints}"
+            f"{what}. What to try: {', '.join(_tips(settings))}, or a look at the data. {_kept(run)}"
         ) from error
     except OSError as error:
         if error.errno not in _FULL:
@@ -31,6 +31,12 @@ def advised(run: Run, settings: Settings) -> Iterator[None]:
             f"{run.path} could not be written ({error}). Make room on the disk, then: partialsgd resume {run.path} "
             "(it goes on from the last checkpoint, which is whole)"
         ) from error
+
+
+def _kept(run: Run) -> str:
+    if checkpoints.paths(run.checkpoints):
+        return f"The last good checkpoints are in {run.checkpoints}"
+    return "There is no checkpoint yet: start anew, with another --out"
 
 
 def _tips(settings: Settings) -> list[str]:

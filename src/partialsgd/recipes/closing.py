@@ -50,10 +50,15 @@ def summarise(run: Run, task: Task, training: Training, console: Console) -> Sum
     return summary
 
 
+def example_of(task: Task) -> Any:
+    """Inputs to try a level with, where the network is."""
+    return send_to_device(task.example(), next(task.network.parameters()).device)
+
+
 def _level(task: Task, training: Training, level: str) -> dict[str, Any]:
     network = task.network
     size, whole = network.size(level), network.size(network.levels[-1])
-    example = send_to_device(task.example(), next(network.parameters()).device)
+    example = example_of(task)
     return {
         "parameters": size,
         "share": size / whole,

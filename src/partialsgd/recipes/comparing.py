@@ -41,8 +41,8 @@ def compare(settings: Settings, *, budget: Budget = "epochs", seeds: int = 1) ->
     default = f"runs/compare-{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     out = Path(launch.from_main(settings.out or default))
     settings = loop.pinned(settings)
-    launch.console().print(f"The runs are made in {out}; with --out {out} the same call goes on there", highlight=False)
     _instead(settings.method, "plain")  # refused now, not after the joint training
+    launch.console().print(f"The runs are made in {out}; with --out {out} the same call goes on there", highlight=False)
     pairs = [_pair(replace(settings, seed=settings.seed + k), budget, out) for k in range(seeds)]
     rows = comparison.rows(pairs)
     if launch.processes().is_main_process:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from partialsgd.nested import Nested
 from partialsgd.nested.examples import as_call
@@ -122,7 +122,7 @@ def arriving(handle: int) -> Iterator[list[str]]:
 def profile(run: Run, console: Console) -> None:
     """Parameters, FLOPs in both conventions, and the latency of each level by itself."""
     task, network = open_family(run)
-    example = _moved(task.example(), network)
+    example = closing.example_of(task)
     shown = Table()
     for name in ("level", "parameters", "share", "forward", "training", "paper", "latency"):
         shown.add_column(name, justify="left" if name == "level" else "right")
@@ -134,12 +134,6 @@ def profile(run: Run, console: Console) -> None:
     console.print(f"forward, training: FLOPs of a pass over {_shapes(example)}, as torch counts them", highlight=False)
     console.print("paper: multiply-adds of the forward pass, as the paper counts them", highlight=False)
     console.print("latency: of one example, by the level taken out", highlight=False)
-
-
-def _moved(example: Any, network: nn.Module) -> Any:
-    from accelerate.utils import send_to_device
-
-    return send_to_device(example, next(network.parameters()).device)
 
 
 def _shapes(example: Any) -> str:

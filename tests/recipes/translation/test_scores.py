@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -94,13 +95,14 @@ def test_translating_is_repeatable_and_leaves_modes_buffers_gradients_and_noise(
     nested.model.get_submodule("model.decoder").eval()
     before = [m.training for m in nested.modules()], torch.get_rng_state()
     buffers = {name: b.clone() for name, b in nested.named_buffers()}
-    told = nested.model.generation_config.to_dict()  # type: ignore[union-attr, operator]
+    model: Any = nested.model
+    told = model.generation_config.to_dict()
     once = scores.translate(nested.model, tokenizer(), LINES)
     assert scores.translate(nested.model, tokenizer(), LINES) == once
     assert [m.training for m in nested.modules()] == before[0] and torch.equal(torch.get_rng_state(), before[1])
     assert all(torch.equal(b, buffers[name]) for name, b in nested.named_buffers())
     assert all(p.grad is None for p in nested.parameters())
-    assert nested.model.generation_config.to_dict() == told  # type: ignore[union-attr, operator]
+    assert model.generation_config.to_dict() == told
 
 
 def test_a_failure_restores_the_modes_too() -> None:

@@ -156,7 +156,8 @@ def test_building_is_a_function_of_the_settings() -> None:
     assert one.corpus == two.corpus == other.corpus  # the seed of the training is not that of the phrases
     assert _equal(one.network, two.network) and not _equal(one.network, other.network)
     assert len(one.corpus.splits["train"]) == 40 and len(one.corpus.splits["valid"]) == 6
-    assert one.network.model.config.vocab_size == one.tokenizer.get_vocab_size()  # type: ignore[union-attr]
+    model: Any = one.network.model
+    assert model.config.vocab_size == one.tokenizer.get_vocab_size()
 
 
 def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(tmp_path: Path) -> None:

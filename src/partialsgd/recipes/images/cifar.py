@@ -24,10 +24,10 @@ def read(folder: str | os.PathLike[str], valid_share: float, seed: int, limit: i
         raise FileNotFoundError(f"{found} has no data_batch_*.bin; {_what_it_holds(found)}")
     if not (found / _TEST).is_file():
         raise FileNotFoundError(f"{found / _TEST} is missing: the accuracy is measured on it")
-    parts = [_batch(path) for path in training]
+    parts = [batch(path) for path in training]
     known = Part(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
     train, valid = apart(known, valid_share, seed, limit)
-    return Data(train, valid, _batch(found / _TEST), _names(found / _NAMES))
+    return Data(train, valid, batch(found / _TEST), _names(found / _NAMES))
 
 
 def _folder(given: Path) -> Path:
@@ -43,7 +43,8 @@ def _what_it_holds(folder: Path) -> str:
     return "give --data the folder with the binary version of CIFAR-10"
 
 
-def _batch(path: Path) -> Part:
+def batch(path: Path) -> Part:
+    """One file."""
     content = path.read_bytes()
     if not content or len(content) % _RECORD:
         raise ValueError(
