@@ -4,21 +4,24 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 
-.PHONY: run test test-all bench results convergence setup lint
+.PHONY: run test test-all browser bench results convergence setup lint
 
 run: $(INSTALLED)  ## train a Transformer and its low-rank core on phrases, both at once: at most 6 minutes
 	$(BIN)/partialsgd train
 
-test: lint  ## style, types and tests; ends with the skipped tests and why
+test: lint browser  ## style, types and tests; ends with the skipped tests and why
 	$(PYTEST) -n 2 -m "not slow"
 
-test-all: lint  ## the same with the full product of methods, optimizers and problems
+test-all: lint browser  ## the same with the full product of methods, optimizers and problems
 	$(PYTEST) -n 2
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+browser:  ## Debian's chromium, in which the page of `partialsgd report` is tested, where it can be installed
+	@sh tests/report/page/browser.sh
 
 bench: $(INSTALLED)  ## every figure of benchmarks/README.md, measured again (about 10 minutes)
 	$(BIN)/python -m benchmarks

@@ -46,6 +46,7 @@ TIERS = [
     ["export"],
     ["report"],
     ["recipes"],
+    ["reproduce"],
     ["cli"],
     ["__main__"],
     ["testing"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -26,25 +25,11 @@ def small_images(folder: Path) -> Examples:
 
 
 def residual(data: Examples, seed: int, rate: float) -> Problem:
-    """A ResNet without normalisation: what ends a block begins smaller, so that the sum of the blocks does not grow."""
+    """A ResNet without normalisation."""
     torch.manual_seed(seed)
-    model = _without_norms(resnet(BLOCKS, WIDTH, data.classes))
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight)
-            if name.endswith("conv2"):
-                module.weight.data /= math.sqrt(sum(BLOCKS))
+    model = resnet(BLOCKS, WIDTH, data.classes, norm=False)
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=5e-4)
     return Problem(model, optimizer, lambda x, y: F.cross_entropy(model(x), y), partial(_accuracy, model))
-
-
-def _without_norms(model: nn.Module) -> nn.Module:
-    for name, child in model.named_children():
-        if isinstance(child, nn.BatchNorm2d):
-            setattr(model, name, nn.Identity())
-        else:
-            _without_norms(child)
-    return model
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import pytest
 
 from partialsgd.cli.commands import Evaluate, Methods
 from partialsgd.cli.fields import documented, of_command, of_settings
+from partialsgd.cli.reports import Report
 from partialsgd.recipes import RECIPES, files
 from tests.cli import calls
 
@@ -58,6 +59,12 @@ def markers(command: type) -> dict[str, tuple[Any, ...]]:
 def test_what_must_be_said_has_a_place_and_the_rest_a_name() -> None:
     assert {name: said[0].metavar for name, said in markers(Evaluate).items() if len(said) == 2} == {"run": "RUN"}
     assert {name: said[0].metavar for name, said in markers(Methods).items() if len(said) == 2} == {"name": "NAME"}
+
+
+def test_several_may_have_one_place() -> None:
+    assert {name: said[0].metavar for name, said in markers(Report).items() if len(said) == 2} == {
+        "run": "RUN [RUN ...]"
+    }
 
 
 def test_a_value_is_announced_by_its_type_and_a_choice_by_its_choices() -> None:

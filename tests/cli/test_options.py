@@ -57,6 +57,15 @@ WRONG = [
     (["train", "--method", "sma"], "--method: there is no method 'sma'; did you mean sam?"),
     (["train", "--method", "sam(rh=1)"], "--method: the method 'sam' has no option 'rh'; it is sam(rho=0.05, "),
     (["train", "--method", "sam("], "--method: the method 'sam(' cannot be read"),
+    (
+        ["train", "--measure-every", "5", "--probe", "onl('core')"],
+        "--probe: there is no method 'onl'; did you mean only",
+    ),
+    (
+        ["train", "--measure-every", "5", "--probe", "only(lvl='core')"],
+        "--probe: the method 'only' has no option 'lvl'",
+    ),
+    (["train", "--probe", "plain"], "--probe is 'plain', and nothing is measured without measure_every; give that too"),
     (["train", "--config", "none.toml"], "none.toml does not exist"),
     (["train", "--config"], "--config"),
     (["train", "--epoch", "1"], "--epochs"),

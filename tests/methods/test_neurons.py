@@ -11,6 +11,7 @@ from torch.nn.utils import prune
 
 from partialsgd.methods import neurons
 from partialsgd.names import Parameters
+from partialsgd.nested import nest
 from partialsgd.recipes.images.resnet import resnet18
 from partialsgd.testing.problems import Tied
 from tests import zoo
@@ -71,6 +72,14 @@ def test_layers_that_are_stored_transposed() -> None:
         for name, inside in neurons.attached(Parameters(model), chosen).items():
             model.get_parameter(name).mul_(inside)
     torch.testing.assert_close(model(zoo.tokens(2)).logits, small(zoo.tokens(2)).logits)
+
+
+def test_in_a_family_of_one_the_units_are_those_of_the_network_inside() -> None:
+    found = neurons.hidden_units(mlp(), caller="test")
+    family = nest(mlp(), levels={}, norms="shared")
+    assert neurons.hidden_units(family, caller="test") == tuple(units.under("model.") for units in found)
+    parameters = Parameters(family)
+    assert all(place.parameter in parameters for units in found for place in units.under("model.").places)
 
 
 def test_residual_sums_are_one_layer_of_units() -> None:

@@ -1,21 +1,16 @@
-"""Jointly and alone: which runs are made, from which start, with which budget, and what the table says of them."""
+"""Jointly and alone: which runs are made, from which start, and with which budget."""
 
 from __future__ import annotations
 
-import io
-import json
 from dataclasses import replace
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
-from partialsgd.recipes import build, comparing, comparison, loop
+from partialsgd.recipes import build, comparing, loop
 from partialsgd.recipes.comparing import alone_at, compare, within
-from partialsgd.recipes.comparison import Pair
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.images.settings import Images
 from partialsgd.recipes.runs import Run
@@ -124,49 +119,3 @@ def test_one_level_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
     with pytest.raises(WrongCall, match="--nest none has one level, and nothing to compare it with"):
         compare(Images(out=str(tmp_path / "new"), nest="none"))
     assert not (tmp_path / "new").exists()
-
-
-def summary(seconds: float, **scores: float) -> dict[str, Any]:
-    rows = {level: {"updates": 10, "flops": 100.0, "test": {"accuracy": score}} for level, score in scores.items()}
-    return {"recipe": "images", "score": "accuracy", "seconds": seconds, "levels": rows}
-
-
-PAIRS = [
-    Pair(0, summary(8, core=0.5, full=0.8), {"core": summary(3, core=0.6, full=0.0), "full": summary(7, full=0.9)}),
-    Pair(1, summary(10, core=0.7, full=0.8), {"core": summary(5, core=0.6, full=0.0), "full": summary(7, full=0.7)}),
-]
-
-
-def test_a_row_is_the_mean_over_the_seeds_of_the_right_runs() -> None:
-    rows = {(row.level, row.trained): row for row in comparison.rows(PAIRS)}
-    assert rows["core", "jointly"].scores == (0.5, 0.7) and rows["core", "alone"].scores == (0.6, 0.6)
-    assert rows["full", "alone"].scores == (0.9, 0.7) and rows["full", "alone"].seconds == 7
-    assert rows["core", "alone"].seconds == 4 and rows["core", "jointly"].seconds is None
-    total, separately = rows["all", "jointly"], rows["all", "alone"]
-    assert (total.updates, total.flops, total.seconds, total.scores) == (20, 200.0, 9, ())
-    assert (separately.updates, separately.flops, separately.seconds) == (20, 200.0, 11)
-
-
-def test_mean_and_deviation() -> None:
-    assert comparison.spread([0.5, 0.7]) == f"0.6 ± {stdev([0.5, 0.7]):.2g}" == "0.6 ± 0.14"
-    assert comparison.spread([31.25]) == "31.25" and comparison.spread([]) == ""
-
-
-def test_the_table_is_the_same_in_markdown_and_in_the_terminal() -> None:
-    rows = comparison.rows(PAIRS)
-    text = comparison.as_markdown(rows, PAIRS, "epochs")
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    assert lines[0] == ["level", "trained", "accuracy", "updates", "training FLOPs", "time"]
-    assert lines[2] == ["core", "jointly", "0.6 ± 0.14", "10", "100", ""]
-    assert lines[-1] == ["all", "alone", "", "20", "200", "11 s"]
-    console = Console(file=io.StringIO(), width=80)
-    console.print(comparison.table(rows, PAIRS, "epochs"))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for line in lines[2:]:
-        assert any([cell.strip() for cell in row.split("│")[1:-1]] == line for row in shown.splitlines())
-
-
-def test_the_numbers_are_in_a_file(tmp_path: Path) -> None:
-    said = json.loads(json.dumps(comparison.as_json(comparison.rows(PAIRS), PAIRS, "flops")))
-    assert (said["budget"], said["seeds"], said["score"]) == ("flops", [0, 1], "accuracy")
-    assert said["rows"][0]["scores"] == [0.5, 0.7]

@@ -10,6 +10,7 @@ import torch
 from partialsgd.recipes import digests, loop
 from partialsgd.recipes.runs import Run
 from partialsgd.recipes.tabular.settings import Tabular
+from partialsgd.recipes.translation.settings import Translation
 
 
 def test_a_digest_is_of_numbers_types_and_shapes() -> None:
@@ -28,7 +29,22 @@ def test_other_data_are_refused_and_a_run_from_before_has_none_to_compare(tmp_pa
     Run.new(Tabular(out=str(tmp_path / "old"))).require_data("any")
 
 
+def test_what_else_a_training_reads_must_be_the_same_where_it_is_read(tmp_path: Path) -> None:
+    run = Run.new(Translation(out=str(tmp_path / "run"), teacher="runs/whole"), "these teacher:one start:two")
+    run.require_data("these teacher:one start:two")
+    run.require_data("these")  # to score a network its teacher is not needed
+    with pytest.raises(ValueError, match=r"weights of the teacher are not .*run was begun with; .* at runs/whole, or"):
+        run.require_data("these teacher:three start:two")
+    with pytest.raises(ValueError, match=r"weights of the start are not"):
+        run.require_data("these teacher:one start:one")
+    with pytest.raises(ValueError, match=r"the data are not those"):
+        run.require_data("those teacher:one start:one")
+
+
 def test_a_path_from_here_is_stored_as_one_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert loop.pinned(Tabular(data="adult")).data == str(tmp_path / "adult")
+    found = loop.pinned(Translation(start="one", init="svd", teacher="../two"))
+    assert isinstance(found, Translation)
+    assert (found.start, found.teacher) == (str(tmp_path / "one"), str(tmp_path.parent / "two"))
     assert loop.pinned(Tabular()).data is None and loop.pinned(Tabular(threads=3)).threads == 3

@@ -1,207 +1,16 @@
-"""A level that was exported is loaded by the code of its README, without this package, and computes the same."""
+"""Where a level is exported to, with what beside it, and what is refused."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from partialsgd.nested.examples import as_call
+from partialsgd.cli import main
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.exporting import export_level
 from partialsgd.recipes.runs import Run
-from partialsgd.recipes.using import open_family
-from tests.recipes.made_runs import adult, as_tuple, made_run
-
-RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "low-rank": ("translation", {}),
-    "pre-norm": ("translation", {"norm": "pre"}),
-    "untied": ("translation", {"norm": "pre", "tie": False, "nest": "depth", "ratio": ("1/2",), "layers": 2}),
-    "narrow": ("translation", {"nest": "width"}),
-    "short": ("translation", {"nest": "depth", "ratio": ("1/2",), "layers": 2}),
-    "images": ("images", {}),
-    "images of low rank": ("images", {"nest": "low-rank"}),
-    "short images": ("images", {"nest": "depth"}),
-    "numbers": ("tabular", {}),
-    "words": ("tabular", {"data": "adult"}),
-}
-
-CASES = [
-    ("low-rank", "core", "safetensors"),
-    ("low-rank", "full", "safetensors"),
-    ("low-rank", "core", "onnx"),
-    *((run, "core", "safetensors") for run in ("pre-norm", "untied", "narrow", "short")),
-    ("pre-norm", "full", "safetensors"),
-    ("low-rank", "full", "transformers"),
-    ("short", "core", "transformers"),
-    *((run, "core", "safetensors") for run in ("images", "images of low rank", "short images")),
-    ("images", "full", "safetensors"),
-    ("images", "core", "onnx"),
-    *((run, level, "safetensors") for run in ("numbers", "words") for level in ("core", "full")),
-    ("words", "core", "onnx"),
-]
-
-TEXTS = ["three days", "1", "in 5 minutes, in 7 hours or 8 years ago", "Zürich"]
-
-# A process that runs the code of each README in its directory, and then what it was asked for.
-READER = """
-import contextlib, io, json, os, re, sys
-sys.modules["partialsgd"] = None  # it cannot be imported
-sys.path.insert(0, "")
-found = {}
-for name, place, ask in json.loads(sys.stdin.read()):
-    os.chdir(place)
-    sys.modules.pop("network", None)
-    there = {}
-    code = re.search("```python\\n(.*?)```", open("README.md").read(), re.S)[1]
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(code, there)
-        exec(ask, there)
-    found[name] = there["answer"]
-print(json.dumps(found))
-"""
-
-TRANSLATED = f"""
-def greedy(text):
-    ids = tokenizer(text).input_ids if callable(tokenizer) else tokenizer.encode(text).ids
-    return network.generate(__import__("torch").tensor([ids]), **options)[0].tolist()
-
-options = {{"num_beams": 1, "do_sample": False, "max_length": 40}}
-answer = [[translate(text, **options) for text in {TEXTS}], [greedy(text) for text in {TEXTS}]]
-"""
-
-# Greedy, for several sentences at once: the longer ones go on when the others have ended.
-TOGETHER = f"""
-ids = [tokenizer.encode(text).ids for text in {TEXTS}]
-source = np.zeros((len(ids), max(map(len, ids))), np.int64)
-for row, one in zip(source, ids):
-    row[: len(one)] = one
-target = np.full((len(ids), 1), END)
-while target.shape[1] < 40:
-    fed = {{"input_ids": source, "attention_mask": (source > 0).astype(np.int64), "decoder_input_ids": target}}
-    logits = session.run(["logits"], fed)[0]
-    target = np.concatenate([target, logits[:, -1:].argmax(-1)], 1)
-answer = [[translate(text) for text in {TEXTS}], target.tolist()]
-"""
-
-
-def asked(recipe: str, format: str, inputs: list[Any]) -> str:
-    if recipe == "translation":
-        return TOGETHER if format == "onnx" else TRANSLATED
-    make = "torch.tensor" if format == "safetensors" else "np.array"
-    kinds = {int: "int64", float: "float32"}
-
-    def value(rows: Any) -> str:
-        first = rows
-        while isinstance(first, list):
-            first = first[0]
-        return f"{make}({rows}, dtype={make.partition('.')[0]}.{kinds[type(first)]})"
-
-    named = {1: "{}", 2: "{}, {}", 3: "{}, {}, {}"}[len(inputs)].format(*map(value, inputs))
-    return f"answer = scores({named}).tolist()"
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    place = tmp_path_factory.mktemp("runs")
-    data = str(adult(place / "adult"))
-    return {
-        name: made_run(place / name, recipe, **{**changes, **({"data": data} if "data" in changes else {})})
-        for name, (recipe, changes) in RUNS.items()
-    }
-
-
-def raw_inputs(run: Run, task: Any, level: str) -> list[Any]:
-    """What the README's `scores` is given: pixels, or encoded rows."""
-    if run.settings.recipe == "images":
-        return [task.data.test.images[:3].float().tolist()]
-    args, _ = task.network.inputs_of(level, as_call(as_tuple(task.example())))
-    return [column.tolist() for column in args]
-
-
-@pytest.fixture(scope="module")
-def answers(runs: dict[str, Run]) -> Iterator[dict[str, Any]]:
-    questions = []
-    for name, level, format in CASES:
-        run = runs[name]
-        place = export_level(run, level, format=format)
-        task: Any = open_family(run)[0]
-        inputs = [] if run.settings.recipe == "translation" else raw_inputs(run, task, level)
-        ask = asked(run.settings.recipe, format, inputs)
-        if name == "words" and format == "safetensors" and level == "core":
-            ask = ask.replace(", torch.tensor", ", categories=torch.tensor")
-        questions.append((f"{name} {level} {format}", str(place), ask))
-    found = subprocess.run(
-        [sys.executable, "-c", READER], input=json.dumps(questions), capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, found.stderr
-    yield json.loads(found.stdout)
-
-
-@pytest.mark.parametrize(("name", "level", "format"), CASES, ids=[" ".join(case) for case in CASES])
-def test_the_readme_loads_what_the_family_computes(
-    runs: dict[str, Run], answers: dict[str, Any], name: str, level: str, format: str
-) -> None:
-    run, answer = runs[name], answers[f"{name} {level} {format}"]
-    task: Any
-    task, network = open_family(run)
-    with network.at(level), torch.no_grad():
-        if run.settings.recipe == "translation":
-            assert_translated(network.model, task.tokenizer, answer)
-        elif run.settings.recipe == "images":
-            expected = network(task.standard(task.data.test.images[:3]))
-            torch.testing.assert_close(torch.tensor(answer), expected, rtol=1e-4, atol=1e-5)
-        else:
-            expected = network(*task.example()).sigmoid()
-            torch.testing.assert_close(torch.tensor(answer), expected, rtol=1e-4, atol=1e-6)
-
-
-def assert_translated(model: Any, tokenizer: Any, answer: Any) -> None:
-    sources = [tokenizer.encode(text).ids for text in TEXTS]
-    greedy = [greedily(model, source) for source in sources]
-    texts = [tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in greedy]
-    assert len({tuple(ids.tolist()) for ids in greedy}) >= 3  # the sentences are told apart
-    assert answer[0] == texts
-    for row, ids in zip(answer[1], greedy, strict=True):
-        assert row[: len(ids)] == ids.tolist()  # in a batch with longer ones it goes on
-
-
-def greedily(model: Any, source: list[int]) -> Tensor:
-    """By definition: the most probable token after those before it, until the end."""
-    target = torch.tensor([[1]])
-    while target.shape[1] < 40:
-        ids = torch.tensor([source])
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), decoder_input_ids=target).logits
-        target = torch.cat([target, logits[:, -1:].argmax(-1)], 1)
-        if target[0, -1] == 1:
-            break
-    return target[0]
-
-
-def test_a_readme_says_how_good_the_level_is(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "run", "tabular")
-    assert "| AUC |" not in (export_level(run, "core", to=tmp_path / "early") / "README.md").read_text()
-    said = {"AUC": 0.98761, "accuracy": 0.5}
-    levels = {"core": {"test": said}, "full": {"test": {"AUC": 0.1}}}
-    run.write("summary.json", {"checkpoint": "best", "levels": levels, "extras": {}})
-    other = export_level(run, "core", checkpoint="last", to=tmp_path / "last")
-    assert "| AUC |" not in (other / "README.md").read_text()  # it was not scored
-    text = (export_level(run, "core", to=tmp_path / "late") / "README.md").read_text()
-    assert "| AUC | 0.9876 |\n| accuracy | 0.5 |" in text and "0.1 |" not in text
-    assert "43.8%" in text.splitlines()[2] and "core, full" in text  # its share, and what it was trained with
-
-
-def test_a_readme_names_no_place_on_this_machine(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "run", "tabular", data=str(adult(tmp_path / "census")))
-    text = (export_level(run, "full") / "README.md").read_text()
-    assert "`census`" in text and str(tmp_path) not in text
+from tests.recipes.made_runs import made_run
 
 
 def test_by_default_it_is_in_the_run_and_another_place_can_be_given(tmp_path: Path) -> None:
@@ -218,3 +27,37 @@ def test_what_has_no_class_in_transformers_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the level 'core' cannot be loaded by from_pretrained: low rank"):
         export_level(made_run(tmp_path / "run", "translation"), "core", format="transformers", to=tmp_path / "no")
     assert not (tmp_path / "no").exists()
+
+
+def test_the_run_itself_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_run(tmp_path / "run", "tabular")
+    (run.path / "metrics.jsonl").touch()  # which every training has
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    for place in (run.path, run.path / ".." / "run"):
+        assert main(["export", str(run.path), "--to", str(place)]) == 2
+        said = capsys.readouterr()
+        assert f"--to: {place} is a run, and its settings would be lost; give another directory" in said.err
+        assert said.out == ""
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+    assert run.path / "config.json" in before and Run.open(run.path).settings == run.settings
+
+
+def test_neither_is_a_run_of_which_only_the_best_is_left(tmp_path: Path) -> None:
+    run, other = made_run(tmp_path / "run", "tabular"), made_run(tmp_path / "other", "tabular", seed=1)
+    before = (other.path / "config.json").read_bytes()
+    with pytest.raises(WrongCall, match=r"--to: .*other is a run"):
+        export_level(run, "core", to=other.path)
+    assert (other.path / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names"),
+    [
+        ("translation", {"tokenizer.json"}),
+        ("images", {"inputs.json", "network.py"}),
+        ("tabular", {"inputs.json"}),
+    ],
+)
+def test_what_using_it_needs_is_beside_it(tmp_path: Path, recipe: str, names: set[str]) -> None:
+    place = export_level(made_run(tmp_path / "run", recipe), "full")
+    assert {path.name for path in place.iterdir()} == {"README.md", "config.json", "model.safetensors", *names}

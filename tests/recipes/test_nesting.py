@@ -69,3 +69,20 @@ def test_a_level_that_is_no_smaller_is_refused(ratios: tuple[str, ...]) -> None:
             makes,
             seed=0,
         )
+
+
+def test_a_level_alone_is_taken_out_with_the_start_that_it_has_in_the_family() -> None:
+    x = torch.randn(5, 6)
+    whole, alone = (
+        family(model(), "width", ["1/2"], MAKES, seed=0, alone=level, example=x) for level in (None, "core")
+    )
+    assert alone.levels == ("full",) and alone.size("full") == whole.size("core") < whole.size("full")
+    with whole.at("core"):
+        assert torch.equal(alone(x), whole(x))
+
+
+def test_a_level_that_there_is_not_cannot_be_alone() -> None:
+    with pytest.raises(ValueError, match="alone must be one of the levels, core, full; got 'tiny'"):
+        family(model(), "width", ["1/2"], MAKES, seed=0, alone="tiny")
+    with pytest.raises(ValueError, match="there are no levels"):
+        family(model(), "none", ["1/2"], MAKES, seed=0, alone="core")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,16 @@ def test_the_network_has_the_weights_of_the_checkpoint_and_not_of_the_start(run:
     assert task.network is network and not network.training
     changed = [name for name, value in network.state_dict().items() if not torch.equal(value, start[name])]
     assert any("fc1" in name for name in changed)
+
+
+def test_a_run_is_opened_without_those_that_it_started_with_or_learnt_from(tmp_path: Path, run: Run) -> None:
+    moved = Run(tmp_path / "moved")
+    shutil.copytree(run.path, moved.path)
+    said = json.loads((moved.path / "config.json").read_text())
+    said["settings"] |= {"start": str(tmp_path / "gone"), "teacher": str(tmp_path / "gone"), "init": "svd"}
+    moved.write("config.json", said)
+    found, expected = (open_family(each)[1].state_dict() for each in (moved, run))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_a_run_without_weights_says_how_to_get_them(tmp_path: Path, run: Run) -> None:

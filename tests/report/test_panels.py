@@ -48,7 +48,7 @@ def test_lines_differ_in_more_than_colour() -> None:
 
 
 def test_no_line_is_pale_on_white_paper() -> None:
-    for color in panels._COLORS:
+    for color in panels.COLORS:
         red, green, blue = to_rgb(color)
         assert 0.299 * red + 0.587 * green + 0.114 * blue < 0.7
 

@@ -9,6 +9,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
 
+from partialsgd.cli.reports import Report
+from partialsgd.cli.reproductions import Reproduce
 from partialsgd.cli.trainings import Compare, Resume, Train
 
 Checkpoint: TypeAlias = Literal["best", "last"]
@@ -158,6 +160,8 @@ OF_RUNS: dict[str, type[Any]] = {
     "translate": Translate,
     "profile": Profile,
     "export": Export,
+    "report": Report,
+    "reproduce": Reproduce,
     "methods": Methods,
 }
 """Commands with options of their own."""

@@ -33,7 +33,7 @@ def of_command(command: type) -> Iterator[Field]:
     hints, texts = get_type_hints(command), documented(command)
     for field in dataclasses.fields(command):
         is_positional = field.default is dataclasses.MISSING or "positional" in field.metadata
-        position = field.name.upper() if is_positional else ""
+        position = _place(field.name, hints[field.name]) if is_positional else ""
         yield _option(field.name, hints[field.name], texts[field.name], field.default, position)
 
 
@@ -56,10 +56,16 @@ def _option(name: str, hint: Any, text: str, default: Any, position: str = "") -
         help=text,
         metavar=position or _metavar(hint),
         prefix_name=False,
-        help_behavior_hint=(lambda _: "") if default in (None, ()) else None,  # the text says what happens then
+        help_behavior_hint=(lambda _: "") if default in (None, ()) or "[" in position else None,  # the text says it
     )
     markers = [tyro.conf.Positional] if position else []
     return name, Annotated[(hint, said, *markers)], dataclasses.field(default=default)
+
+
+def _place(name: str, hint: Any) -> str:
+    """RUN, or where there may be several RUN [RUN ...]."""
+    word = name.upper()
+    return f"{word} [{word} ...]" if get_origin(hint) is tuple else word
 
 
 def _metavar(hint: Any) -> str | None:

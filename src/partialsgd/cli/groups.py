@@ -7,11 +7,12 @@ _NAMES = {
     "data": "data source target size valid_size test_size corpus_seed vocabulary longest "
     "limit valid_share buckets crop flip",
     "model": "norm network width layers d_model ffn heads tie dropout embedding hidden",
-    "levels": "nest ratio init norms",
-    "training": "method epochs max_steps max_tokens batch accumulate label_smoothing lr lr_wide lr_deep "
-    "warm_up schedule warmup_init_lr momentum beta1 beta2 eps weight_decay clip_norm precision seed",
-    "search": "beam lenpen",
-    "run": "out evaluate_every checkpoint_every keep threads measure_every tensorboard track",
+    "levels": "nest ratio alone init start norms",
+    "training": "method epochs max_steps max_tokens batch accumulate label_smoothing teacher teacher_weight "
+    "lr lr_wide lr_deep warm_up schedule warmup_init_lr momentum beta1 beta2 eps weight_decay clip_norm precision seed",
+    "search": "beam lenpen look_bleu",
+    "criteria": "measure_every probe measure_layers measure_batches",
+    "run": "out evaluate_every checkpoint_every keep threads tensorboard track",
 }
 
 GROUPS: dict[str, list[str]] = {group: names.split() for group, names in _NAMES.items()}

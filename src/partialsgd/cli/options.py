@@ -57,10 +57,12 @@ def resolved(recipe: str, values: Mapping[str, Any]) -> Settings:
         first, _, rest = str(error).partition(" ")
         option = f"--{first.replace('_', '-')}" if first.rstrip(":") in values else first
         raise WrongCall(f"{option} {rest}") from error
-    try:
-        registry.require_method(settings.method)
-    except ValueError as error:
-        raise WrongCall(f"--method: {error}") from error
+    for name in ("method", "probe"):
+        try:
+            if (text := getattr(settings, name)) is not None:
+                registry.require_method(text)
+        except ValueError as error:
+            raise WrongCall(f"--{name}: {error}") from error
     return settings
 
 

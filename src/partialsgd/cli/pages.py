@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import io
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any
@@ -28,9 +30,12 @@ def show_choices(prog: str, about: str, kinds: Mapping[str, type], default: str 
         return Annotated[kind, tyro.conf.subcommand(name, description=text, is_default=name == default)]
 
     every = reduce(or_, (choice(name, kind) for name, kind in kinds.items()))
-    print(wrapped(about))
-    with suppress(SystemExit):
+    page = io.TextIOWrapper(io.BytesIO(), encoding=getattr(sys.stdout, "encoding", None) or "utf-8")
+    with suppress(SystemExit), redirect_stdout(page):
         tyro.cli(every, prog=prog, args=["--help"], description="")
+    page.seek(0)
+    print(wrapped(about))
+    print(re.sub(r"(usage: .*)\{.*\}", r"\1NAME …", page.read()), end="")  # all of them are listed below it
 
 
 def examples(command: type, name: str, recipe: str) -> str:

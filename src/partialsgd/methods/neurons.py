@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from partialsgd.names import Parameters, matches, unwrap
+from partialsgd.nested.family import Nested
 from partialsgd.nested.forms import Form, form_of
 from partialsgd.nested.groups import Group, require_apart
 from partialsgd.nested.plans import hidden_layers
@@ -48,6 +49,12 @@ class Units:
         """The first parameter that they lie in."""
         return self.places[0].parameter
 
+    def under(self, prefix: str) -> Units:
+        """The same in a module that holds the network."""
+        places = tuple(replace(place, parameter=prefix + place.parameter) for place in self.places)
+        layers, norms = (tuple(prefix + name for name in names) for names in (self.layers, self.norms))
+        return replace(self, layers=layers, places=places, norms=norms)
+
 
 Chosen: TypeAlias = Sequence[tuple[Units, Tensor]]
 """Some hidden layers, with True for each unit that is in."""
@@ -55,7 +62,8 @@ Chosen: TypeAlias = Sequence[tuple[Units, Tensor]]
 
 def hidden_units(model: nn.Module, hidden: Hidden | None = None, *, caller: str) -> tuple[Units, ...]:
     """The hidden units of a network, found as `Width` finds them; those that lie in a tied parameter are left out."""
-    site = Site(unwrap(model), Switch((FULL,)), caller=caller)
+    model, prefix = _inside(unwrap(model))
+    site = Site(model, Switch((FULL,)), caller=caller)
     noise = RandomState(site.model)
     groups = hidden_layers(site, chains_of(hidden))
     noise.restore()  # a trace runs what is random in the network
@@ -65,7 +73,12 @@ def hidden_units(model: nn.Module, hidden: Hidden | None = None, *, caller: str)
     if not free:
         layers = ", ".join(repr(name) for units in found for name in units.layers)
         raise ValueError(f"{caller} finds no hidden units of their own: those of {layers} lie in tied parameters")
-    return tuple(free)
+    return tuple(units.under(prefix) for units in free)
+
+
+def _inside(model: nn.Module) -> tuple[nn.Module, str]:
+    """The network in a family, whose own forward cannot be traced, and what its names begin with there."""
+    return (model.model, "model.") if isinstance(model, Nested) else (model, "")
 
 
 def limited(found: Sequence[Units], where: Sequence[str]) -> tuple[Units, ...]:

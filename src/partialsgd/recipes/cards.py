@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from partialsgd.nested.switch import FULL
 from partialsgd.recipes.runs import Run
 from partialsgd.recipes.snippets import code
 from partialsgd.recipes.tasks import Task
@@ -38,7 +39,8 @@ below it.
 def card(run: Run, task: Task, level: str, format: str, checkpoint: str) -> str:
     """The text of the README."""
     settings, levels = run.settings, task.network.levels
-    smaller = str(getattr(settings, "nest", "")) if level != levels[-1] else ""
+    is_whole = level == levels[-1] and getattr(settings, "alone", None) in (None, FULL)
+    smaller = "" if is_whole else str(getattr(settings, "nest", ""))
     return f"""# {settings.recipe}: {level}
 
 {_data(settings)} {_size(task, level)} Method: `{settings.method}`, of partialsgd, which is not needed to use it.
@@ -63,7 +65,8 @@ def values(settings: Any, task: Any, level: str, format: str) -> dict[str, Any]:
             blocks = tuple(len(stage) for stage in task.network.model.stages)
         shape = ", ".join(map(str, (channels, *sides)))
         sizes = {"width": settings.width, "classes": len(task.data.names), "channels": channels}
-        return {"blocks": blocks, "shape": shape, **sizes}
+        norm = ", norm=False" if settings.norms == "none" else ""
+        return {"blocks": blocks, "shape": shape, "norm": norm, **sizes}
     return {"layers": 2 * settings.layers + 1, "inputs": _rows(task, level, format)}
 
 

@@ -37,6 +37,8 @@ def compare(settings: Settings, *, budget: Budget = "epochs", seeds: int = 1) ->
     require_at_least("seeds", seeds, 1)
     if getattr(settings, "nest", "") == "none":
         raise WrongCall("--nest none has one level, and nothing to compare it with; choose another")
+    if settings.probe is not None:
+        raise WrongCall("--probe is for one training: the whole network alone has no core to measure; leave it out")
     launch.processes()
     default = f"runs/compare-{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     out = Path(launch.from_main(settings.out or default))

@@ -30,7 +30,7 @@ def export_level(
 ) -> Path:
     """Write a level of a run, and return where; by default below the run's own directory."""
     recipe = run.settings.recipe
-    if to is not None and any((to / name).exists() for name in ("metrics.jsonl", "checkpoints")):
+    if to is not None and any((to / name).exists() for name in ("metrics.jsonl", "checkpoints", "best")):
         raise WrongCall(f"--to: {to} is a run, and its settings would be lost; give another directory")
     if format == "transformers" and recipe != "translation":
         raise WrongCall(f"--format transformers is for translations, and {run.path} is of {recipe}; take another")

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -23,6 +24,7 @@ from partialsgd.recipes import beside, build, closing, launch
 from partialsgd.recipes.advice import advised
 from partialsgd.recipes.dealing import Deal, Hand
 from partialsgd.recipes.errors import WrongCall
+from partialsgd.recipes.measuring import mean_loss, meter_of
 from partialsgd.recipes.methods import method_of
 from partialsgd.recipes.progress import Display, say, warnings_on
 from partialsgd.recipes.runs import Run
@@ -63,10 +65,10 @@ def resume(run: Run, *, show: bool = True) -> Run:
 
 
 def pinned(settings: Settings) -> Settings:
-    """What would be another thing tomorrow, or elsewhere: the number of threads, and a path from here."""
-    settings = replace(settings, threads=settings.threads or torch.get_num_threads())
-    data = getattr(settings, "data", None)
-    return settings if data is None else replace(settings, **{"data": os.path.abspath(data)})
+    """What would be another thing tomorrow, or elsewhere: the number of threads, and paths from here."""
+    paths = {name: getattr(settings, name, None) for name in ("data", "start", "teacher")}
+    found: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items() if path is not None}
+    return replace(settings, threads=settings.threads or torch.get_num_threads(), **found)
 
 
 def _prepared(settings: Settings) -> Task:
@@ -75,6 +77,7 @@ def _prepared(settings: Settings) -> Task:
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     task = build(settings)
     method_of(settings.method, task.network)
+    meter_of(settings, task.network)
     return task
 
 
@@ -106,17 +109,17 @@ def fit(run: Run, settings: Settings, task: Task, here: Accelerator, console: Co
     """Algorithm 1 over the batches, with an evaluation after some epochs and a checkpoint after some steps."""
     model = here.prepare_model(task.network)
     method = method_of(settings.method, task.network)
-    meter = ps.CriteriaMeter(every=settings.measure_every) if settings.measure_every else None
+    deal = Deal(task.batches, settings.accumulate, here.process_index, here.num_processes)
+    move = partial(send_to_device, device=here.device)
+    meter = meter_of(settings, task.network, partial(deal.hand, move=move), partial(mean_loss, task, model))
     options = {"seed": settings.seed, "clip_norm": settings.clip_norm, "scaler": here.scaler, "meter": meter}
     training = Training(task, ps.PartialSGD(model, list(task.optimizers), method, **options), here)
-    deal = Deal(task.batches, settings.accumulate, here.process_index, here.num_processes)
     total = min(settings.epochs * len(deal), settings.max_steps or settings.epochs * len(deal))
     torch.manual_seed(settings.seed + 1_000_003 * here.process_index)  # the network's own dropout
     if training.load(run):
         say(console, f"Going on from step {training.position:,} of {total:,}.")
     here.wait_for_everyone()
     task.network.train()
-    move = partial(send_to_device, device=here.device)
     sizes = {"position": training.position, "total": total, "per_epoch": len(deal)}
     shown = Display(console, **sizes, unit=task.unit, glances=training.glances)
     with _log(run, settings, training) as log, asked_to_stop(partial(say, console)) as is_asked, shown:

@@ -70,7 +70,15 @@ class Run:
     def require_data(self, digest: str) -> None:
         """Refuse data that the run was not begun with: its test phrases may be training phrases there."""
         said = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-        if said.get("data") not in (None, digest):
+        known = said.get("data")
+        changed = [part for part in digest.split() if known is not None and part not in known.split()]
+        if changed and ":" in changed[0]:
+            name = changed[0].partition(":")[0]
+            raise ValueError(
+                f"the weights of the {name} are not those that {self.path} was begun with; bring back the run that "
+                f"was at {getattr(self.settings, name, name)}, or train anew"
+            )
+        if changed:
             raise ValueError(
                 f"the data are not those that {self.path} was begun with: the files have changed, or a library that "
                 f"makes them ({', '.join(f'{name} {version}' for name, version in said['versions'].items())} then)"

@@ -35,6 +35,15 @@ class Settings:
     """Of torch, on a CPU; by default as many as torch takes. Stored: other numbers give other bits."""
     measure_every: int | None = None
     """Measure the paper's criteria at every n-th step of each level."""
+    probe: str | None = None
+    """Measure the criteria of this method instead of the one that trains: "only('core')" or "dropout(unit='neurons')"
+    beside plain training. Changes nothing of the training."""
+    measure_layers: tuple[str, ...] = ()
+    """Measure these layers together as a group, beside the whole network; patterns like "*.fc1.*". By default each
+    block of layers is one."""
+    measure_batches: int = 1
+    """Take both gradients of a measurement over so many steps' batches, this one's and those after it. With one batch
+    its noise is in both, and they look more alike than they are (erratum E21)."""
     evaluate_every: int = 1
     """Epochs between evaluations on the validation data; the last epoch always ends with one."""
     checkpoint_every: int = 200
@@ -47,11 +56,20 @@ class Settings:
     """Also send the metrics to these trackers of accelerate: wandb, mlflow, comet_ml and others."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "accumulate", "evaluate_every", "checkpoint_every", "keep"):
+        for name in ("epochs", "accumulate", "evaluate_every", "checkpoint_every", "keep", "measure_batches"):
             require_at_least(name, getattr(self, name), 1)
         for name in ("max_steps", "threads", "measure_every"):
             if getattr(self, name) is not None:
                 require_at_least(name, getattr(self, name), 1)
+        _require_when(self)
+
+
+def _require_when(settings: Settings) -> None:
+    """What to measure is said in vain where it is not said how often."""
+    for name, nothing in (("probe", None), ("measure_layers", ()), ("measure_batches", 1)):
+        value = getattr(settings, name)
+        if value != nothing and settings.measure_every is None:
+            raise ValueError(f"{name} is {value!r}, and nothing is measured without measure_every; give that too")
 
 
 def require_at_least(name: str, value: int, least: int) -> None:

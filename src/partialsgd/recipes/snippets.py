@@ -122,7 +122,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 weights = load_file("model.safetensors")
-network = resnet($blocks, width=$width, classes=$classes, channels=$channels).eval()
+network = resnet($blocks, width=$width, classes=$classes, channels=$channels$norm).eval()
 $smaller$numbers
 with open("inputs.json") as file:
     said = json.load(file)

@@ -46,7 +46,10 @@ class Task(Protocol):
         """What a user should know of the data before the first step: what was dropped, and why."""
 
     def digest(self) -> str:
-        """A hash of the data: a run is resumed and scored on those that it was begun with."""
+        """A hash of the data: a run is resumed and scored on those that it was begun with.
+
+        After it, with a space between, `name:hash` of what else the training reads; scoring does without.
+        """
 
     def rate(self, t: int, total: int) -> float:
         """The factor of the learning rates at step t of a training of `total` steps: a pure function."""

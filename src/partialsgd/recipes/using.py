@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from partialsgd.nested import Nested
 from partialsgd.nested.examples import as_call
-from partialsgd.recipes import beside, build, closing
+from partialsgd.recipes import build, closing
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.launch import processes
 from partialsgd.recipes.runs import Run
+from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.tasks import Numbers, Split, Task
 
 Checkpoint: TypeAlias = Literal["best", "last"]
@@ -27,11 +29,17 @@ _BYTES = 1 << 14  # of text that is translated together, at most
 def open_family(run: Run, checkpoint: Checkpoint = "best") -> tuple[Task, Nested]:
     """The task that the run's settings describe, and its network with the weights of a checkpoint."""
     place = weights(run, checkpoint)
-    task = build(run.settings)
+    task = build(_by_itself(run.settings))
     run.require_data(task.digest())
     closing.fill(task.network, place)
     task.network.to(processes().device).eval()
     return task, task.network
+
+
+def _by_itself(settings: Settings) -> Settings:
+    """The runs that a training started with or learnt from have nothing to say about what came of it."""
+    changes: Any = {name: None for name in ("start", "teacher") if hasattr(settings, name)}
+    return replace(settings, **changes)
 
 
 def weights(run: Run, checkpoint: Checkpoint) -> Path:
@@ -99,13 +107,10 @@ def signature(run: Run) -> str | None:
 
 def _translator(run: Run, checkpoint: Checkpoint) -> tuple[Nested, Any, Any]:
     """The family and the tokenizer that the run keeps: the corpus is not read."""
-    from partialsgd.recipes.translation import model, tokens
+    from partialsgd.recipes.translation import earlier
 
-    settings: Any = run.settings
-    tokenizer = tokens.ready((run.path / beside.TOKENIZER).read_text(encoding="utf-8"))
-    network = model.family(model.build(settings, tokenizer.get_vocab_size()), settings)
-    closing.fill(network, weights(run, checkpoint))
-    return network.to(processes().device).eval(), tokenizer, settings
+    network, tokenizer = earlier.family(run, weights(run, checkpoint))
+    return network.to(processes().device).eval(), tokenizer, run.settings
 
 
 def arriving(handle: int) -> Iterator[list[str]]:

@@ -23,7 +23,7 @@ COLUMN, PAGE = 3.25, 6.75
 LOG_FROM = 30
 """The ratio of the largest value to the smallest from which an axis is logarithmic."""
 
-_COLORS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
+COLORS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 _STYLES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _OFF_SCALE = {"negative": ("▼", "v", True), "infinite": ("△", "^", False), "undefined": ("×", "x", True)}
@@ -58,15 +58,29 @@ def draw(
     """Each run as a line, those of several seeds as their mean in a band."""
     notes: list[str] = []
     for number, (name, seeds) in enumerate(curves.items()):
-        look = _look(number)
+        look = look_of(number)
         shown = [seed.smoothed(smooth) if smooth > 1 else seed for seed in seeds]
         if len(seeds) == 1 and smooth > 1:
             axes.plot(*_points(seeds[0].values), color=look["color"], linewidth=0.5, alpha=0.35, zorder=1)
         _draw_line(axes, shown, name, number, look)
         notes += _draw_off_scale(axes, seeds, name if len(curves) > 1 else "", len(notes), look)
-    _finish(axes, label, letter, notes)
+    finish(axes, label, letter, notes)
     if log:
         _rescale(axes, [v for seeds in curves.values() for seed in seeds for v in seed.values.values()])
+
+
+def finish(axes: Axes, label: str, letter: str = "", notes: Sequence[str] = ()) -> None:
+    """What every panel has: the name of its values, a quiet grid, and notes above it."""
+    axes.set_ylabel(label, fontsize=_LARGE)
+    axes.tick_params(labelsize=_SMALL)
+    axes.set_axisbelow(True)
+    axes.grid(visible=True, color="0.9", linewidth=0.5)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if letter:
+        axes.set_xlabel(f"{axes.get_xlabel()}\n({letter})", fontsize=_LARGE)
+    if notes:
+        axes.set_title("\n".join(reversed(notes)), loc="right", fontsize=_SMALL, pad=5 + _ROW * len(notes))
 
 
 def finished(figure: Figure, to: str | os.PathLike[str] | None) -> Figure:
@@ -87,6 +101,15 @@ def finished(figure: Figure, to: str | os.PathLike[str] | None) -> Figure:
     return figure
 
 
+def look_of(number: int) -> dict[str, Any]:
+    """Colour, dashes and marker of the n-th line."""
+    return {
+        "color": COLORS[number % len(COLORS)],
+        "linestyle": _STYLES[number % len(_STYLES)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+    }
+
+
 def _note_lines(figure: Figure) -> int:
     """How many lines of text stand above the panels: those of the fullest in each row."""
     rows: dict[int, int] = {}
@@ -95,14 +118,6 @@ def _note_lines(figure: Figure) -> int:
         if place is not None and note:
             rows[place.rowspan.start] = max(rows.get(place.rowspan.start, 0), note.count("\n") + 2)
     return sum(rows.values())
-
-
-def _look(number: int) -> dict[str, Any]:
-    return {
-        "color": _COLORS[number % len(_COLORS)],
-        "linestyle": _STYLES[number % len(_STYLES)],
-        "marker": _MARKERS[number % len(_MARKERS)],
-    }
 
 
 def _points(values: Mapping[int, float]) -> tuple[list[int], list[float]]:
@@ -174,19 +189,6 @@ def _width(axes: Axes) -> int:
     figure, place = axes.get_figure(root=True), axes.get_subplotspec()
     assert figure is not None and place is not None
     return int(figure.get_figwidth() / place.get_gridspec().ncols * _LETTERS)
-
-
-def _finish(axes: Axes, label: str, letter: str, notes: Sequence[str]) -> None:
-    axes.set_ylabel(label, fontsize=_LARGE)
-    axes.tick_params(labelsize=_SMALL)
-    axes.set_axisbelow(True)
-    axes.grid(visible=True, color="0.9", linewidth=0.5)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    if letter:
-        axes.set_xlabel(f"{axes.get_xlabel()}\n({letter})", fontsize=_LARGE)
-    if notes:
-        axes.set_title("\n".join(reversed(notes)), loc="right", fontsize=_SMALL, pad=5 + _ROW * len(notes))
 
 
 def _rescale(axes: Axes, values: Sequence[float]) -> None:

@@ -48,7 +48,7 @@ def load(runs: Runs) -> dict[str, list[list[Record]]]:
     """The steps of each run by label: of a step that was tried again the last attempt, if it moved."""
     if not isinstance(runs, Mapping) or not runs:
         raise ValueError(f"runs must be a mapping with a label for each run, as {{'dropout': path}}; got {runs!r}")
-    found = {label: [_steps(seed) for seed in _seeds(run)] for label, run in runs.items()}
+    found = {label: [steps_of(seed) for seed in _seeds(run)] for label, run in runs.items()}
     for label, seeds in found.items():
         if not seeds or not all(seeds):
             raise ValueError(f"run {label!r} has no steps: MetricsLog.write(step) adds one")
@@ -92,15 +92,16 @@ def ratio(found: Measured, key: str, *, squared: bool = False, signed: bool = Fa
     )
 
 
-def _seeds(run: Run | Sequence[Run]) -> Sequence[Run]:
-    is_one = isinstance(run, (str, os.PathLike)) or all(isinstance(record, Mapping) for record in run)
-    return [run] if is_one else run  # type: ignore[list-item, return-value]  # mypy does not follow the test
-
-
-def _steps(run: Run) -> list[Record]:
+def steps_of(run: Run) -> list[Record]:
+    """Of a step that was tried again the last attempt; none that moved nothing."""
     found = read(run) if isinstance(run, (str, os.PathLike)) else run
     last = {record["t"]: record for record in found}
     return [last[t] for t in sorted(last) if "skipped" not in last[t]]
+
+
+def _seeds(run: Run | Sequence[Run]) -> Sequence[Run]:
+    is_one = isinstance(run, (str, os.PathLike)) or all(isinstance(record, Mapping) for record in run)
+    return [run] if is_one else run  # type: ignore[list-item, return-value]  # mypy does not follow the test
 
 
 def _excess(number: float) -> float:

@@ -51,6 +51,23 @@ def test_it_is_traced_to_the_same_function_at_any_batch_size_and_changes_nothing
     assert not any(getattr(m, "inplace", False) for m in model.modules())
 
 
+def test_without_norms_the_signal_neither_dies_nor_grows_on_the_way() -> None:
+    """With weights as torch draws them a twentieth is left at the end of ResNet-18."""
+    torch.manual_seed(0)
+    model, sizes = resnet((2, 2, 2, 2), width=16, norm=False), []
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    for module in (model.bn1, *model.stages):
+        module.register_forward_hook(lambda m, i, o: sizes.append(float(o.square().mean().sqrt())))
+    with torch.no_grad():
+        model(torch.randn(8, 3, 32, 32))
+    assert len(sizes) == 5 and all(sizes[0] / 2 < size < 2 * sizes[0] for size in sizes)
+
+
+def test_without_norms_it_has_the_same_weights_by_name() -> None:
+    normed, bare = (resnet((1, 2), 4, norm=norm).state_dict() for norm in (True, False))
+    assert bare.keys() == {name for name in normed if "bn" not in name and "shortcut.1" not in name}
+
+
 def test_a_stage_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"at least 1 in each stage, got \(2, 0\)"):
         resnet((2, 0))

@@ -9,14 +9,16 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import partialsgd as ps
 from partialsgd import recipes
+from partialsgd.meters.criteria import Criteria
 from partialsgd.passes import Pass
 from partialsgd.recipes.images.settings import Images, of_preset
 from partialsgd.recipes.images.task import ImageTask, build
+from partialsgd.recipes.measuring import meter_of
 from partialsgd.recipes.methods import method_of
 from tests.recipes.images.made import NAMES, write
 
@@ -90,6 +92,37 @@ def test_norms_are_separate_unless_they_are_asked_to_be_shared() -> None:
     separate, shared = (build(settings(norms=norms)).network for norms in ("separate", "shared"))
     assert separate.get_submodule("model.bn1.core") is not None
     assert not any(name.startswith("model.bn1.core") for name in shared.state_dict())
+
+
+@pytest.mark.parametrize("nest", ["width", "low-rank", "depth", "none"])
+def test_a_family_of_any_kind_can_be_without_norms(nest: str) -> None:
+    task = build(settings(nest=nest, norms="none"))
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in task.network.modules())
+    steps(task, "alternating", 4)
+    assert all(p.isfinite().all() for p in task.network.parameters())
+
+
+@pytest.mark.parametrize("norms", ["none", "separate"])
+def test_neurons_of_one_network_are_dropped_and_probed(norms: str) -> None:
+    """The paper's Figures 2 and 3: the one measures what it trains, the other the same masks beside plain training."""
+    dropout = "dropout(keep=0.5, unit='neurons')"
+    first = []
+    for method, probe in ((dropout, None), ("plain", dropout)):
+        task = build(settings(nest="none", norms=norms))
+        told = settings(measure_every=1, probe=probe)
+        options: dict[str, Any] = {"seed": 0, "meter": meter_of(told, task.network)}
+        sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method, task.network), **options)
+        batch = task.batches.make(0, 0)
+
+        def closure(g: Pass, task: ImageTask = task, batch: Any = batch) -> Tensor:
+            loss = task.loss(task.network, batch, g) / len(batch[1])
+            loss.backward()
+            return loss
+
+        first.append(sgd.step(closure).criteria)
+    own, probed = first
+    assert isinstance(own, Criteria) and isinstance(probed, Criteria) and 0 < own.masked < own.whole
+    assert (probed.masked, probed.perturbed, probed.inner) == (own.masked, own.perturbed, own.inner)
 
 
 def test_low_rank_starts_as_its_core() -> None:

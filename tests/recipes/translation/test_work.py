@@ -25,12 +25,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("told", FAMILIES.values(), ids=FAMILIES)
 def test_it_is_what_counting_gives(told: dict[str, Any]) -> None:
     nested = family(**told, layers=1 if told.get("nest") != "depth" else 2)
-    work = Work(nested)
+    work, forward = Work(nested), Work(nested, "forward")
     for level in nested.levels:
         for shape in SHAPES if level == "full" else SHAPES[-1:]:
             with nested.at(level):
-                counted = flops.count(nested.model, **inputs(*shape), use_cache=False).training
-            assert work(level, shape) == counted, (level, shape)
+                counted = flops.count(nested.model, **inputs(*shape), use_cache=False)
+            assert work(level, shape) == counted.training, (level, shape)
+            assert forward(level, shape) == counted.forward, (level, shape)
     assert all(work(level, (9, 9, 9)) < work("full", (9, 9, 9)) for level in nested.levels[:-1])
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast, final
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -14,15 +16,15 @@ from torch.nn.functional import relu
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions beside a shortcut, which is the identity where the shape stays the same."""
 
-    def __init__(self, channels: int, width: int, stride: int) -> None:
+    def __init__(self, channels: int, width: int, stride: int, *, norm: bool = True) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = _norm(width, norm)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.bn2 = _norm(width, norm)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != width:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), _norm(width, norm))
 
     def forward(self, x: Tensor) -> Tensor:
         inner = relu(self.bn1(self.conv1(x)))
@@ -33,13 +35,13 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """A stem that keeps the resolution, stages that halve it and double the width, the mean, a linear layer."""
 
-    def __init__(self, blocks: Sequence[int], width: int, classes: int, channels: int) -> None:
+    def __init__(self, blocks: Sequence[int], width: int, classes: int, channels: int, *, norm: bool = True) -> None:
         super().__init__()
         widths = [width, *(width * 2**stage for stage in range(len(blocks)))]
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = _norm(width, norm)
         self.stages = nn.Sequential(
-            *(_stage(depth, before, after) for depth, (before, after) in zip(blocks, pairwise(widths), strict=True))
+            *(_stage(depth, *sides, norm) for depth, sides in zip(blocks, pairwise(widths), strict=True))
         )
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(widths[-1], classes)
@@ -49,16 +51,38 @@ class ResNet(nn.Module):
         return cast(Tensor, self.fc(self.pool(features).flatten(1)))
 
 
-def _stage(depth: int, before: int, after: int) -> nn.Sequential:
-    first = BasicBlock(before, after, stride=1 if before == after else 2)
-    return nn.Sequential(first, *(BasicBlock(after, after, stride=1) for _ in range(depth - 1)))
+def _stage(depth: int, before: int, after: int, norm: bool) -> nn.Sequential:
+    first = BasicBlock(before, after, 1 if before == after else 2, norm=norm)
+    return nn.Sequential(first, *(BasicBlock(after, after, 1, norm=norm) for _ in range(depth - 1)))
 
 
-def resnet(blocks: Sequence[int] = (2, 2, 2, 2), width: int = 64, classes: int = 10, channels: int = 3) -> ResNet:
-    """The network with `blocks` residual blocks in each stage, the first of which is `width` channels wide."""
+def _norm(width: int, norm: bool) -> nn.Module:
+    return nn.BatchNorm2d(width) if norm else nn.Identity()
+
+
+def resnet(
+    blocks: Sequence[int] = (2, 2, 2, 2), width: int = 64, classes: int = 10, channels: int = 3, *, norm: bool = True
+) -> ResNet:
+    """The network with `blocks` residual blocks in each stage, the first of which is `width` channels wide.
+
+    `norm=False` has no BatchNorm, and weights that are drawn so that it trains all the same.
+    """
     if not blocks or min(blocks) < 1:
         raise ValueError(f"blocks must be at least 1 in each stage, got {tuple(blocks)}; leave the stage out")
-    return ResNet(blocks, width, classes, channels)
+    model = ResNet(blocks, width, classes, channels, norm=norm)
+    if not norm:
+        _draw(model, sum(blocks))
+    return model
+
+
+@torch.no_grad()
+def _draw(model: ResNet, blocks: int) -> None:
+    """He et al.'s normal draw; what ends a block begins smaller, so that the sum over the blocks does not grow."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight)
+            if name.endswith("conv2"):
+                module.weight /= math.sqrt(blocks)
 
 
 def resnet18(classes: int = 10, width: int = 64) -> ResNet:

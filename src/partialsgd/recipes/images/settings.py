@@ -43,8 +43,11 @@ class Images(Settings):
     "none" is one network by itself."""
     ratio: tuple[str, ...] = ("1/2",)
     """The share that a smaller level has; several give as many levels."""
-    norms: Literal["separate", "shared"] = "separate"
-    """Whether each level has its own BatchNorm (the paper's choice) or all share one."""
+    alone: str | None = None
+    """Take this level out of the family and train it by itself, from the start that it has there."""
+    norms: Literal["separate", "shared", "none"] = "separate"
+    """Whether each level has its own BatchNorm (the paper's choice), all share one, or there is none (the paper's
+    choice where it measures dropout): then the weights are drawn as He et al. do, and want a smaller learning rate."""
     init: Literal["zero", "svd", "matched"] = "zero"
     """How low rank starts: "zero" as the smallest level, the others as an ordinary network."""
 

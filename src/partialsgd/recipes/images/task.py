@@ -114,13 +114,17 @@ def build(settings: Images) -> Task:
     data = _data(settings)
     torch.manual_seed(settings.seed)
     blocks = _BLOCKS[settings.network]
-    model = resnet(blocks, settings.width, len(data.names), data.train.images.shape[1])
+    norm = settings.norms != "none"
+    model = resnet(blocks, settings.width, len(data.names), data.train.images.shape[1], norm=norm)
     makes: dict[str, nesting.Make] = {
         "width": ps.Width,
         "low-rank": lambda ratios: ps.LowRank(ratios, init=settings.init),
         "depth": lambda ratios: ps.Depth([f"stages.{stage}" for stage in range(len(blocks))], keep=ratios),
     }
-    network = nesting.family(model, settings.nest, settings.ratio, makes, seed=settings.seed, norms=settings.norms)
+    norms = settings.norms if norm else "separate"  # of nothing
+    options: dict[str, Any] = {"seed": settings.seed, "norms": norms, "alone": settings.alone}
+    example = data.train.images[:2].float() / 255
+    network = nesting.family(model, settings.nest, settings.ratio, makes, **options, example=example)
     return ImageTask(settings, data, network)
 
 

@@ -34,7 +34,7 @@ def family(plain: nn.Module, settings: Translation) -> Nested:
         "width": lambda ratios: ps.Width(ratios, query_key=True),
         "depth": lambda ratios: ps.Depth(blocks, keep=ratios),
     }
-    return nesting.family(plain, settings.nest, settings.ratio, makes, seed=settings.seed)
+    return nesting.family(plain, settings.nest, settings.ratio, makes, seed=settings.seed, alone=settings.alone)
 
 
 def draw(model: PreTrainedModel) -> None:

@@ -56,6 +56,11 @@ class Translation(Settings):
     """Share of the outputs of embeddings, attention and feed-forward networks set to zero in training."""
     label_smoothing: float = 0.1
     """Share of the target's probability that is spread over all pieces."""
+    teacher: str | None = None
+    """A finished run whose whole network teaches: what it finds probable is learnt beside the labels (Hinton et al.,
+    2015, at temperature 1)."""
+    teacher_weight: float = 0.5
+    """The share of the loss that is the teacher's: 1 is without the labels."""
     lr: float = 3e-3
     """The largest learning rate of AdamW, reached at the end of the warm-up."""
     beta1: float = 0.9
@@ -85,13 +90,20 @@ class Translation(Settings):
     blocks. "none" is one network by itself."""
     ratio: tuple[str, ...] = ("1/16",)
     """The share that a smaller level has; several give as many levels."""
+    alone: str | None = None
+    """Take this level out of the family and train it by itself, from the start that it has there."""
     init: Literal["zero", "svd", "matched"] = "zero"
     """How low rank starts: "zero" as the smallest level, the others as an ordinary network."""
+    start: str | None = None
+    """A finished run of the same sizes, whose whole network this one starts as, before it is nested. With --nest
+    low-rank, --init svd and --alone core it is Pufferfish's warm start."""
 
     beam: int = 5
     """Hypotheses that the search keeps."""
     lenpen: float = 1.0
     """A hypothesis is scored by its log-probability over its length to this power."""
+    look_bleu: int = 0
+    """Validation pairs that each level translates greedily at every evaluation, for BLEU along the training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,6 +113,10 @@ class Translation(Settings):
             raise ValueError('ratio is empty; give the share that the smaller level has, or nest="none"')
         for ratio in self.ratio:
             ratio_of(ratio)
+        if self.start is not None and self.nest == "low-rank" and self.init == "zero":
+            raise ValueError(
+                f'start is {self.start!r}, which init="zero" would overwrite; give init="svd" or "matched"'
+            )
         if self.source == self.target:
             raise ValueError(f"source and target are both {self.source!r}; give two languages")
 
@@ -110,6 +126,7 @@ def _require_sizes(settings: Translation) -> None:
     for name in counts:
         require_at_least(name, getattr(settings, name), 1)
     require_at_least("warm_up", settings.warm_up, 0)
+    require_at_least("look_bleu", settings.look_bleu, 0)
     require_at_least("vocabulary", settings.vocabulary, 259)  # the bytes, and three signs
     if settings.d_model % settings.heads or settings.d_model % 2:
         raise ValueError(
@@ -121,6 +138,8 @@ def _require_numbers(settings: Translation) -> None:
     for name in ("dropout", "label_smoothing", "beta1", "beta2"):
         if not 0 <= getattr(settings, name) < 1:
             raise ValueError(f"{name} must be in [0, 1), got {getattr(settings, name)}")
+    if not 0 < settings.teacher_weight <= 1:
+        raise ValueError(f"teacher_weight must be in (0, 1], got {settings.teacher_weight}; for none leave teacher out")
     if not settings.lr > 0:
         raise ValueError(f"lr must be positive, got {settings.lr}")
     for name in ("eps", "weight_decay", "warmup_init_lr"):

@@ -15,10 +15,12 @@ from partialsgd.nested import Nested
 from partialsgd.passes import Pass
 from partialsgd.recipes import digests, rates
 from partialsgd.recipes.tasks import Batches, Numbers, Split
-from partialsgd.recipes.translation import folder, losses, model, nearest, phrases, scores, tokens
+from partialsgd.recipes.translation import earlier, folder, losses, model, nearest, phrases, scores, tokens
 from partialsgd.recipes.translation.batches import Ids, TokenBatch, TokenBatches, in_order
 from partialsgd.recipes.translation.corpus import Corpus, digest
+from partialsgd.recipes.translation.earlier import NONE, Networks
 from partialsgd.recipes.translation.settings import Translation
+from partialsgd.recipes.translation.teachers import Teacher
 from partialsgd.recipes.translation.work import Work
 
 if TYPE_CHECKING:
@@ -29,12 +31,15 @@ _TIMED = 9  # sentences whose latency is taken
 
 
 def build(settings: Translation) -> TranslationTask:
-    """Corpus, tokenizer and a family of networks with fresh weights: a function of the settings."""
+    """Corpus, tokenizer and a family of networks with fresh weights, or with those of the run to start with."""
     corpus = corpus_of(settings)
     tokenizer = tokens.tokenizer_of(corpus, settings.vocabulary)
+    given = earlier.networks(settings, tokenizer)
     torch.manual_seed(settings.seed)
-    network = model.family(model.build(settings, tokenizer.get_vocab_size()), settings)
-    return TranslationTask(settings, corpus, tokenizer, network)
+    plain = model.build(settings, tokenizer.get_vocab_size())
+    if "start" in given:
+        plain.load_state_dict(given["start"].state_dict())
+    return TranslationTask(settings, corpus, tokenizer, model.family(plain, settings), given)
 
 
 def corpus_of(settings: Translation) -> Corpus:
@@ -66,7 +71,9 @@ class TranslationTask:
     unit = "tokens"
     score = "BLEU"
 
-    def __init__(self, settings: Translation, corpus: Corpus, tokenizer: Tokenizer, network: Nested) -> None:
+    def __init__(
+        self, settings: Translation, corpus: Corpus, tokenizer: Tokenizer, network: Nested, given: Networks = NONE
+    ) -> None:
         self.settings, self.corpus, self.tokenizer, self.network = settings, corpus, tokenizer, network
         self.optimizers: Sequence[torch.optim.Optimizer] = [optimizer_of(network, settings)]
         batches = TokenBatches(
@@ -75,6 +82,8 @@ class TranslationTask:
         self.batches: Batches = batches
         self._left_out = batches.left_out
         self._work = Work(network)
+        self._teacher = Teacher(given["teacher"], settings.teacher_weight) if "teacher" in given else None
+        self._read = [f"{option}:{earlier.digest(plain)}" for option, plain in given.items()]
 
     def notes(self) -> list[str]:
         sizes = "{:,} pairs to train with, {:,} to validate, {:,} to test".format(
@@ -86,7 +95,7 @@ class TranslationTask:
         return [*said, again] if self._seen else said
 
     def digest(self) -> str:
-        return digests.of_texts(digest(self.corpus), self.tokenizer.to_str())
+        return " ".join([digests.of_texts(digest(self.corpus), self.tokenizer.to_str()), *self._read])
 
     def rate(self, t: int, total: int) -> float:
         initial = self.settings.warmup_init_lr / self.settings.lr
@@ -96,13 +105,17 @@ class TranslationTask:
 
     def loss(self, model: nn.Module, batch: TokenBatch, g: Pass) -> Tensor:
         g.outputs = losses.run(model, batch)
-        if g.teacher is not None:
-            return losses.distilled(g.outputs.logits, g.teacher.logits, batch["labels"])
-        return losses.cross_entropy(g.outputs.logits, batch["labels"], self.settings.label_smoothing)
+        logits, labels = g.outputs.logits, batch["labels"]
+        if g.teacher is not None:  # the family's own, where the method distills
+            loss = losses.distilled(logits, g.teacher.logits, labels)
+        else:
+            loss = losses.cross_entropy(logits, labels, self.settings.label_smoothing)
+        return loss if self._teacher is None else self._teacher.mixed(loss, logits, batch)
 
     def glance(self, level: str) -> Numbers:
         with self.network.at(level):
-            return losses.likelihood(self.network.model, self._valid)
+            numbers = losses.likelihood(self.network.model, self._valid)
+            return numbers | self._greedy() if self.settings.look_bleu else numbers
 
     def merit(self, glances: Mapping[str, Numbers]) -> float:
         return -statistics.fmean(numbers["loss"] for numbers in glances.values())
@@ -127,8 +140,10 @@ class TranslationTask:
         }
 
     def flops(self, level: str, batch: TokenBatch) -> int:
+        """The forward pass of a teacher counts: it is run for each pass of the family."""
         sentences, source = batch["input_ids"].shape
-        return self._work(level, (sentences, source, batch["decoder_input_ids"].shape[1]))
+        shape = (sentences, source, batch["decoder_input_ids"].shape[1])
+        return self._work(level, shape) + (self._teacher.flops(shape) if self._teacher is not None else 0)
 
     def example(self) -> dict[str, Tensor]:
         return {name: self._valid[0][name][:2] for name in losses.INPUTS}
@@ -142,6 +157,11 @@ class TranslationTask:
         """By the network as it is: the family's model at its level, or one that was taken out."""
         beam, lenpen = self.settings.beam, self.settings.lenpen
         return scores.translate(network, self.tokenizer, lines, beam=beam, lenpen=lenpen)
+
+    def _greedy(self) -> Numbers:
+        sources, references = zip(*self.corpus.splits["valid"][: self.settings.look_bleu], strict=True)
+        said = scores.translate(self.network.model, self.tokenizer, sources, beam=1)
+        return {"BLEU": scores.bleu(said, references, self.corpus.target)["BLEU"]}
 
     def _ids(self, split: str) -> list[Ids]:
         sources, targets = zip(*self.corpus.splits[split], strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import torch
 
@@ -19,14 +19,14 @@ _FORWARD_AND_BACKWARD = 3  # of a product of matrices, the two gradients cost as
 
 @final
 class Work:
-    """FLOPs of forward and backward at each level, exactly as `nested.flops` counts them.
+    """FLOPs of forward and backward, or of forward alone, at each level, exactly as `nested.flops` counts them.
 
     A Transformer's are B · (a S + b T + c S² + d T² + e S T). In the whole network of a low-rank family each layer
     has the product VU besides: taken place by place, or once for the batch where that is less.
     """
 
-    def __init__(self, network: Nested) -> None:
-        self._network = network
+    def __init__(self, network: Nested, part: Literal["training", "forward"] = "training") -> None:
+        self._network, self._part = network, part
         self._products = tuple(_products(network))
         self._known: dict[str, tuple[int, ...]] = {}
 
@@ -56,10 +56,14 @@ class Work:
         target = torch.ones(sentences, t, dtype=torch.long, device=device)
         call = {"input_ids": source, "attention_mask": source, "decoder_input_ids": target, "use_cache": False}
         with self._network.at(level):
-            return flops.count(self._network.model, **call).training
+            counted = flops.count(self._network.model, **call)
+        return counted.training if self._part == "training" else counted.forward
 
     def _beside(self, level: str, shape: Shape) -> int:
-        return sum(product.flops(shape) for product in self._products) if level == self._network.levels[-1] else 0
+        if level != self._network.levels[-1]:
+            return 0
+        forward = sum(product.forward(shape) for product in self._products)
+        return _FORWARD_AND_BACKWARD * forward if self._part == "training" else forward
 
 
 @final
@@ -73,10 +77,10 @@ class _Product:
     of_source: bool
     """Whether the layer reads the source's places or the target's."""
 
-    def flops(self, shape: Shape) -> int:
+    def forward(self, shape: Shape) -> int:
         sentences, s, t = shape
         by_place = sentences * (s if self.of_source else t) * (self.inputs + self.outputs)
-        return 2 * _FORWARD_AND_BACKWARD * self.rank * min(by_place, self.inputs * self.outputs)
+        return 2 * self.rank * min(by_place, self.inputs * self.outputs)
 
 
 def _products(network: Nested) -> Iterator[_Product]:

@@ -1,0 +1,163 @@
+"""Reproductions of the paper's tables and figures, into README.md and docs/results.md, from stored runs.
+
+python -m benchmarks.reproduced --store runs/reproduce/table1a-laptop-multi30k.de-en --says "…" --command "…" --note "…"
+python -m benchmarks.reproduced --write
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Any, TypeAlias
+
+from benchmarks.figures import RESULTS
+from partialsgd.reproduce import experiment, figures, numbers, tables
+from partialsgd.reproduce.folder import FAILED, Folder
+from partialsgd.reproduce.plans import Asked
+
+FOLDER = RESULTS / "reproduce"
+ROOT = Path(__file__).parents[1]
+PAGE, README, PICTURES = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "figures"
+_BEGIN, _END = "<!-- written by `python -m benchmarks.reproduced --write` -->", "<!-- end of reproduced -->"
+_PATHS = ("out", "data", "start", "teacher")
+"""Settings that name a place on the machine that trained."""
+
+About: TypeAlias = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduced", description=__doc__)
+    parser.add_argument("--store", type=Path, help="the directory of a reproduction")
+    parser.add_argument(
+        "--about", type=Path, help="a JSON file: name, asked, says, command, commit, data, machine, note"
+    )
+    parser.add_argument("--write", action="store_true", help="README.md and docs/results.md, from what is stored")
+    given = parser.parse_args(arguments)
+    if given.store:
+        store(given.store, json.loads(given.about.read_text(encoding="utf-8")))
+    if given.write:
+        write()
+
+
+def store(reproduction: Path, about: About, folder: Path = FOLDER) -> Path:
+    """The runs at their end: settings, summary, evaluations and criteria, without places and without any text."""
+    to = folder / reproduction.name
+    shutil.rmtree(to, ignore_errors=True)
+    for kind in ("grid", "rows"):
+        for run in sorted((reproduction / kind).glob("*/*")):
+            if any((run / name).exists() for name in ("summary.json", FAILED)):
+                _store_run(run, to / run.relative_to(reproduction))
+    (to / "about.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return to
+
+
+def _store_run(run: Path, to: Path) -> None:
+    to.mkdir(parents=True)
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    for name in _PATHS:
+        if config["settings"].get(name) is not None:
+            config["settings"][name] = None if name == "out" else PurePath(config["settings"][name]).name
+    _write(to / "config.json", config)
+    for name in ("summary.json", FAILED):
+        if (run / name).exists():
+            found = json.loads((run / name).read_text(encoding="utf-8"))
+            found.get("extras", {}).pop("samples", None)  # sentences of a corpus are not ours to publish
+            _write(to / name, found)
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (to / "metrics.jsonl").write_bytes(b"".join(line for line in lines if b'"valid/' in line or b'"criteria"' in line))
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    path.write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def stored(folder: Path = FOLDER) -> dict[Path, About]:
+    found = {path.parent: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/about.json")}
+    return dict(sorted(found.items(), key=lambda each: each[1]["order"]))
+
+
+def write(folder: Path = FOLDER) -> None:
+    PICTURES.mkdir(exist_ok=True)
+    for path, about in stored(folder).items():
+        plan, runs = experiment(about["name"], Asked(**about["asked"])), Folder(path)
+        for name, figure in figures.drawn(plan, runs, numbers.found(plan, runs)):
+            figures.write(figure, PICTURES, f"{path.name}-{name}" if name != path.name else name)
+    for page, text in ((PAGE, sections(folder)), (README, in_short(folder))):
+        page.write_text(in_place(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+
+
+def in_place(text: str, found: str) -> str:
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n{found}\n{_END}{after}"
+
+
+def sections(folder: Path = FOLDER) -> str:
+    """Everything, a section for each reproduction."""
+    return (
+        "\n\n".join(_section(path, about) for path, about in stored(folder).items()) or "No reproduction is stored yet."
+    )
+
+
+def in_short(folder: Path = FOLDER) -> str:
+    """Table 1a and its curves, for the README."""
+    for path, about in stored(folder).items():
+        if about["name"] == "table1a":
+            found = _found(path, about)
+            (table, *_) = tables.tables(found)
+            image = f"![{about['says']}: validation BLEU along the training](docs/figures/{path.name}-curves.png)"
+            parts = [
+                about["says"] + ":",
+                f"```sh\n{about['command']}\n```",
+                _rows(table),
+                tables.in_words(found),
+                image,
+            ]
+            return "\n\n".join(parts)
+    return ""
+
+
+def _found(path: Path, about: About) -> numbers.Found:
+    return numbers.found(experiment(about["name"], Asked(**about["asked"])), Folder(path))
+
+
+def _section(path: Path, about: About) -> str:
+    found = _found(path, about)
+    shown = tables.tables(found)
+    first, rest = shown[:1], shown[1:]
+    images = [
+        f"![{found['title']}: {name.stem.removeprefix(path.name + '-')}](figures/{name.name})"
+        for name in sorted(PICTURES.glob(f"{path.name}*.png"))
+    ]
+    parts = [
+        f"### {about['says']}",
+        f"```sh\n{about['command']}\n```",
+        f"{found['title']}. {about['data']} {_made(path)} {about['machine']} Commit {about['commit']}. {about['note']}",
+        *map(_rows, first),
+        tables.in_words(found),
+        *images,
+        *(_folded(table) if table.title == "The grid" else f"**{table.title}**\n\n{_rows(table)}" for table in rest),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _made(path: Path) -> str:
+    """How many runs, and how long they trained."""
+    summaries = [json.loads(each.read_text(encoding="utf-8")) for each in path.glob("*/*/*/summary.json")]
+    hours = sum(each["seconds"] for each in summaries) / 3600
+    return f"{len(summaries)} runs, {hours:.1f} hours of training on one thread each."
+
+
+def _rows(table: tables.Table) -> str:
+    return tables.as_markdown(table).partition("\n\n")[2]
+
+
+def _folded(table: tables.Table) -> str:
+    return f"<details><summary>{table.title}</summary>\n\n{_rows(table)}\n\n</details>"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The command that makes the paper's tables and figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, final
+
+from partialsgd.recipes.errors import WrongCall
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Reproduce:
+    """Make a table or a figure of the paper, beside its printed numbers.
+
+    $ partialsgd reproduce table1a                  # the embedded corpus, hours
+    $ partialsgd reproduce table1a --scale smoke    # minutes, to see it work
+    $ partialsgd reproduce table1a --data FOLDER --jobs 2
+    $ partialsgd reproduce table1a --data FOLDER --rows 1/32 --seeds 1
+    $ partialsgd reproduce table1a --data FOLDER --show    # train nothing
+    $ partialsgd reproduce table1a --data FOLDER --scale paper
+    $ partialsgd reproduce table3 --data cifar-10-batches-bin
+
+    Every training is a run in the directory of --out, with the table and the figures beside them. Stopped or killed,
+    the same call goes on: runs that are finished are kept.
+    """
+
+    name: Literal["table1a", "table1b", "table2a", "table2b", "table3", "figure2", "figure3", "figure4"]
+    """table1a, table1b, table2a, table2b, table3, figure2, figure3 or figure4."""
+    scale: Literal["smoke", "laptop", "deep", "paper"] = "laptop"
+    """The same experiment in other sizes: to see that it works; for two CPU cores; that with six blocks on each side
+    of the Transformer; or the paper's, for whoever has a GPU and its data."""
+    data: str | None = None
+    """The folder with the corpus or the images; by default what needs no file."""
+    source: str | None = None
+    """The language to translate from; by default the paper's."""
+    target: str | None = None
+    """The language to translate into; by default the paper's."""
+    seeds: int = 3
+    """Trainings of each row, with the seeds 0, 1, and so on."""
+    start: Literal["zero", "svd", "matched"] | None = None
+    """How the low-rank layers of Table 1 start; by default all three are tried at r = 1/32, and the best is used."""
+    rows: tuple[str, ...] = ()
+    """Only rows with such a part in their name, or like such a pattern: 1/32, joint, "core-*-zero"; also those that are
+    optional (distilled, warm)."""
+    jobs: int = 1
+    """Trainings side by side, of one thread each where there are several."""
+    out: Path | None = None
+    """The directory of the runs; by default runs/reproduce/NAME-SCALE-DATA."""
+    show: bool = False
+    """Train nothing: make the table and the figures of the runs that are there."""
+
+    def __post_init__(self) -> None:
+        for option in ("seeds", "jobs"):
+            if getattr(self, option) < 1:
+                raise WrongCall(f"--{option} must be a whole number, at least 1; got {getattr(self, option)}")
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from partialsgd.reproduce.plans import Asked
+        from partialsgd.reproduce.reproducing import reproduce, show
+
+        asked = Asked(self.scale, self.data, self.source, self.target, self.seeds, self.start)
+        found = reproduce(self.name, asked, rows=self.rows, at_once=self.jobs, out=self.out, train=not self.show)
+        show(found, Console())

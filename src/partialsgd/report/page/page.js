@@ -1,0 +1,38 @@
+"use strict";
+
+// Sort the rows of a table by a column, by its button; what has no value comes last, both ways.
+const valueOf = (row, column) => {
+  const { number, text } = row.cells[column].dataset;
+  return number === undefined ? text : Number(number);
+};
+
+const compared = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
+
+const sortBy = (head) => {
+  const heads = [...head.parentElement.cells];
+  const body = head.closest("table").tBodies[0];
+  const direction = head.ariaSort === "ascending" ? -1 : 1;
+  const column = head.cellIndex;
+  const rows = [...body.rows].sort((one, other) => {
+    const a = valueOf(one, column);
+    const b = valueOf(other, column);
+    if (a === undefined || b === undefined) return (a === undefined) - (b === undefined);
+    return direction * compared(a, b);
+  });
+  heads.forEach((other) => other.setAttribute("aria-sort", "none"));
+  head.setAttribute("aria-sort", direction === 1 ? "ascending" : "descending");
+  body.append(...rows);
+};
+
+document.querySelectorAll("table.sorts th button").forEach((button) => {
+  button.addEventListener("click", () => sortBy(button.closest("th")));
+});
+
+// On paper nothing can be unfolded.
+const folded = () => document.querySelectorAll("details:not([open])");
+let opened = [];
+window.addEventListener("beforeprint", () => {
+  opened = [...folded()];
+  opened.forEach((details) => (details.open = true));
+});
+window.addEventListener("afterprint", () => opened.forEach((details) => (details.open = false)));

@@ -1,0 +1,125 @@
+"""Figures 2, 3 and 4: the criteria along trainings, with and without dropout, standard and alternating."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from partialsgd.recipes.images.settings import PRESETS as IMAGES
+from partialsgd.recipes.images.settings import Images
+from partialsgd.recipes.settings import Settings
+from partialsgd.recipes.translation.settings import PRESETS as TRANSLATION
+from partialsgd.recipes.translation.settings import Translation
+from partialsgd.reproduce.plans import Asked, Experiment, Figure, Grid, Line, Row, always
+
+_DROPOUT = "dropout(keep=0.8, unit='neurons')"
+_NARROWED = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
+
+_OF_DROPOUT = (
+    "Rate and place of dropout are not in the paper: a fifth of the units of every hidden layer is dropped, one mask a "
+    "batch, nothing is rescaled.",
+    "BatchNorm is off in both figures; the paper says so of Figure 2. Without it weights are drawn as He et al. do, "
+    "and the second convolution of a block is divided by the root of the number of blocks.",
+    "Both gradients are of the step's own batch: they share its noise, which makes them look more alike than the "
+    "gradients of f are.",
+    "Learning rate, schedule, epochs, batch and augmentation are not in the paper.",
+)
+_OF_WIDTH = (
+    "Which of its two corpora Figure 4 is of is not in the paper; here it is IWSLT14's setting.",
+    "The core is measured at full steps and at core steps alike, from the step's own batch, with the same dropout in "
+    "both gradients.",
+    "The first units of each layer and head form the core.",
+    "The lines are running medians of five measurements; under alternation they come in turns from before full and "
+    "before core steps.",
+)
+
+
+@final
+@dataclass(frozen=True)
+class _Plan:
+    """The rows of a figure by label, and how it is drawn."""
+
+    title: str
+    rows: Mapping[str, Settings]
+    figure: Figure
+    choices: tuple[str, ...]
+
+
+def experiment(name: str, asked: Asked) -> Experiment:
+    plan = {"figure2": _figure_2, "figure3": _figure_3, "figure4": _figure_4}[name](asked)
+    rows = [Row(row, always(settings), asked.seeds, None, block=name) for row, settings in plan.rows.items()]
+    is_images = name != "figure4"
+    return Experiment(
+        name=name,
+        title=plan.title,
+        score="accuracy" if is_images else "BLEU",
+        factor=100.0 if is_images else 1.0,
+        judge="loss",
+        grid=Grid(()),
+        rows=lambda folder: rows,
+        lines=lambda folder: [Line("1/2" if not is_images else "", "full", row, row, "full") for row in plan.rows],
+        together=lambda folder: [],
+        choices=plan.choices,
+        figure=plan.figure,
+    )
+
+
+def _figure_2(asked: Asked) -> _Plan:
+    rows: dict[str, Settings] = {"dropout": replace(_pictures(asked), method=_DROPOUT)}
+    title = "Figure 2: similarity and alignment of a residual network trained with dropout"
+    return _Plan(title, rows, Figure(2, {"with dropout": "dropout"}, smooth=5), _OF_DROPOUT)
+
+
+def _figure_3(asked: Asked) -> _Plan:
+    base = _pictures(asked)
+    rows: dict[str, Settings] = {
+        "dropout": replace(base, method=_DROPOUT),
+        "without": replace(base, method="plain", probe=_DROPOUT),
+    }
+    curves = {"with dropout": "dropout", "without dropout": "without"}
+    title = "Figure 3: alignment with the masks of dropout, trained with and without it"
+    return _Plan(title, rows, Figure(3, curves, smooth=5), _OF_DROPOUT)
+
+
+def _figure_4(asked: Asked) -> _Plan:
+    base = _sentences(asked)
+    rows: dict[str, Settings] = {
+        "alternating": replace(base, method="alternating"),
+        "standard": replace(base, method="plain"),
+    }
+    curves = {"standard": "standard", "alternating": "alternating"}
+    title = "Figure 4: overlap, similarity and alignment of a Transformer's half width"
+    return _Plan(title, rows, Figure(4, curves, smooth=5, group="layers"), _OF_WIDTH)
+
+
+def _pictures(asked: Asked) -> Images:
+    shared: dict[str, Any] = {"data": asked.data, "nest": "none", "norms": "none", "lr": 0.02}
+    if asked.scale == "paper":
+        return replace(IMAGES["cifar10"], **shared, measure_every=500)
+    small: dict[str, Any] = {"network": "tiny", "width": 16, "batch": 64, "keep": 1, "threads": 1, **shared}
+    if asked.scale == "smoke":
+        return replace(IMAGES["digits"], **{**small, "width": 4}, limit=100, max_steps=8, epochs=8, measure_every=2)
+    base = IMAGES["narrow"] if asked.data else IMAGES["digits"]
+    return replace(base, **small, epochs=60, max_steps=1200, evaluate_every=6, measure_every=20)
+
+
+def _sentences(asked: Asked) -> Translation:
+    paper = TRANSLATION["iwslt14"]
+    shared: dict[str, Any] = {
+        "data": asked.data,
+        "source": asked.source or paper.source,
+        "target": asked.target or paper.target,
+        "nest": "width",
+        "ratio": ("1/2",),
+        "probe": "only('core')",
+        "measure_layers": _NARROWED,
+    }
+    if asked.scale == "paper":
+        return replace(paper, **shared, measure_every=500)
+    shared |= {"measure_every": 20, "lr": 1e-3, "warm_up": 100, "beam": 1, "keep": 1, "threads": 1}
+    small = replace(TRANSLATION["laptop"], **shared)
+    if asked.scale == "smoke":
+        sizes: dict[str, Any] = {"size": 120, "valid_size": 20, "test_size": 8, "d_model": 32, "ffn": 32, "layers": 1}
+        return replace(small, **sizes, vocabulary=400, max_steps=8, epochs=8, measure_every=2)
+    return replace(small, max_steps=1200, epochs=8, evaluate_every=4)

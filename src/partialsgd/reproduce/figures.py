@@ -1,0 +1,107 @@
+"""An experiment's figures: scores against size, scores along the training, and the paper's own, as PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from partialsgd.report import figures, panels
+from partialsgd.report.series import Series
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.numbers import Found, curve
+from partialsgd.reproduce.plans import Experiment, Figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawn
+
+KINDS = ("png", "svg")
+
+
+def drawn(experiment: Experiment, folder: Folder, found: Found) -> Iterator[tuple[str, Drawn]]:
+    """Each figure that the finished runs give, by name."""
+    if experiment.figure is not None:
+        yield from of_the_paper(experiment, folder, experiment.figure)
+        return
+    if any(line["scores"] for line in found["lines"]):
+        yield "size", against_size(found)
+    if curves := along_the_training(experiment, folder):
+        yield "curves", curves
+
+
+def write(figure: Drawn, to: Path, name: str) -> list[Path]:
+    """The same bytes whenever the numbers are the same."""
+    from matplotlib import rc_context
+
+    paths = [to / f"{name}.{kind}" for kind in KINDS]
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        for path in paths:
+            figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths
+
+
+def of_the_paper(experiment: Experiment, folder: Folder, figure: Figure) -> Iterator[tuple[str, Drawn]]:
+    """Figure 2, 3 or 4 from what was measured; every curve has the seeds that are at their end."""
+    runs = {
+        label: [ended.path / "metrics.jsonl" for ended in folder.scored(row)]
+        for label, row in figure.curves.items()
+        if folder.scored(row)
+    }
+    if not runs:
+        return
+    yield experiment.name, figures.plot_criteria(runs, figure=figure.number, smooth=figure.smooth)
+    if figure.group is not None:
+        options: Any = {"figure": figure.number, "smooth": figure.smooth, "group": figure.group}
+        yield f"{experiment.name}-{figure.group}", figures.plot_criteria(runs, **options)
+
+
+def against_size(found: Found) -> Drawn:
+    """The score of each network over its parameters: what a size buys, alone and jointly."""
+    sheet = panels.sheet(1)
+    axes = sheet.axes[0]
+    for number, trained in enumerate(dict.fromkeys(line["trained"] for line in found["lines"] if line["scores"])):
+        own = [line for line in found["lines"] if line["trained"] == trained and line["scores"]]
+        own.sort(key=lambda line: float(line["parameters"]))
+        deviations = [stdev(line["scores"]) if len(line["scores"]) > 1 else 0.0 for line in own]
+        look = {**panels.look_of(number), "linestyle": "none"}
+        means = [fmean(line["scores"]) for line in own]
+        axes.errorbar([line["parameters"] for line in own], means, deviations, label=trained, capsize=2, **look)
+    panels.finish(axes, f"{found['score']} (test)")
+    axes.set_xlabel("parameters")
+    return panels.finished(sheet, None)
+
+
+def along_the_training(experiment: Experiment, folder: Folder) -> Drawn | None:
+    """The validation score over the training FLOPs, joint and alone; a panel for each ratio."""
+    shown = [
+        (each.label, curves)
+        for each in experiment.together(folder)
+        if folder.scored(each.joint) and (curves := dict(_curves(experiment, folder, each.joint, each.alone)))
+    ]
+    if not shown:
+        return None
+    sheet = panels.sheet(len(shown))
+    for axes, (label, curves) in zip(sheet.axes, shown, strict=True):
+        panels.draw(axes, curves, f"{experiment.score} (validation)", log=False)
+        axes.set_xlabel(f"training FLOPs, {label}")
+    return panels.finished(sheet, None)
+
+
+def _curves(
+    experiment: Experiment, folder: Folder, joint: str, alone: Mapping[str, str]
+) -> Iterator[tuple[str, list[Series]]]:
+    for level, row in alone.items():
+        for label, ended, name in (
+            (f"{level} jointly", folder.scored(joint), level),
+            (f"{level} alone", folder.scored(row), "full"),
+        ):
+            if series := _series([curve(each, name, experiment) for each in ended]):
+                yield label, series
+
+
+def _series(curves: Sequence[Sequence[tuple[float, float]]]) -> list[Series]:
+    """One for each seed, at the FLOPs of their mean: the batches of another seed are a little longer or shorter."""
+    looks = min((len(each) for each in curves), default=0)
+    places = [round(fmean(each[k][0] for each in curves)) for k in range(looks)]
+    return [Series({place: each[k][1] for k, place in enumerate(places)}) for each in curves] if looks else []

@@ -1,0 +1,134 @@
+"""The runs of an experiment on disk: grid/<row>/<cell> to choose by, rows/<row>/seed<k> to show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeAlias, final
+
+from partialsgd.recipes.runs import Run
+from partialsgd.recipes.settings import Settings
+from partialsgd.report import records
+from partialsgd.reproduce.plans import Cell, Grid, Row
+
+Summary: TypeAlias = dict[str, Any]
+
+FAILED = "failed.json"
+"""In a run whose numbers left the finite: it is at its end, without a score."""
+
+
+@final
+@dataclass(frozen=True)
+class Look:
+    """An evaluation on the validation data."""
+
+    steps: int
+    epoch: float
+    levels: Mapping[str, Mapping[str, float]]
+
+
+@final
+@dataclass(frozen=True)
+class Ended:
+    """A run at its end."""
+
+    path: Path
+
+    @cached_property
+    def settings(self) -> Settings:
+        return Run(self.path).settings
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """None where the training has diverged."""
+        return Run(self.path).summary
+
+    @cached_property
+    def looks(self) -> list[Look]:
+        return list(_looks(self.path / "metrics.jsonl"))
+
+    def merit(self, judge: str) -> float:
+        """The best mean over the levels that were trained, larger is better; the worst of all if it diverged."""
+        if self.summary is None:
+            return -math.inf
+        trained = [level for level, row in self.summary["levels"].items() if row["updates"]]
+        sign = -1.0 if judge == "loss" else 1.0
+        found = [sign * fmean(look.levels[level][judge] for level in trained) for look in self.looks]
+        return max((value for value in found if not math.isnan(value)), default=-math.inf)
+
+
+@final
+class Folder:
+    """Where an experiment keeps its runs. Nothing is remembered elsewhere, so a kill loses nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ended: dict[Path, Ended] = {}
+
+    def cell(self, row: str, cell: Cell) -> Path:
+        return self.path / "grid" / row / cell.name
+
+    def run(self, row: str, seed: int) -> Path:
+        return self.path / "rows" / row / f"seed{seed}"
+
+    def ended(self, path: Path) -> Ended | None:
+        """What is at its end stays as it is, and is read once."""
+        if path not in self._ended and any((path / name).exists() for name in ("summary.json", FAILED)):
+            self._ended[path] = Ended(path)
+        return self._ended.get(path)
+
+    def seeds(self, row: str) -> list[Ended]:
+        """The runs of a row that are at their end."""
+        paths = sorted((self.path / "rows" / row).glob("seed*"), key=lambda path: int(path.name.removeprefix("seed")))
+        return [ended for path in paths if (ended := self.ended(path)) is not None]
+
+    def scored(self, row: str) -> list[Ended]:
+        """Those that have a score."""
+        return [ended for ended in self.seeds(row) if ended.summary is not None]
+
+    def tried(self, row: str, grid: Grid) -> dict[Cell, Ended]:
+        """The cells of a row's grid that are at their end."""
+        found = {cell: self.ended(self.cell(row, cell)) for cell in grid.cells}
+        return {cell: ended for cell, ended in found.items() if ended is not None}
+
+    def chosen(self, row: str, grid: Grid, judge: str) -> Cell | None:
+        """The best cell, once all of them are known; a grid of one cell needs no search."""
+        if len(grid.cells) == 1:
+            return grid.cells[0]
+        tried = self.tried(row, grid)
+        return max(tried, key=lambda cell: tried[cell].merit(judge)) if len(tried) == len(grid.cells) else None
+
+    def settings(self, row: Row, seed: int, grid: Grid, judge: str) -> Settings | None:
+        """Of the run that is shown, once it is known."""
+        made = row.make(self, seed)
+        if made is None or row.tuned_as is None:
+            return made
+        cell = self.chosen(row.tuned_as, grid, judge)
+        return None if cell is None else cell.of(made)
+
+
+def flops_of(summary: Mapping[str, Any]) -> float:
+    """Training FLOPs of a run, all levels together."""
+    return float(sum(row["flops"] for row in summary["levels"].values()))
+
+
+def _looks(path: Path) -> Iterator[Look]:
+    """Only the lines of evaluations are parsed: there are a thousand times as many of steps."""
+    if not path.exists():
+        return
+    for k, line in enumerate(path.read_bytes().splitlines(), 1):
+        if b'"valid/' in line:
+            yield _look(records.parse(line, f"line {k} of {path}"))
+
+
+def _look(record: records.Record) -> Look:
+    levels: dict[str, dict[str, float]] = {}
+    for key, value in record.items():
+        if key.startswith("valid/"):
+            level, _, name = key.removeprefix("valid/").rpartition("/")
+            levels.setdefault(level, {})[name] = value
+    return Look(record["t"] + 1, record["epoch"], levels)

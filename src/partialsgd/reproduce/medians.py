@@ -1,0 +1,42 @@
+"""The criteria of a figure as numbers: medians over the second half of each training, in the mean over the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import fmean, median
+from typing import Any
+
+from partialsgd.report import records, series
+from partialsgd.reproduce.folder import Ended, Folder
+from partialsgd.reproduce.plans import Figure
+
+SQUARED = ("c_norm", "c_sim", "c_align")
+
+
+def of_figure(figure: Figure, folder: Folder) -> Iterator[dict[str, Any]]:
+    """A row for each curve, and where layers are grouped one more for these."""
+    for group in dict.fromkeys([None, figure.group]):
+        for label, row in figure.curves.items():
+            runs = [_numbers(ended, group) for ended in folder.scored(row)]
+            if runs:
+                found = {key: [run[key] for run in runs] for key in runs[0]}
+                yield {"curve": label, "row": row, "of": group or "network", "seeds": len(runs)} | found
+
+
+def _numbers(ended: Ended, group: str | None) -> dict[str, float | None]:
+    """A negative ratio counts as infinite: it lies beyond every bound. A median that is infinite is None, as in JSON."""
+    steps = [record for record in records.read(ended.path / "metrics.jsonl") if "criteria" in record]
+    measured = series.measured(steps, series.names(steps)[0], group)
+    late = [measured[t] for t in sorted(measured)[len(measured) // 2 :]]
+    squares = {f"{key}²": _finite(median(_square(one[key]) for one in late)) for key in SQUARED}
+    cosines = [one["cosine"] for one in late]
+    return {**squares, "cosine": fmean(cosines), "negative": fmean(cosine < 0 for cosine in cosines)}
+
+
+def _square(ratio: float) -> float:
+    return ratio * ratio if ratio >= 0 else float("inf")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

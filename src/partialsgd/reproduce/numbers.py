@@ -1,0 +1,168 @@
+"""The numbers of an experiment, out of the files of its runs alone, as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any, TypeAlias
+
+from partialsgd.recipes.runs import versions
+from partialsgd.reproduce import medians
+from partialsgd.reproduce.folder import Ended, Folder, flops_of
+from partialsgd.reproduce.plans import Experiment, Line, Together
+
+Found: TypeAlias = dict[str, Any]
+
+NEAR = 0.5
+"""Points by which a level may be behind the same level trained alone, to count as there."""
+
+
+def found(experiment: Experiment, folder: Folder) -> Found:
+    """Everything that the tables show. Lines without a finished run have no scores."""
+    together = [each for each in experiment.together(folder) if folder.scored(each.joint)]
+    return {
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "score": experiment.score,
+        "lines": [_line(experiment, folder, line) for line in experiment.lines(folder)],
+        "costs": [_cost(folder, each) for each in together],
+        "near": [row for each in together for row in _near(experiment, folder, each)],
+        "starts": list(_starts(experiment, folder)),
+        "grid": list(_grid(experiment, folder)),
+        "criteria": [] if experiment.figure is None else list(medians.of_figure(experiment.figure, folder)),
+        "judge": experiment.judge,
+        "choices": list(experiment.choices),
+        "versions": versions(),
+    }
+
+
+def _line(experiment: Experiment, folder: Folder, line: Line) -> Found:
+    ended = folder.scored(line.row)
+    return {
+        "group": line.group,
+        "network": line.network,
+        "trained": line.trained,
+        "row": line.row,
+        "paper": None if line.printed is None else str(line.printed),
+        "scores": _scores(experiment, folder, line.row, line.level),
+        "equal_flops": [] if line.equal_flops is None else _scores(experiment, folder, line.equal_flops, line.level),
+        "diverged": len(folder.seeds(line.row)) - len(ended),
+        "parameters": _mean(run["levels"][line.level]["parameters"] for run in _summaries(ended)),
+        "epoch_seconds": _mean(each["seconds"] / _epochs(run) for run, each in _with_summaries(ended)),
+        "epoch_flops": _mean(flops_of(each) / _epochs(run) for run, each in _with_summaries(ended)),
+        "paper_epoch_flops": line.printed_flops,
+        "as_the_paper_counts": _mean(_paper_flops(each) for each in _summaries(ended)),
+    }
+
+
+def _scores(experiment: Experiment, folder: Folder, row: str, level: str) -> list[float]:
+    return [
+        experiment.factor * summary["levels"][level]["test"][experiment.score]
+        for summary in _summaries(folder.scored(row))
+        if level in summary["levels"]
+    ]
+
+
+def _cost(folder: Folder, each: Together) -> Found:
+    """The joint run against those that train the same networks one by one, in the mean over the seeds of each."""
+    joint = _summaries(folder.scored(each.joint))
+    alone = {level: _summaries(folder.scored(row)) for level, row in each.alone.items()}
+    known = all(alone.values())
+    return {
+        "label": each.label,
+        "joint_flops": _mean(map(flops_of, joint)),
+        "joint_seconds": _mean(run["seconds"] for run in joint),
+        "alone_flops": sum(fmean(map(flops_of, runs)) for runs in alone.values()) if known else None,
+        "alone_seconds": sum(fmean(run["seconds"] for run in runs) for runs in alone.values()) if known else None,
+    }
+
+
+def _near(experiment: Experiment, folder: Folder, each: Together) -> Iterator[Found]:
+    """For each level the FLOPs after which it is as good on the validation data as alone, but for half a point."""
+    for level, row in each.alone.items():
+        pairs = [
+            (joint, alone)
+            for joint in folder.scored(each.joint)
+            for alone in folder.scored(row)
+            if joint.settings.seed == alone.settings.seed
+        ]
+        reached = [_reached(experiment, *pair, level) for pair in pairs]
+        if pairs and all(one is not None for one in reached):
+            yield {"label": each.label, "level": level, "seeds": reached}
+
+
+def _reached(experiment: Experiment, joint: Ended, alone: Ended, level: str) -> Found | None:
+    curves = {
+        "jointly": curve(joint, level, experiment),
+        "alone": curve(alone, next(iter(alone.looks[-1].levels)) if alone.looks else "", experiment),
+    }
+    if not all(curves.values()):
+        return None
+    goal = max(score for _, score in curves["alone"]) - NEAR
+    return {"goal": goal} | {
+        how: next((flops for flops, score in curve if score >= goal), None) for how, curve in curves.items()
+    }
+
+
+def curve(ended: Ended, level: str, experiment: Experiment) -> list[tuple[float, float]]:
+    """Training FLOPs of the whole run so far, and the validation score of a level."""
+    assert ended.summary is not None  # it is scored
+    per_step = flops_of(ended.summary) / ended.summary["steps"]
+    return [
+        (look.steps * per_step, experiment.factor * look.levels[level][experiment.score])
+        for look in ended.looks
+        if experiment.score in look.levels.get(level, {})
+    ]
+
+
+def _starts(experiment: Experiment, folder: Folder) -> Iterator[Found]:
+    for start, rows in experiment.starts.items():
+        yield {
+            "start": start,
+            "core_alone": _scores(experiment, folder, rows.alone["core"], "full"),
+            "core": _scores(experiment, folder, rows.joint, "core"),
+            "full": _scores(experiment, folder, rows.joint, "full"),
+            "merit": _mean(run.merit(experiment.judge) for run in folder.scored(rows.joint)[:1]),
+        }
+
+
+def _grid(experiment: Experiment, folder: Folder) -> Iterator[Found]:
+    for row in dict.fromkeys(row.name for row in experiment.rows(folder) if row.tuned_as == row.name):
+        tried = folder.tried(row, experiment.grid)
+        chosen = folder.chosen(row, experiment.grid, experiment.judge)
+        for cell, ended in tried.items():
+            merit = ended.merit(experiment.judge)
+            yield {
+                "row": row,
+                "lr": cell.lr,
+                "warm_up": cell.warm_up,
+                "merit": merit if math.isfinite(merit) else None,
+                "chosen": cell == chosen,
+            }
+
+
+def _with_summaries(ended: Sequence[Ended]) -> Iterator[tuple[Ended, Mapping[str, Any]]]:
+    for each in ended:
+        if each.summary is not None:
+            yield each, each.summary
+
+
+def _summaries(ended: Sequence[Ended]) -> list[Mapping[str, Any]]:
+    return [summary for _, summary in _with_summaries(ended)]
+
+
+def _paper_flops(summary: Mapping[str, Any]) -> float:
+    """FLOPs of an epoch in the paper's convention, where the recipe counts them; 0 elsewhere."""
+    rows = summary["extras"].get("training FLOPs", [])
+    return float(next((row["paper"] for row in rows if row["an epoch of"] == "the method"), 0.0))
+
+
+def _epochs(ended: Ended) -> float:
+    """Those that were run: the last step always ends with a look, also in the middle of an epoch."""
+    return ended.looks[-1].epoch
+
+
+def _mean(values: Any) -> float | None:
+    known = list(values)
+    return fmean(known) if known else None

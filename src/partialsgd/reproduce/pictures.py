@@ -1,0 +1,78 @@
+"""Table 3: a residual network and its half width, trained in turns (alternating) or both in each step (slimmable)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from partialsgd.recipes.images.settings import PRESETS, Images
+from partialsgd.reproduce.budgets import with_the_flops_of
+from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Row, Together, always
+from partialsgd.reproduce.printed import TABLE_3
+
+_RATIO = "1/2"
+
+_CHOICES = (
+    "Learning rate, schedule, epochs, batch and augmentation are not in the paper: half a cosine down to 0, random "
+    "crops and, on CIFAR-10, mirror images.",
+    "Each network has BatchNorm layers of its own: weights, biases and running statistics.",
+    "In a step of slimmable both networks see the batch and the mean of their losses is descended; in an epoch each "
+    "makes as many updates as there are batches, under alternating half as many.",
+    "The paper counts FLOPs of an epoch as 2 × multiply-adds of a forward pass, with BatchNorm, of 45,000 images; "
+    "torch counts forward and backward of convolutions and products. Both are shown.",
+    "A tenth of the training images is held out; the best checkpoint by the mean accuracy on them is scored.",
+)
+
+
+def experiment(name: str, asked: Asked) -> Experiment:
+    base, seeds = base_of(asked), asked.seeds
+    return Experiment(
+        name=name,
+        title="Table 3: a residual network and its half width, alternating and slimmable",
+        score="accuracy",
+        factor=100.0,
+        judge="accuracy",
+        grid=_grid(asked, base),
+        rows=lambda folder: list(_rows(base, seeds)),
+        lines=lambda folder: list(_lines()),
+        together=lambda folder: [
+            Together(method, method, {"core": "core", "full": "full"}) for method in TABLE_3 if folder.scored(method)
+        ],
+        choices=_CHOICES,
+    )
+
+
+def base_of(asked: Asked) -> Images:
+    """CIFAR-10 where the data are given, and else scikit-learn's digits, which need no file."""
+    if asked.scale == "paper":
+        return replace(PRESETS["cifar10"], data=asked.data)
+    small = replace(PRESETS["narrow"], epochs=12) if asked.data else PRESETS["digits"]
+    small = replace(small, data=asked.data, keep=1, threads=1)
+    return replace(small, epochs=2, limit=120, width=4, batch=32) if asked.scale == "smoke" else small
+
+
+def _grid(asked: Asked, base: Images) -> Grid:
+    if asked.scale == "paper":
+        return Grid((Cell(base.lr, base.warm_up),))
+    cells = tuple(Cell(base.lr * factor, warm_up) for factor in (0.5, 1.0, 2.0) for warm_up in (0, 100))
+    return Grid(cells, {"epochs": 1 if asked.scale == "smoke" else 2})
+
+
+def _rows(base: Images, seeds: int) -> Iterator[Row]:
+    for method in TABLE_3:
+        yield Row(method, always(replace(base, method=method)), seeds, tuned_as=method, block="methods")
+    yield with_the_flops_of("alternating", "slimmable", "slimmable-flops", seeds)
+    core = replace(base, alone="core", method="plain")
+    yield Row("core", always(core), seeds, tuned_as="core", optional=True)
+    full = replace(base, nest="none", method="plain")
+    yield Row("full", always(full), seeds, tuned_as="full", optional=True)
+
+
+def _lines() -> Iterator[Line]:
+    equal = {"alternating": "alternating", "slimmable": "slimmable-flops"}
+    for method, printed in TABLE_3.items():
+        flops = printed.epoch_flops
+        yield Line(_RATIO, "core", method, method, "core", printed.core, equal[method], flops)
+        yield Line(_RATIO, "full", method, method, "full", printed.full, equal[method], flops)
+    yield Line(_RATIO, "core", "alone", "core", "full")
+    yield Line(_RATIO, "full", "alone", "full", "full")

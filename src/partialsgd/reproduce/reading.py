@@ -1,0 +1,79 @@
+"""What the numbers say in words: how far joint training is ahead or behind, here and in the paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, variance
+from typing import Any
+
+from partialsgd.reproduce.numbers import Found
+
+_DEVIATIONS = 2.0
+"""Standard errors that a difference must exceed to be called one."""
+
+
+def sentences(found: Found) -> list[str]:
+    """One for each comparison that the finished runs allow, and one for each cost."""
+    return [*_compared(found), *_costs(found)]
+
+
+def _compared(found: Found) -> Iterator[str]:
+    for group in dict.fromkeys(line["group"] for line in found["lines"]):
+        for network in dict.fromkeys(line["network"] for line in found["lines"]):
+            own = [line for line in found["lines"] if (line["group"], line["network"]) == (group, network)]
+            pair = _pair(own)
+            if pair is not None:
+                yield _sentence(found["score"], group, network, *pair)
+
+
+def _pair(lines: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """The paper's own method and what it compares it with."""
+    ours = next((line for line in lines if line["trained"] in ("jointly", "alternating") and line["scores"]), None)
+    other = next((line for line in lines if line["trained"] in ("alone", "slimmable") and line["scores"]), None)
+    return None if ours is None or other is None else (ours, other)
+
+
+def _sentence(score: str, group: str, network: str, ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    apart, doubt = _apart(ours["scores"], other["scores"], score)
+    said = f"r = {group}, {network}: {ours['trained']} it is {apart} the one trained {other['trained']} "
+    said += f"for as many epochs{doubt}"
+    if other["equal_flops"]:
+        apart, doubt = _apart(ours["scores"], other["equal_flops"], score)
+        said += f"; {apart} it at equal FLOPs{doubt}"
+    if ours["paper"] and other["paper"]:
+        said += f" (paper: {_direction(_printed(ours['paper']) - _printed(other['paper']))} at equal epochs)"
+    return said + "."
+
+
+def _apart(first: Sequence[float], second: Sequence[float], score: str) -> tuple[str, str]:
+    """How far ahead, and what is to be said if that is no more than the seeds differ by."""
+    difference = fmean(first) - fmean(second)
+    if min(len(first), len(second)) < 2:
+        return _points(difference, score), ", by one seed"
+    error = math.sqrt(variance(first) / len(first) + variance(second) / len(second))
+    is_clear = abs(difference) > _DEVIATIONS * error
+    return _points(difference, score), "" if is_clear else ", no more than the seeds differ"
+
+
+def _points(difference: float, score: str) -> str:
+    unit = score if score == "BLEU" else "points"
+    return f"{abs(difference):.2f} {unit} {'ahead of' if difference >= 0 else 'behind'}"
+
+
+def _direction(difference: float) -> str:
+    return f"{abs(difference):.2f} {'ahead' if difference >= 0 else 'behind'}"
+
+
+def _printed(text: str) -> float:
+    return float(text.split(" ")[0])
+
+
+def _costs(found: Found) -> Iterator[str]:
+    for row in found["costs"]:
+        if row["alone_flops"]:
+            flops, seconds = (row[f"joint_{unit}"] / row[f"alone_{unit}"] for unit in ("flops", "seconds"))
+            yield (
+                f"{row['label']}: the joint run took {flops:.2f} of the FLOPs and {seconds:.2f} of the time of the "
+                "separate runs together."
+            )

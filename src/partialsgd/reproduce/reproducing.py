@@ -1,0 +1,65 @@
+"""Train what is missing, and lay the outcome beside the paper's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from partialsgd.export import files
+from partialsgd.recipes.errors import WrongCall
+from partialsgd.recipes.progress import say
+from partialsgd.reproduce import EXPERIMENTS, experiment, figures, jobs, numbers, running, tables
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.plans import Asked, Experiment, default_out
+
+
+def reproduce(
+    name: str,
+    asked: Asked,
+    *,
+    rows: Sequence[str] = (),
+    at_once: int = 1,
+    out: Path | None = None,
+    train: bool = True,
+    console: Console | None = None,
+) -> numbers.Found:
+    """Make the runs that are missing, then the table and the figures of all that are there."""
+    told = console or Console(stderr=True)
+    plan = experiment(name, asked)
+    folder = Folder(out or default_out(name, asked))
+    if not jobs.asked_for(plan, folder, rows):
+        known = ", ".join(row.name for row in plan.rows(folder))
+        raise WrongCall(f"--rows {' '.join(rows)}: {name} has no such row; it has {known}")
+    if train:
+        left = len(jobs.ready(plan, folder, rows))
+        if left:
+            say(told, f"{EXPERIMENTS[name]}: {left} runs can start now, in {folder.path}; stop it at any time.")
+        running.run(plan, folder, rows, at_once=at_once, console=told)
+        for line in jobs.waiting(plan, folder, rows):
+            say(told, line)
+    elif not folder.path.is_dir():
+        raise WrongCall(f"{folder.path} does not exist; without --show the runs are made there")
+    found = numbers.found(plan, folder)
+    for path in write(plan, folder, found):
+        say(told, f"{path}")
+    return found
+
+
+def show(found: numbers.Found, console: Console) -> None:
+    for table in tables.tables(found):
+        console.print(tables.rich_table(table))
+    for text in (tables.in_words(found), tables.choices(found)):
+        console.print(text, highlight=False, markup=False)
+
+
+def write(plan: Experiment, folder: Folder, found: numbers.Found) -> list[Path]:
+    """table.md, table.csv, table.json and the figures."""
+    paths = [folder.path / name for name in ("table.md", "table.csv", "table.json")]
+    with files.staged(folder.path) as stage:
+        (stage / "table.md").write_text(tables.markdown(found), encoding="utf-8")
+        (stage / "table.csv").write_text(tables.as_csv(found), encoding="utf-8")
+        files.write_json(stage / "table.json", found)
+    drawn = [figures.write(figure, folder.path, name) for name, figure in figures.drawn(plan, folder, found)]
+    return [*paths, *(path for each in drawn for path in each)]

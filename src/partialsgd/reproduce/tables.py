@@ -1,0 +1,228 @@
+"""An experiment's numbers as tables: in a terminal, as Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, final
+
+from rich.table import Table as RichTable
+
+from partialsgd.reproduce import reading
+from partialsgd.reproduce.numbers import NEAR, Found
+
+_NONE = "–"
+_SHARED = "full"
+"""The row that stands in every group, and makes none by itself."""
+
+
+@final
+@dataclass(frozen=True)
+class Table:
+    """Texts in rows and columns."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 1
+    """How many columns, from the left, hold words and not numbers."""
+    note: str = ""
+
+
+def tables(found: Found) -> list[Table]:
+    """The paper's table first, then what it took, and how it was tuned; those without a number are left out."""
+    if found["criteria"]:
+        return [_criteria(found)]
+    every = [_main(found), _epochs(found), _costs(found), _near(found), _starts(found), _grid(found)]
+    return [table for table in every if table.rows]
+
+
+def markdown(found: Found) -> str:
+    first, *more = [as_markdown(table) for table in tables(found)] or [""]
+    return "\n\n".join([f"# {found['title']}", first, in_words(found), *more, choices(found)]) + "\n"
+
+
+def in_words(found: Found) -> str:
+    return "\n".join(f"- {sentence}" for sentence in reading.sentences(found))
+
+
+def as_markdown(table: Table, level: int = 2) -> str:
+    line = [" --- "] * table.words + [" --: "] * (len(table.head) - table.words)
+    body = [f"| {' | '.join(row)} |" for row in table.rows]
+    lines = [f"{'#' * level} {table.title}", "", f"| {' | '.join(table.head)} |", f"|{'|'.join(line)}|", *body]
+    return "\n".join([*lines, "", table.note] if table.note else lines)
+
+
+def choices(found: Found) -> str:
+    return "\n".join(["## Choices that the paper leaves open", "", *(f"- {choice}" for choice in found["choices"])])
+
+
+def as_csv(found: Found) -> str:
+    """The lines of the paper's table, with a row for each seed."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["ratio", "network", "trained", "paper", "seed", found["score"], "at equal FLOPs"])
+    for line in found["lines"]:
+        for seed in range(max(len(line["scores"]), len(line["equal_flops"]))):
+            cells = (values[seed] if seed < len(values) else "" for values in (line["scores"], line["equal_flops"]))
+            writer.writerow([line["group"], line["network"], line["trained"], line["paper"] or "", seed, *cells])
+    return text.getvalue()
+
+
+def rich_table(table: Table) -> RichTable:
+    shown = RichTable(title=table.title, caption=table.note or None)
+    for k, name in enumerate(table.head):
+        shown.add_column(name, justify="left" if k < table.words else "right")
+    for k, row in enumerate(table.rows):
+        ends = k + 1 < len(table.rows) and table.rows[k + 1][0] != row[0]
+        shown.add_row(*row, end_section=ends)
+    return shown
+
+
+def spread(values: Sequence[float | None]) -> str:
+    """The mean, and in brackets the deviation of the sample, as the paper prints them."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return "no bound" if values else _NONE
+    return f"{fmean(known):.2f}" + (f" ({stdev(known):.2f})" if len(known) > 1 else "")
+
+
+def _shown(found: Found) -> list[Mapping[str, Any]]:
+    """Lines with something to show, of the groups that have more than the row which stands in all of them."""
+    known = [line for line in found["lines"] if line["scores"] or line["equal_flops"] or line["diverged"]]
+    groups = {line["group"] for line in known if line["row"] != _SHARED} or {line["group"] for line in known[:1]}
+    return [line for line in known if line["group"] in groups]
+
+
+def _main(found: Found) -> Table:
+    lines = _shown(found)
+    rows = tuple((*_words(line), line["paper"] or _NONE, _ours(line), spread(line["equal_flops"])) for line in lines)
+    head = ("r", "network", "trained", "paper", "ours", "at equal FLOPs")
+    seeds = max((len(line["scores"]) for line in lines), default=0)
+    note = (
+        f"{found['score']} on the test data: mean (deviation) of {seeds} seeds, or of as many as are done. The paper's "
+        "is of its own data and sizes. At equal FLOPs: with as many training FLOPs as the joint run."
+    )
+    return Table("Beside the paper", head, rows, words=3, note=note)
+
+
+def _epochs(found: Found) -> Table:
+    """What an epoch takes; where the paper prints FLOPs, these and ours as it counts them."""
+    lines = [line for line in _shown(found) if line["scores"]]
+    is_printed = any(line["paper_epoch_flops"] for line in lines)
+    more = ("FLOPs, paper", "ours, as it counts") if is_printed else ()
+    rows = tuple(
+        (
+            *_words(line),
+            f"{line['parameters']:,.0f}",
+            _flops(line["epoch_flops"]),
+            *((_flops(line["paper_epoch_flops"]), _flops(line["as_the_paper_counts"])) if is_printed else ()),
+            f"{line['epoch_seconds']:,.3g} s",
+        )
+        for line in lines
+    )
+    head = ("r", "network", "trained", "parameters", "FLOPs", *more, "time")
+    note = (
+        "FLOPs of forward and backward passes, as torch counts them, and seconds, of the run that trains the network."
+    )
+    return Table("Sizes, and what an epoch of training takes", head, rows, words=3, note=note)
+
+
+def _words(line: Mapping[str, Any]) -> tuple[str, str, str]:
+    return line["group"], line["network"], line["trained"]
+
+
+def _ours(line: Mapping[str, Any]) -> str:
+    return spread(line["scores"]) + (f", {line['diverged']} diverged" if line["diverged"] else "")
+
+
+def _criteria(found: Found) -> Table:
+    keys = ("c_norm²", "c_sim²", "c_align²", "cosine")
+    scores = {line["row"]: spread(line["scores"]) for line in found["lines"]}
+    rows = tuple(
+        (
+            row["curve"],
+            row["of"],
+            *(spread(row[key]) for key in keys),
+            f"{fmean(row['negative']):.0%}",
+            scores[row["row"]],
+        )
+        for row in found["criteria"]
+    )
+    note = (
+        "Medians, of the cosine the mean, over the second half of each training; mean (deviation) of the seeds. "
+        f"{found['score']}: of the whole network on the test data."
+    )
+    return Table("The criteria", ("trained", "of", *keys, "negative", found["score"]), rows, words=2, note=note)
+
+
+def _costs(found: Found) -> Table:
+    head = ("", "FLOPs jointly", "alone, together", "ratio", "time jointly", "alone, together", "ratio")
+    rows = tuple(
+        (
+            row["label"],
+            *(_flops(row[key]) for key in ("joint_flops", "alone_flops")),
+            f"{row['joint_flops'] / row['alone_flops']:.2f}",
+            *(f"{row[key]:,.0f} s" for key in ("joint_seconds", "alone_seconds")),
+            f"{row['joint_seconds'] / row['alone_seconds']:.2f}",
+        )
+        for row in found["costs"]
+        if row["alone_flops"]
+    )
+    return Table("What the joint run costs against separate ones", head, rows)
+
+
+def _near(found: Found) -> Table:
+    head = ("", "level", "seed", f"alone, less {NEAR}", "jointly after FLOPs", "alone after FLOPs")
+    rows = tuple(
+        (row["label"], row["level"], str(seed), f"{one['goal']:.2f}", _after(one["jointly"]), _after(one["alone"]))
+        for row in found["near"]
+        for seed, one in enumerate(row["seeds"])
+    )
+    note = (
+        f"The training FLOPs after which a level comes within {NEAR} of the best validation {found['score']} that it "
+        "has alone, by the looks at the end of each epoch."
+    )
+    return Table(f"Within {NEAR} {found['score']} of the same level alone", head, rows, words=3, note=note)
+
+
+def _starts(found: Found) -> Table:
+    known = [row for row in found["starts"] if row["core"] or row["core_alone"]]
+    best = max((row["merit"] for row in known if row["merit"] is not None), default=None)
+    rows = tuple(
+        (
+            row["start"] + (" (best by validation)" if row["merit"] == best and best is not None else ""),
+            *(spread(row[key]) for key in ("core_alone", "core", "full")),
+            _merit(row["merit"], found["judge"]),
+        )
+        for row in known
+    )
+    head = ("start", "core alone", "core jointly", "full jointly", f"validation {found['judge']}, jointly")
+    return Table("How the low-rank layers start", head, rows)
+
+
+def _grid(found: Found) -> Table:
+    rows = tuple(
+        (row["row"], f"{row['lr']:g}", str(row["warm_up"]), _merit(row["merit"], found["judge"]), "✓" * row["chosen"])
+        for row in found["grid"]
+    )
+    head = ("row", "learning rate", "warm-up", f"validation {found['judge']}", "chosen")
+    note = "Every row has the same grid and as many looks. The number is the mean over the levels that are trained."
+    return Table("The grid", head, rows, note=note)
+
+
+def _merit(merit: float | None, judge: str) -> str:
+    if merit is None:
+        return "diverged"
+    return f"{-merit if judge == 'loss' else merit:.4f}"
+
+
+def _after(flops: float | None) -> str:
+    return "not reached" if flops is None else _flops(flops)
+
+
+def _flops(value: float | None) -> str:
+    return f"{value:.3g}" if value else _NONE

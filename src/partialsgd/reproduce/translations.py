@@ -1,0 +1,229 @@
+"""Tables 1 and 2: a Transformer and its low-rank or narrow core, alone and jointly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, final
+
+from partialsgd.recipes.settings import Settings
+from partialsgd.recipes.translation.settings import PRESETS, Translation
+from partialsgd.reproduce.budgets import with_the_flops_of
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Make, Row, Together
+from partialsgd.reproduce.printed import FULL_ALONE, LOW_RANK_64, TABLES
+
+_CORPUS = {"table1a": "iwslt14", "table1b": "wmt17", "table2a": "iwslt14", "table2b": "wmt17"}
+_STARTS = ("zero", "svd", "matched")
+_STARTED = "1/32"
+"""The ratio at which the starts of the low-rank layers are compared."""
+_BEST = "the starts at r = 1/32, or --start"
+
+_SMALL = Translation(
+    layers=3,
+    d_model=64,
+    ffn=256,
+    heads=4,
+    vocabulary=3000,
+    max_tokens=1500,
+    schedule="inverse-sqrt",
+    epochs=8,
+    look_bleu=500,
+    keep=1,
+    threads=1,
+)
+_SMOKE = replace(
+    _SMALL,
+    layers=1,
+    d_model=32,
+    ffn=64,
+    vocabulary=400,
+    size=240,
+    valid_size=30,
+    test_size=15,
+    max_tokens=600,
+    epochs=2,
+    look_bleu=10,
+    beam=2,
+)
+_LOCAL = {"smoke": _SMOKE, "laptop": _SMALL, "deep": replace(_SMALL, layers=6)}
+"""The scales that need no GPU; at "deep" the network has the paper's six blocks on each side."""
+
+_CHOICES = (
+    "How U, V and W start is not in the paper: three starts are tried at r = 1/32, and the best by validation is used.",
+    "A core alone is taken out of the same family, from the same start, and trained by a plain loop; the biases of "
+    "low-rank layers are shared by both networks.",
+    "Optimizer state outside the trained network holds still: moments, step counts and weight decay.",
+    "Adam's weight decay is decoupled, as in fairseq. The gradient is not clipped.",
+    "BLEU is sacrebleu's on detokenised text, beam 5, length penalty 1; one checkpoint, the best by validation loss, "
+    "and no averaging.",
+    "A narrow core has the first hidden units, and of each head the first dimensions of query and key.",
+    "Deviations are over seeds, which change weights, order of batches and dropout together.",
+)
+
+
+def experiment(name: str, asked: Asked) -> Experiment:
+    plan = _Plan(name, asked)
+    return Experiment(
+        name=name,
+        title=plan.title,
+        score="BLEU",
+        factor=1.0,
+        judge="loss",
+        grid=plan.grid,
+        rows=lambda folder: list(plan.rows(folder)),
+        lines=lambda folder: list(plan.lines(folder)),
+        together=lambda folder: [plan.together(ratio, plan.start(folder)) for ratio in plan.ratios],
+        choices=_CHOICES,
+        starts={start: plan.together(_STARTED, start) for start in plan.starts},
+    )
+
+
+@final
+@dataclass(frozen=True)
+class _Plan:
+    """The rows and lines of one of the tables."""
+
+    name: str
+    asked: Asked
+
+    @cached_property
+    def base(self) -> Translation:
+        corpus = PRESETS[_CORPUS[self.name]]
+        chosen = corpus if self.asked.scale == "paper" else _LOCAL[self.asked.scale]
+        return replace(
+            chosen,
+            data=self.asked.data,
+            source=self.asked.source or corpus.source,
+            target=self.asked.target or corpus.target,
+            nest=self.nest,
+        )
+
+    @property
+    def nest(self) -> Literal["low-rank", "width"]:
+        return "low-rank" if self.name.startswith("table1") else "width"
+
+    @property
+    def title(self) -> str:
+        what = "low-rank" if self.nest == "low-rank" else "narrow"
+        return f"Table {self.name.removeprefix('table')}: a Transformer and its {what} core, alone and jointly"
+
+    @property
+    def grid(self) -> Grid:
+        """At the paper's scale its own learning rate and warm-up; elsewhere three of the one and two of the other."""
+        if self.asked.scale == "paper":
+            return Grid((Cell(self.base.lr, self.base.warm_up),))
+        cells = tuple(Cell(lr, warm_up) for lr in (1.5e-3, 3e-3, 6e-3) for warm_up in (60, 240))
+        shorter: dict[str, Any] = {"max_steps": 2} if self.asked.scale == "smoke" else {}
+        return Grid(cells, {"epochs": 1, "look_bleu": 0, "beam": 1, **shorter})
+
+    @property
+    def ratios(self) -> list[str]:
+        return list(TABLES[self.name])
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """Of the low-rank layers, to choose among."""
+        if self.nest != "low-rank":
+            return ()
+        return _STARTS if self.asked.start is None else (self.asked.start,)
+
+    def start(self, folder: Folder) -> str | None:
+        """The best by validation, of the joint training with the first seed; None until all are known."""
+        if len(self.starts) < 2:
+            return next(iter(self.starts), _STARTS[0])  # width has none, and takes no notice
+        found = {start: folder.ended(folder.run(self.row("joint", _STARTED, start), 0)) for start in self.starts}
+        known = {start: ended for start, ended in found.items() if ended is not None}
+        return max(known, key=lambda start: known[start].merit("loss")) if len(known) == len(found) else None
+
+    def row(self, kind: str, ratio: str, start: str | None) -> str:
+        """Only where starts are compared is one in the name; the other rows have the best."""
+        name = f"{kind}-{ratio.replace('/', '_')}"
+        return f"{name}-{start or self.starts[0]}" if self.starts and ratio == _STARTED else name
+
+    def rows(self, folder: Folder) -> Iterator[Row]:
+        """In order of value: the smallest ratio, the starts, the other ratios, equal FLOPs, and what is optional."""
+        seeds, best = self.asked.seeds, self.start(folder)
+        yield self.tuned(
+            "full", self.whole, seeds, block=f"{self.ratios[-1]} {next(iter(self.starts), self.start(folder))}"
+        )
+        for start in self.starts:
+            yield from self.pair(_STARTED, start, seeds if start in (self.starts[0], best) else 1)
+        for ratio in reversed(self.ratios):
+            if not (self.starts and ratio == _STARTED):
+                yield from self.pair(ratio, best, seeds)
+        for ratio in reversed(self.ratios):
+            yield from self.at_equal_flops(ratio, best, seeds)
+        yield from self.instead(self.ratios[-1], best, seeds)
+        if self.name == "table2b":
+            yield self.tuned("rank-1_64", self.made("core", "1/64", "zero", nest="low-rank"), seeds)
+
+    def tuned(self, name: str, make: Make, seeds: int, block: str = "") -> Row:
+        return Row(name, make, seeds, tuned_as=name, waits_for=_BEST, block=block or name)
+
+    def pair(self, ratio: str, start: str | None, seeds: int) -> Iterator[Row]:
+        for kind in ("core", "joint"):
+            name = self.row(kind, ratio, start)
+            yield self.tuned(name, self.made(kind, ratio, start), seeds, block=f"{ratio} {start}")
+
+    def whole(self, folder: Folder, seed: int) -> Translation:
+        return replace(self.base, nest="none", method="plain")
+
+    def made(self, kind: str, ratio: str, start: str | None, **more: Any) -> Make:
+        changes: dict[str, Any] = {"ratio": (ratio,), "init": start, **more}
+        if kind == "core":
+            changes |= {"alone": "core", "method": "plain"}
+        return lambda folder, seed: None if start is None else replace(self.base, **changes)
+
+    def at_equal_flops(self, ratio: str, start: str | None, seeds: int) -> Iterator[Row]:
+        """Each network alone, with the training FLOPs of the joint run of both."""
+        joint = self.row("joint", ratio, start)
+        for kind, alone in (("core", self.row("core", ratio, start)), ("full", "full")):
+            yield with_the_flops_of(joint, alone, f"{self.row(kind, ratio, start)}-flops", seeds)
+
+    def instead(self, ratio: str, start: str | None, seeds: int) -> Iterator[Row]:
+        """What a user would do otherwise: distil the core from the whole network, or start it as its SVD."""
+        if self.nest != "low-rank":
+            return
+        core, before = self.row("core", ratio, start), max(1, self.base.epochs // 2)
+
+        def halved(folder: Folder, seed: int) -> Translation:
+            return replace(self.whole(folder, seed), epochs=before)
+
+        distilled = self.made("core", ratio, start)
+        warm = self.made("core", ratio, "svd", epochs=max(1, self.base.epochs - before))
+        yield Row(f"distilled-{core}", _after("full", "teacher", distilled), seeds, core, "full", optional=True)
+        yield Row("half", halved, seeds, "full", optional=True)
+        yield Row(f"warm-{core}", _after("half", "start", warm), seeds, core, "half", optional=True)
+
+    def together(self, ratio: str, start: str | None) -> Together:
+        alone = {"core": self.row("core", ratio, start), "full": "full"}
+        return Together(f"r = {ratio}", self.row("joint", ratio, start), alone)
+
+    def lines(self, folder: Folder) -> Iterator[Line]:
+        start = self.start(folder)
+        for ratio, printed in TABLES[self.name].items():
+            rows = self.together(ratio, start)
+            core, whole = rows.alone["core"], self.row("full", ratio, start)
+            yield Line(ratio, "core", "alone", core, "full", printed.core_alone, f"{core}-flops")
+            yield Line(ratio, "core", "jointly", rows.joint, "core", printed.core, rows.joint)
+            yield Line(ratio, "core", "distilled from full", f"distilled-{core}", "full")
+            yield Line(ratio, "core", "started as the SVD of full", f"warm-{core}", "full")
+            yield Line(ratio, "full", "alone", "full", "full", FULL_ALONE[_CORPUS[self.name]], f"{whole}-flops")
+            yield Line(ratio, "full", "jointly", rows.joint, "full", printed.full, rows.joint)
+        if self.name == "table2b":
+            yield Line("1/64", "low-rank core", "alone", "rank-1_64", "full", LOW_RANK_64)
+
+
+def _after(row: str, option: str, make: Make) -> Make:
+    """Settings that name the finished run of another row, with the same seed."""
+
+    def made(folder: Folder, seed: int) -> Settings | None:
+        before, settings = folder.ended(folder.run(row, seed)), make(folder, seed)
+        if before is None or settings is None:
+            return None
+        changes: Any = {option: str(before.path.resolve())}
+        return replace(settings, **changes)
+
+    return made

@@ -1,0 +1,97 @@
+"""Runs, one after the other, in a process of their own: jobs come in as lines of JSON, and each is answered by one.
+
+The process that gives the jobs holds the other end of the standard input. When that one ends, however it ends, the
+present run saves its state and this process ends too: a reproduction that was killed leaves nothing behind that trains.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from partialsgd.recipes import RECIPES, loop
+from partialsgd.recipes.runs import Run
+from partialsgd.recipes.settings import Settings
+from partialsgd.recipes.stopping import Stopped
+from partialsgd.reproduce.folder import FAILED
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a training prints is none of the answers
+    given: Queue[str] = Queue()
+    threading.Thread(target=_receive, args=[given], daemon=True).start()
+    while True:
+        job = json.loads(given.get())
+        print(json.dumps({"error": _done(_settings(job["recipe"], job["settings"]))}), file=answers, flush=True)
+
+
+def work(settings: Settings) -> None:
+    """Make the run, or go on with it. Numbers that leave the finite are an outcome, and are kept as one."""
+    assert settings.out is not None  # a job says where its run lies
+    run = Run(Path(settings.out))
+    try:
+        if not (run.path / "config.json").exists():
+            shutil.rmtree(run.path / ".being_written", ignore_errors=True)  # a kill before the first file
+            loop.train(settings, show=False)
+            return
+        require_same(run, loop.pinned(settings))
+        _wait_for(run)
+        loop.resume(run, show=False)
+    except FloatingPointError as error:
+        run.write(FAILED, {"error": str(error)})
+
+
+def require_same(run: Run, settings: Settings) -> None:
+    """A run that is there is another one's, if its settings differ in more than the place."""
+    before, now = (vars(replace(each, out=None, threads=None)) for each in (run.settings, settings))
+    told = [f"{name} {before[name]!r} instead of {value!r}" for name, value in now.items() if before[name] != value]
+    if told:
+        raise FileExistsError(
+            f"{run.path} is a run with other settings ({', '.join(told)}); give another --out, or remove it"
+        )
+
+
+def _done(settings: Settings) -> str | None:
+    """What went wrong, if something did."""
+    try:
+        work(settings)
+    except Stopped:
+        sys.exit(0)
+    except Exception as error:
+        return str(error) or repr(error)
+    return None
+
+
+def _settings(recipe: str, values: dict[str, Any]) -> Settings:
+    frozen: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return RECIPES[recipe](**frozen)
+
+
+def _receive(given: Queue[str]) -> None:
+    for line in sys.stdin:
+        given.put(line)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _wait_for(run: Run) -> None:
+    """The process that trained it before may still be saving."""
+    for _ in range(60):
+        try:
+            with run.locked():
+                return
+        except RuntimeError:
+            time.sleep(1.0)
+
+
+if __name__ == "__main__":
+    main()

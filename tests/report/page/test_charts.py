@@ -1,0 +1,43 @@
+"""One level looks the same in all figures of a page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from partialsgd.report.page import curves
+from partialsgd.report.page.charts import Charts
+from partialsgd.report.page.stored import read
+from partialsgd.report.series import Series
+from tests.report.page import made, seen
+
+
+def test_a_level_has_its_colour_wherever_it_is_drawn(tmp_path: Path) -> None:
+    runs = read(made.three(tmp_path))
+    charts = Charts(runs)
+    name = "core-alone · core"
+    number = curves.names(runs).index(name)
+    alone = charts.lines({name: Series({0: 1.0, 3: 2.0})}, "t", "loss")
+    assert number == 2 and "var(--line-" not in alone  # the third is black: currentColor
+    other = charts.lines({"full-alone · full": Series({0: 1.0, 3: 2.0})}, "t", "loss")
+    assert set(re.findall(r"var\(--line-\d\)", other)) == {"var(--line-3)"}
+    assert set(re.findall(r"var\(--line-\d\)", charts.legend(["joint · full", "full-alone · full"]))) == {
+        "var(--line-1)",
+        "var(--line-3)",
+    }
+
+
+def test_a_legend_names_what_is_shown_and_one_line_needs_none(tmp_path: Path) -> None:
+    charts = Charts(read(made.three(tmp_path)))
+    part = charts.legend(["joint · full", "joint · core"])
+    assert [seen.words(item) for item in seen.tree(part).iter("li")] == ["joint · core", "joint · full"]
+    assert charts.legend(["joint · core"]) == ""
+
+
+def test_sizes_are_said_in_words(tmp_path: Path) -> None:
+    runs = read([made.run(tmp_path)])
+    points = [(level.name, runs[0], level) for level in runs[0].levels]
+    drawn = Charts(runs).sizes(points, "BLEU")
+    assert "core: 1,000 parameters, BLEU 21.5; full: 10,000 parameters, BLEU 30.12." in drawn
+    texts = [seen.words(text) for text in seen.tree(drawn).iter("text")]
+    assert {"core", "full", "parameters"} <= set(texts)

@@ -1,0 +1,63 @@
+"""What the figures show, read back from what was drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from partialsgd.reproduce import figures
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.numbers import found
+from tests.reproduce.made import experiment, look, run, trio
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    folder = Folder(tmp_path)
+    for seed, value in enumerate((0.6, 0.7)):
+        run(folder.run("core", seed), [look(full=0.2), look(full=value)], {"full": value}, flops={"full": 100.0})
+        joint = [look(core=0.3, full=0.4), look(core=0.5, full=0.8)]
+        costs = {"core": 60.0 + seed, "full": 140.0}
+        run(folder.run("joint", seed), joint, {"core": 0.5, "full": 0.8}, flops=costs)
+    return folder
+
+
+def test_each_network_stands_at_its_size(folder: Folder) -> None:
+    figure = figures.against_size(found(experiment(trio()), folder))
+    drawn = {each.get_label(): each for each in figure.axes[0].containers}
+    alone, jointly = (drawn[label].lines[0] for label in ("alone", "jointly"))
+    assert list(alone.get_xdata()) == [1000] and list(alone.get_ydata()) == pytest.approx([65.0])
+    assert list(jointly.get_xdata()) == [400, 1000] and list(jointly.get_ydata()) == pytest.approx([50.0, 80.0])
+
+
+def test_curves_are_over_the_flops_of_the_run_so_far(folder: Folder) -> None:
+    figure = figures.along_the_training(experiment(trio()), folder)
+    assert figure is not None
+    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    assert set(lines) == {"core jointly", "core alone", "full jointly"}  # the whole network alone is not trained yet
+    assert list(lines["core alone"].get_xdata()) == [50, 100]
+    assert list(lines["core alone"].get_ydata()) == pytest.approx([20.0, 65.0])
+    assert list(lines["core jointly"].get_xdata()) == [100, 200]  # the mean of both seeds' 200 and 201, halved first
+    assert list(lines["full jointly"].get_ydata()) == pytest.approx([40.0, 80.0])
+
+
+def test_without_a_joint_run_there_are_no_curves(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    run(folder.run("core", 0), [look(full=0.2)], {"full": 0.2})
+    assert figures.along_the_training(experiment(trio()), folder) is None
+    assert list(figures.drawn(experiment(trio()), Folder(tmp_path / "empty"), {"lines": []})) == []
+
+
+def test_the_same_numbers_give_the_same_bytes(folder: Folder, tmp_path: Path) -> None:
+    numbers = found(experiment(trio()), folder)
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        for name, figure in figures.drawn(experiment(trio()), folder, numbers):
+            for path in figures.write(figure, tmp_path / place, name):
+                assert path.stat().st_size > 1000
+    first, second = (sorted((tmp_path / place).iterdir()) for place in ("a", "b"))
+    assert [path.name for path in first] == ["curves.png", "curves.svg", "size.png", "size.svg"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    ElementTree.parse(first[1])

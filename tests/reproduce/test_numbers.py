@@ -1,0 +1,87 @@
+"""Means, costs and distances, from made runs whose numbers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.numbers import found
+from tests.reproduce.made import GRID, experiment, look, run, search, trio
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Two seeds. Alone the core ends at 0.70 and 0.72; jointly it comes there in the third epoch, or never."""
+    folder = Folder(tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    for seed, (core, full) in enumerate([(0.70, 0.90), (0.72, 0.88)]):
+        options: Any = {"flops": {"full": 300.0}, "seconds": 30.0}
+        seeded = {"settings": _seeded(seed)}
+        run(folder.run("core", seed), [look(full=core - 0.3), look(full=core)], {"full": core}, **options | seeded)
+        costly = {"flops": {"full": 600.0}, "seconds": 60.0} | seeded
+        run(folder.run("full", seed), [look(full=full), look(full=full - 0.01)], {"full": full}, **costly)
+        joint = [look(core=0.4, full=0.6), look(core=0.5, full=0.89), look(core=0.699, full=0.9)]
+        both = {"flops": {"core": 150.0, "full": 300.0}, "seconds": 45.0} | seeded
+        run(folder.run("joint", seed), joint, {"core": 0.69, "full": 0.89}, **both)
+    return folder
+
+
+def _seeded(seed: int) -> Any:
+    from partialsgd.recipes.images.settings import Images
+
+    return Images(seed=seed, epochs=3)
+
+
+def test_a_line_has_the_scores_of_all_seeds_in_the_papers_unit(folder: Folder) -> None:
+    core, jointly, full, _ = found(experiment(trio()), folder)["lines"]
+    assert core["scores"] == pytest.approx([70.0, 72.0]) and core["paper"] == "50.00 (1.00)"
+    assert jointly["scores"] == jointly["equal_flops"] == pytest.approx([69.0, 69.0])
+    assert core["equal_flops"] == [] and full["paper"] is None
+    assert (core["epoch_seconds"], core["epoch_flops"]) == (15.0, 150.0)
+    assert (jointly["epoch_seconds"], jointly["epoch_flops"], jointly["parameters"]) == (15.0, 150.0, 400)
+
+
+def test_the_joint_run_costs_less_than_both(folder: Folder) -> None:
+    (cost,) = found(experiment(trio()), folder)["costs"]
+    assert (cost["joint_flops"], cost["alone_flops"]) == (450.0, 900.0)
+    assert (cost["joint_seconds"], cost["alone_seconds"]) == (45.0, 90.0)
+
+
+def test_a_level_is_near_at_the_first_look_within_half_a_point(folder: Folder) -> None:
+    core, full = found(experiment(trio()), folder)["near"]
+    first, second = core["seeds"]
+    assert first["goal"] == pytest.approx(69.5)
+    assert first["jointly"] == pytest.approx(450.0)  # 69.9 in the third of three epochs: all FLOPs of the run
+    assert first["alone"] == pytest.approx(300.0)
+    assert second["goal"] == pytest.approx(71.5) and second["jointly"] is None
+    assert full["seeds"][0]["goal"] == pytest.approx(89.5)  # the best look alone, not the last
+    assert full["seeds"][0]["jointly"] == pytest.approx(450.0)
+    assert full["seeds"][1]["jointly"] == pytest.approx(300.0)  # 89 in the second
+
+
+def test_seeds_are_compared_with_the_same_seed(folder: Folder) -> None:
+    run(folder.run("joint", 7), [look(core=0.9, full=0.9)], {"core": 0.9, "full": 0.9}, settings=_seeded(7))
+    core, _ = found(experiment(trio()), folder)["near"]
+    assert len(core["seeds"]) == 2
+
+
+def test_the_whole_grid_is_there_with_what_was_chosen(folder: Folder) -> None:
+    grid = found(experiment(trio()), folder)["grid"]
+    assert [(row["row"], row["lr"], row["chosen"]) for row in grid] == [("core", 0.1, True), ("core", 0.2, False)]
+    run(folder.cell("joint", GRID.cells[0]), [look(full=0.1)], None)
+    assert found(experiment(trio()), folder)["grid"][-1]["merit"] is None
+
+
+def test_diverged_runs_are_counted_not_averaged(folder: Folder) -> None:
+    run(folder.run("core", 2), [look(full=0.1)], None)
+    core = found(experiment(trio(3)), folder)["lines"][0]
+    assert core["diverged"] == 1 and len(core["scores"]) == 2
+
+
+def test_without_runs_there_are_no_numbers(tmp_path: Path) -> None:
+    nothing = found(experiment(trio()), Folder(tmp_path))
+    assert nothing["costs"] == nothing["near"] == nothing["grid"] == []
+    assert all(line["scores"] == [] and line["parameters"] is None for line in nothing["lines"])

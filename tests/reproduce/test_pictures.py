@@ -1,0 +1,48 @@
+"""Table 3: two methods, both networks of each, and FLOPs as the paper counts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from partialsgd.recipes.images.settings import PRESETS, Images
+from partialsgd.reproduce import experiment
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.jobs import ready
+from partialsgd.reproduce.plans import Asked
+from tests.reproduce.made import look, run, search
+
+
+def test_both_methods_have_the_same_grid_and_nothing_else_differs(tmp_path: Path) -> None:
+    jobs = ready(experiment("table3", Asked("laptop", "cifar")), Folder(tmp_path))
+    found: dict[str, list[dict[str, object]]] = {}
+    for job in jobs:
+        assert isinstance(job.settings, Images)
+        told = {**vars(job.settings), "out": None, "method": None}
+        found.setdefault(job.settings.method, []).append(told)
+    assert found["alternating"] == found["slimmable"] and len(found["slimmable"]) == 6
+
+
+def test_slimmable_also_runs_with_the_flops_of_alternating(tmp_path: Path) -> None:
+    plan, folder = experiment("table3", Asked("laptop", "cifar", seeds=1)), Folder(tmp_path)
+    for method, flops in (("alternating", 500.0), ("slimmable", 1000.0)):
+        search(folder, method, [0.1, 0.2, 0.3, 0.2, 0.1, 0.1], plan.grid)
+        looks = [look(core=0.5, full=0.6)] * 4
+        run(folder.run(method, 0), looks, {"core": 0.5, "full": 0.6}, flops={"core": flops / 5, "full": 4 * flops / 5})
+    (job,) = ready(plan, folder)
+    assert job.label == "slimmable-flops, seed 0" and job.settings.max_steps == 20  # of 40
+
+
+def test_at_the_papers_scale_it_is_resnet_18() -> None:
+    plan = experiment("table3", Asked("paper", "cifar"))
+    assert plan.grid.cells[0].of(PRESETS["cifar10"]) == PRESETS["cifar10"] and len(plan.grid.cells) == 1
+
+
+def test_without_data_it_is_digits(tmp_path: Path) -> None:
+    settings = ready(experiment("table3", Asked()), Folder(tmp_path))[0].settings
+    assert isinstance(settings, Images) and (settings.preset, settings.data) == ("digits", None)
+
+
+def test_the_printed_flops_stand_on_each_line(tmp_path: Path) -> None:
+    lines = experiment("table3", Asked()).lines(Folder(tmp_path))
+    printed = {line.trained: line.printed_flops for line in lines if line.printed_flops}
+    assert printed == {"alternating": 31.3e12, "slimmable": 62.7e12}

@@ -1,0 +1,62 @@
+"""Sentences that say no more than the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from partialsgd.reproduce.reading import sentences
+
+
+def line(network: str, trained: str, scores: list[float], paper: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"group": "1/8", "network": network, "trained": trained, "scores": scores, "paper": paper} | {
+        "equal_flops": [],
+        **more,
+    }
+
+
+def read(*lines: dict[str, Any], score: str = "BLEU", costs: tuple[dict[str, Any], ...] = ()) -> list[str]:
+    return sentences({"score": score, "lines": list(lines), "costs": list(costs)})
+
+
+def test_a_clear_difference_is_told_beside_the_papers() -> None:
+    alone = line("core", "alone", [20.0, 20.2, 19.8], "27.87 (0.11)")
+    jointly = line("core", "jointly", [22.0, 22.2, 21.8], "28.20 (0.48)")
+    assert read(alone, jointly) == [
+        "r = 1/8, core: jointly it is 2.00 BLEU ahead of the one trained alone for as many epochs "
+        "(paper: 0.33 ahead at equal epochs)."
+    ]
+
+
+def test_a_difference_within_the_noise_of_the_seeds_is_called_so() -> None:
+    alone, jointly = line("full", "alone", [30.0, 34.0], "32.48"), line("full", "jointly", [29.0, 34.0], "31.62 (0.13)")
+    (said,) = read(alone, jointly)
+    assert (
+        "0.50 BLEU behind the one trained alone for as many epochs, no more than the seeds differ (paper: 0.86" in said
+    )
+
+
+def test_one_seed_is_called_one_seed_and_equal_flops_are_told() -> None:
+    alone = line("core", "alone", [20.0], equal_flops=[23.0])
+    (said,) = read(alone, line("core", "jointly", [22.0]))
+    assert "2.00 BLEU ahead of the one trained alone for as many epochs, by one seed;" in said
+    assert "1.00 BLEU behind it at equal FLOPs, by one seed." in said
+    assert "paper" not in said
+
+
+def test_accuracies_are_points_and_methods_are_named() -> None:
+    said = read(line("core", "alternating", [93.0]), line("core", "slimmable", [92.0]), score="accuracy")
+    assert said == [
+        "r = 1/8, core: alternating it is 1.00 points ahead of the one trained slimmable for as many epochs, "
+        "by one seed."
+    ]
+
+
+def test_what_is_not_trained_is_not_compared() -> None:
+    assert read(line("core", "alone", []), line("core", "jointly", [1.0])) == []
+
+
+def test_the_cost_is_that_of_the_joint_run_over_both() -> None:
+    cost = {"label": "r = 1/8", "joint_flops": 3.0, "alone_flops": 6.0, "joint_seconds": 4.0, "alone_seconds": 5.0}
+    (said,) = read(costs=(cost,))
+    assert "0.50 of the FLOPs and 0.80 of the time" in said
+    assert read(costs=({**cost, "alone_flops": None},)) == []

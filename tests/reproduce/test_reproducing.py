@@ -1,0 +1,48 @@
+"""The whole of it without training: what is asked for wrongly, and what is written."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from partialsgd.recipes.errors import WrongCall
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.plans import Asked
+from partialsgd.reproduce.reproducing import reproduce, show
+from tests.reproduce.made import look, run
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def test_a_row_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(WrongCall, match=r"--rows cor: table3 has no such row; it has alternating, slimmable, .*full"):
+        reproduce("table3", Asked(), rows=["cor"], out=tmp_path, console=quiet())
+
+
+def test_nothing_is_shown_of_a_place_that_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(WrongCall, match=r"nothing does not exist; without --show the runs are made there"):
+        reproduce("table3", Asked(), out=tmp_path / "nothing", train=False, console=quiet())
+
+
+def test_what_is_there_is_written_as_markdown_csv_json_and_figures(tmp_path: Path) -> None:
+    looks = [look(core=0.3, full=0.4), look(core=0.5, full=0.6)]
+    run(Folder(tmp_path).run("alternating", 0), looks, {"core": 0.5, "full": 0.6})
+    console = quiet()
+    found = reproduce("table3", Asked(), out=tmp_path, train=False, console=console)
+    written = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert written == {
+        "table.md",
+        "table.csv",
+        "table.json",
+        *(f"{n}.{k}" for n in ("size", "curves") for k in ("png", "svg")),
+    }
+    assert json.loads((tmp_path / "table.json").read_text()) == json.loads(json.dumps(found))
+    page = io.StringIO()
+    show(found, Console(file=page, width=80))
+    assert "93.94" in page.getvalue() and "50.00" in page.getvalue() and "Choices" in page.getvalue()

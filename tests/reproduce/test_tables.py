@@ -1,0 +1,92 @@
+"""Tables as they are read: Markdown, CSV, a terminal of eighty columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from partialsgd.reproduce import tables
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.numbers import Found, found
+from tests.reproduce.made import experiment, look, run, search, trio
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Found:
+    folder = Folder(tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    for seed, value in enumerate((0.7, 0.72)):
+        run(folder.run("core", seed), [look(full=value)], {"full": value})
+        run(folder.run("joint", seed), [look(core=0.5, full=0.8)], {"core": 0.6, "full": 0.8})
+    run(folder.run("full", 0), [look(full=0.9)], {"full": 0.9})
+    return found(experiment(trio()), folder)
+
+
+def test_means_have_their_deviation_in_brackets_as_the_paper_prints_them() -> None:
+    assert tables.spread([70.0, 72.0]) == "71.00 (1.41)"
+    assert tables.spread([70.0]) == "70.00"
+    assert tables.spread([]) == "–"
+    assert tables.spread([1.0, None]) == "no bound"
+
+
+def test_the_papers_numbers_stand_beside_ours(numbers: Found) -> None:
+    text = tables.markdown(numbers)
+    assert "| 1/2 | core | alone | 50.00 (1.00) | 71.00 (1.41) | – |" in text
+    assert "| 1/2 | core | jointly | 60.00 | 60.00 (0.00) | 60.00 (0.00) |" in text
+    assert "| 1/2 | full | alone | – | 90.00 | – |" in text
+    assert "- A choice." in text
+
+
+def test_what_is_not_reached_is_said(numbers: Found) -> None:
+    near = next(table for table in tables.tables(numbers) if table.title.startswith("Within"))
+    assert near.rows[0] == ("r = 1/2", "core", "0", "69.50", "not reached", "100")
+    assert near.rows[1][4] == "not reached"
+
+
+def test_the_cost_has_its_ratios(numbers: Found) -> None:
+    cost = next(table for table in tables.tables(numbers) if table.title.startswith("What the joint"))
+    assert cost.rows == (("r = 1/2", "200", "200", "1.00", "10 s", "20 s", "0.50"),)
+
+
+def test_the_chosen_cell_is_marked(numbers: Found) -> None:
+    grid = tables.tables(numbers)[-1]
+    assert [row[1:] for row in grid.rows] == [("0.1", "0", "0.5000", "✓"), ("0.2", "5", "0.2000", "")]
+
+
+def test_a_loss_is_shown_as_it_is_measured(numbers: Found) -> None:
+    numbers["judge"] = "loss"
+    numbers["grid"][0]["merit"] = -3.25
+    assert tables.tables(numbers)[-1].rows[0][3] == "3.2500"
+    numbers["grid"][0]["merit"] = None
+    assert tables.tables(numbers)[-1].rows[0][3] == "diverged"
+
+
+def test_a_group_without_a_run_of_its_own_is_not_shown(numbers: Found) -> None:
+    """The whole network alone stands beside every ratio; it does not make one."""
+    other = {**numbers["lines"][2], "group": "1/8"}
+    numbers["lines"] = [other, *numbers["lines"]]
+    assert {row[0] for row in tables.tables(numbers)[0].rows} == {"1/2"}
+    numbers["lines"] = [other]
+    assert {row[0] for row in tables.tables(numbers)[0].rows} == {"1/8"}
+
+
+def test_csv_has_a_row_for_each_seed(numbers: Found) -> None:
+    rows = list(csv.DictReader(io.StringIO(tables.as_csv(numbers))))
+    core = [row for row in rows if (row["network"], row["trained"]) == ("core", "alone")]
+    assert [(row["seed"], float(row["accuracy"])) for row in core] == [
+        ("0", pytest.approx(70)),
+        ("1", pytest.approx(72)),
+    ]
+    assert core[0]["paper"] == "50.00 (1.00)" and core[0]["at equal FLOPs"] == ""
+
+
+def test_every_table_fits_into_eighty_columns(numbers: Found) -> None:
+    page = io.StringIO()
+    console = Console(file=page, width=80)
+    for table in tables.tables(numbers):
+        console.print(tables.rich_table(table))
+    assert "…" not in page.getvalue()
