@@ -84,9 +84,18 @@ def write(folder: Path = FOLDER) -> None:
     for path, about in stored(folder).items():
         plan, runs = experiment(about["name"], Asked(**about["asked"])), Folder(path)
         for name, figure in figures.drawn(plan, runs, numbers.found(plan, runs)):
-            figures.write(figure, PICTURES, f"{path.name}-{name}" if name != path.name else name)
+            figures.write(figure, PICTURES, picture(path, name))
     for page, text in ((PAGE, sections(folder)), (README, in_short(folder))):
         page.write_text(in_place(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+
+
+def picture(path: Path, name: str) -> str:
+    """The name of a figure's file: which reproduction it is of, and what it shows."""
+    return (
+        path.name
+        if path.name.startswith(name)
+        else f"{path.name}-{name.removeprefix(path.name.partition('-')[0] + '-')}"
+    )
 
 
 def in_place(text: str, found: str) -> str:

@@ -127,6 +127,7 @@ def test_the_core_needs_torch_safetensors_and_the_standard_library_only() -> Non
     """Extras are imported inside the functions that use them; a recipe is used with those of its extra."""
     allowed = set(sys.stdlib_module_names) | {"torch", "safetensors", "partialsgd"}
     extras = {"testing": {"pytest"}, "recipes": {"accelerate", "rich", "tokenizers", "transformers"}}
+    extras["reproduce"] = {"rich"}
     for file in SOURCE.rglob("*.py"):
         allowed_here = allowed | extras.get(file.relative_to(SOURCE).parts[0], set())
         for node in ast.parse(file.read_text()).body:

@@ -25,7 +25,7 @@ def of_figure(figure: Figure, folder: Folder) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(ended: Ended, group: str | None) -> dict[str, float | None]:
-    """A negative ratio counts as infinite: it lies beyond every bound. A median that is infinite is None, as in JSON."""
+    """A negative ratio counts as infinite: it lies beyond every bound. An infinite median is None, as in JSON."""
     steps = [record for record in records.read(ended.path / "metrics.jsonl") if "criteria" in record]
     measured = series.measured(steps, series.names(steps)[0], group)
     late = [measured[t] for t in sorted(measured)[len(measured) // 2 :]]

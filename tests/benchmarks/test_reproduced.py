@@ -1,0 +1,89 @@
+"""What is stored of a reproduction, and the pages that are written from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.reproduce.made import look, run
+
+from benchmarks import reproduced
+from partialsgd.recipes.images.settings import Images
+from partialsgd.reproduce import experiment, figures, numbers
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.plans import Asked
+
+ABOUT: dict[str, Any] = {
+    "name": "table3",
+    "asked": {"scale": "laptop", "data": "cifar"},
+    "order": 1,
+    "says": "Table 3 on a part of CIFAR-10",
+    "command": "partialsgd reproduce table3",
+    "commit": "abc",
+    "data": "Ten thousand images.",
+    "machine": "Two cores.",
+    "note": "",
+}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    folder = Folder(tmp_path / "table3-laptop")
+    for seed in (0, 1):
+        settings = Images(data=str(tmp_path / "secret" / "cifar"), seed=seed)
+        looks = [look(core=0.3, full=0.4), look(core=0.5, full=0.6 + seed / 10)]
+        run(folder.run("alternating", seed), looks, {"core": 0.5, "full": 0.6 + seed / 10}, settings=settings)
+    unfinished = run(folder.run("slimmable", 0), [look(core=0.3, full=0.4)], {"core": 0.3, "full": 0.4})
+    (unfinished / "summary.json").unlink()
+    summary = folder.run("alternating", 0) / "summary.json"
+    told = json.loads(summary.read_text())
+    told["extras"]["samples"] = [{"source": "a sentence of somebody"}]
+    summary.write_text(json.dumps(told))
+    return folder.path
+
+
+def test_no_place_and_no_text_is_stored(made: Path, tmp_path: Path) -> None:
+    to = reproduced.store(made, ABOUT, tmp_path / "stored")
+    texts = [path.read_text() for path in to.rglob("*") if path.is_file()]
+    assert not [text for text in texts if str(tmp_path) in text or "somebody" in text]
+    assert {path.parent.name for path in to.rglob("config.json")} == {"seed0", "seed1"}
+    assert not (to / "rows" / "slimmable").exists()  # it is not at its end
+
+
+def test_what_is_stored_gives_the_same_numbers(made: Path, tmp_path: Path) -> None:
+    to = reproduced.store(made, ABOUT, tmp_path / "stored")
+    plan = experiment("table3", Asked(**ABOUT["asked"]))
+    assert numbers.found(plan, Folder(to)) == numbers.found(plan, Folder(made))
+    assert sum(len(path.read_bytes().splitlines()) for path in to.rglob("metrics.jsonl")) == 4  # of 40 lines
+
+
+def test_a_section_says_what_was_run_and_what_came_out(made: Path, tmp_path: Path) -> None:
+    reproduced.store(made, ABOUT, tmp_path / "stored")
+    text = reproduced.sections(tmp_path / "stored")
+    for part in (
+        "Table 3 on a part of CIFAR-10",
+        "partialsgd reproduce table3",
+        "Commit abc",
+        "2 runs",
+        "65.00 (7.07)",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("page", [reproduced.PAGE, reproduced.README], ids=["results", "readme"])
+def test_the_pages_are_what_is_stored(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    found = reproduced.sections() if page == reproduced.PAGE else reproduced.in_short()
+    assert reproduced.in_place(text, found) == text
+
+
+@pytest.mark.parametrize("path", sorted(reproduced.stored()), ids=lambda path: path.name)
+def test_the_figures_are_what_is_stored(path: Path, tmp_path: Path) -> None:
+    about = reproduced.stored()[path]
+    plan, folder = experiment(about["name"], Asked(**about["asked"])), Folder(path)
+    for name, figure in figures.drawn(plan, folder, numbers.found(plan, folder)):
+        file = reproduced.picture(path, name)
+        _, vector = figures.write(figure, tmp_path, file)
+        assert vector.read_bytes() == (reproduced.PICTURES / vector.name).read_bytes()
