@@ -20,6 +20,7 @@ def test_both_methods_have_the_same_grid_and_nothing_else_differs(tmp_path: Path
         told = {**vars(job.settings), "out": None, "method": None}
         found.setdefault(job.settings.method, []).append(told)
     assert found["alternating"] == found["slimmable"] and len(found["slimmable"]) == 6
+    assert {told["epochs"] for told in found["slimmable"]} == {2}  # shorter than the runs that are shown
 
 
 def test_slimmable_also_runs_with_the_flops_of_alternating(tmp_path: Path) -> None:

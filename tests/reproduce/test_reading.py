@@ -15,7 +15,7 @@ def line(network: str, trained: str, scores: list[float], paper: str | None = No
 
 
 def read(*lines: dict[str, Any], score: str = "BLEU", costs: tuple[dict[str, Any], ...] = ()) -> list[str]:
-    return sentences({"score": score, "lines": list(lines), "costs": list(costs)})
+    return sentences({"score": score, "lines": list(lines), "costs": list(costs), "grid": []})
 
 
 def test_a_clear_difference_is_told_beside_the_papers() -> None:
@@ -60,3 +60,13 @@ def test_the_cost_is_that_of_the_joint_run_over_both() -> None:
     (said,) = read(costs=(cost,))
     assert "0.50 of the FLOPs and 0.80 of the time" in said
     assert read(costs=({**cost, "alone_flops": None},)) == []
+
+
+def test_a_best_cell_at_the_edge_of_the_grid_is_told() -> None:
+    cells = [("full", 0.1, False), ("full", 0.2, True), ("core", 0.2, False), ("core", 0.4, True)]
+    grid = [{"row": row, "lr": lr, "chosen": chosen} for row, lr, chosen in cells]
+    found = {"score": "BLEU", "lines": [], "costs": [], "grid": grid}
+    assert sentences(found) == [
+        "The chosen learning rate is the outermost of the grid for core: better ones may lie beyond."
+    ]
+    assert sentences({**found, "grid": grid[:1]}) == []

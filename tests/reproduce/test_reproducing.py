@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from partialsgd.recipes.errors import WrongCall
+from partialsgd.recipes.runs import Run
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked
 from partialsgd.reproduce.reproducing import reproduce, show
@@ -32,7 +33,7 @@ def test_nothing_is_shown_of_a_place_that_there_is_not(tmp_path: Path) -> None:
 
 def test_what_is_there_is_written_as_markdown_csv_json_and_figures(tmp_path: Path) -> None:
     looks = [look(core=0.3, full=0.4), look(core=0.5, full=0.6)]
-    run(Folder(tmp_path).run("alternating", 0), looks, {"core": 0.5, "full": 0.6})
+    run(Folder(tmp_path).run("alternating", 0), looks, {"core": 0.5, "full": 0.6})  # before its grid: none is asked for
     console = quiet()
     found = reproduce("table3", Asked(), out=tmp_path, train=False, console=console)
     written = {path.name for path in tmp_path.iterdir() if path.is_file()}
@@ -46,3 +47,9 @@ def test_what_is_there_is_written_as_markdown_csv_json_and_figures(tmp_path: Pat
     page = io.StringIO()
     show(found, Console(file=page, width=80))
     assert "93.94" in page.getvalue() and "50.00" in page.getvalue() and "Choices" in page.getvalue()
+
+
+def test_two_reproductions_do_not_work_in_one_place(tmp_path: Path) -> None:
+    with Run(tmp_path).locked(), pytest.raises(RuntimeError, match="another process is training"):
+        reproduce("table3", Asked("smoke"), out=tmp_path, console=quiet())
+    assert not list(tmp_path.glob("grid"))

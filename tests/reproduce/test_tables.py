@@ -90,3 +90,9 @@ def test_every_table_fits_into_eighty_columns(numbers: Found) -> None:
     for table in tables.tables(numbers):
         console.print(tables.rich_table(table))
     assert "…" not in page.getvalue()
+
+
+def test_a_start_that_is_not_trained_yet_has_not_diverged(numbers: Found) -> None:
+    numbers["starts"] = [{"start": "svd", "core_alone": [1.0], "core": [], "full": [], "merit": None}]
+    starts = next(table for table in tables.tables(numbers) if table.title.startswith("How the low-rank"))
+    assert starts.rows == (("svd", "1.00", "–", "–", "–"),)

@@ -53,6 +53,7 @@ def test_the_smallest_ratio_and_the_starts_come_first(tmp_path: Path) -> None:
     first = ["full", *(f"{kind}-1_32-{start}" for start in ("zero", "svd", "matched") for kind in ("core", "joint"))]
     assert names(plan, folder)[:7] == first
     assert [row.seeds for row in plan.rows(folder)][:7] == [2, 2, 2, 1, 1, 1, 1]
+    assert names(plan, folder)[7:11] == ["core-1_8", "joint-1_8", "core-1_4", "joint-1_4"]
 
 
 def test_a_whole_table_of_one_ratio_is_there_before_a_second_seed(tmp_path: Path) -> None:

@@ -6,12 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from partialsgd.recipes.images.settings import Images
-from partialsgd.recipes.runs import Run
 from partialsgd.reproduce.folder import FAILED, Folder
-from partialsgd.reproduce.worker import require_same, work
+from partialsgd.reproduce.worker import work
 
 TINY = Images(epochs=1, limit=40, width=4, batch=20, threads=1)
 
@@ -30,11 +27,3 @@ def test_numbers_that_leave_the_finite_are_kept_as_an_outcome(tmp_path: Path) ->
     work(replace(TINY, lr=1e30, epochs=3, out=str(path)))
     assert "NaN or infinite" in json.loads((path / FAILED).read_text())["error"]
     assert len(folder.seeds("core")) == 1 and folder.scored("core") == []
-
-
-def test_a_run_with_other_settings_is_not_taken_for_ours(tmp_path: Path) -> None:
-    settings = replace(TINY, out=str(tmp_path / "r"))
-    run = Run.new(settings)
-    require_same(run, replace(settings, out="elsewhere", threads=2))
-    with pytest.raises(FileExistsError, match=r"other settings \(seed 0 instead of 3, lr 0\.05 instead of 0\.2\)"):
-        require_same(run, replace(settings, lr=0.2, seed=3))

@@ -83,7 +83,8 @@ class Folder:
 
     def seeds(self, row: str) -> list[Ended]:
         """The runs of a row that are at their end."""
-        paths = sorted((self.path / "rows" / row).glob("seed*"), key=lambda path: int(path.name.removeprefix("seed")))
+        there = (path for path in (self.path / "rows" / row).glob("seed*") if path.name.removeprefix("seed").isdigit())
+        paths = sorted(there, key=lambda path: int(path.name.removeprefix("seed")))
         return [ended for path in paths if (ended := self.ended(path)) is not None]
 
     def scored(self, row: str) -> list[Ended]:

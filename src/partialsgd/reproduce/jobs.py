@@ -26,10 +26,13 @@ class Job:
 
 def ready(experiment: Experiment, folder: Folder, wanted: Sequence[str] = ()) -> list[Job]:
     """In order of value, what can be trained now and is not at its end."""
-    rows = asked_for(experiment, folder, wanted)
-    blocks = [list(block) for _, block in groupby(rows, key=lambda row: row.block or row.name)]
-    jobs = {job.path: job for block in blocks for job in _of_block(experiment, folder, block)}
-    return [job for job in jobs.values() if folder.ended(job.path) is None]
+    jobs = _jobs(experiment, folder, asked_for(experiment, folder, wanted))
+    return [job for job in jobs if folder.ended(job.path) is None]
+
+
+def every(experiment: Experiment, folder: Folder) -> list[Job]:
+    """All that can be told by now, finished or not, optional rows among them."""
+    return _jobs(experiment, folder, experiment.rows(folder))
 
 
 def asked_for(experiment: Experiment, folder: Folder, wanted: Sequence[str]) -> list[Row]:
@@ -46,6 +49,11 @@ def waiting(experiment: Experiment, folder: Folder, wanted: Sequence[str] = ()) 
         for row in asked_for(experiment, folder, wanted)
         if any(_settings(experiment, folder, row, seed) is None for seed in range(row.seeds))
     ]
+
+
+def _jobs(experiment: Experiment, folder: Folder, rows: Sequence[Row]) -> list[Job]:
+    blocks = [list(block) for _, block in groupby(rows, key=lambda row: row.block or row.name)]
+    return list({job.path: job for block in blocks for job in _of_block(experiment, folder, block)}.values())
 
 
 def _is_like(name: str, patterns: Sequence[str]) -> bool:

@@ -14,8 +14,8 @@ _DEVIATIONS = 2.0
 
 
 def sentences(found: Found) -> list[str]:
-    """One for each comparison that the finished runs allow, and one for each cost."""
-    return [*_compared(found), *_costs(found)]
+    """One for each comparison that the finished runs allow, one for each cost, and what the grid leaves open."""
+    return [*_compared(found), *_costs(found), *_edges(found)]
 
 
 def _compared(found: Found) -> Iterator[str]:
@@ -77,3 +77,12 @@ def _costs(found: Found) -> Iterator[str]:
                 f"{row['label']}: the joint run took {flops:.2f} of the FLOPs and {seconds:.2f} of the time of the "
                 "separate runs together."
             )
+
+
+def _edges(found: Found) -> Iterator[str]:
+    """A best cell with no neighbour beyond it: a better one may lie outside the grid."""
+    rates = {row["lr"] for row in found["grid"]}
+    outermost = {min(rates), max(rates)} if len(rates) > 1 else set()
+    rows = [row["row"] for row in found["grid"] if row["chosen"] and row["lr"] in outermost]
+    if rows:
+        yield f"The chosen learning rate is the outermost of the grid for {', '.join(rows)}: better ones may lie beyond."

@@ -10,7 +10,8 @@ from rich.console import Console
 from partialsgd.export import files
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.progress import say
-from partialsgd.reproduce import EXPERIMENTS, experiment, figures, jobs, numbers, running, tables
+from partialsgd.recipes.runs import Run
+from partialsgd.reproduce import EXPERIMENTS, experiment, figures, jobs, numbers, running, same, tables
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked, Experiment, default_out
 
@@ -32,19 +33,25 @@ def reproduce(
     if not jobs.asked_for(plan, folder, rows):
         known = ", ".join(row.name for row in plan.rows(folder))
         raise WrongCall(f"--rows {' '.join(rows)}: {name} has no such row; it has {known}")
+    same.require_all(plan, folder)
     if train:
-        left = len(jobs.ready(plan, folder, rows))
-        if left:
-            say(told, f"{EXPERIMENTS[name]}: {left} runs can start now, in {folder.path}; stop it at any time.")
-        running.run(plan, folder, rows, at_once=at_once, console=told)
-        for line in jobs.waiting(plan, folder, rows):
-            say(told, line)
+        _train(plan, folder, rows, at_once, told)
     elif not folder.path.is_dir():
         raise WrongCall(f"{folder.path} does not exist; without --show the runs are made there")
     found = numbers.found(plan, folder)
     for path in write(plan, folder, found):
         say(told, f"{path}")
     return found
+
+
+def _train(plan: Experiment, folder: Folder, rows: Sequence[str], at_once: int, told: Console) -> None:
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with Run(folder.path).locked():  # two would train the same runs
+        if left := len(jobs.ready(plan, folder, rows)):
+            say(told, f"{EXPERIMENTS[plan.name]}: {left} runs can start now, in {folder.path}; stop it at any time.")
+        running.run(plan, folder, rows, at_once=at_once, console=told)
+    for line in jobs.waiting(plan, folder, rows):
+        say(told, line)
 
 
 def show(found: numbers.Found, console: Console) -> None:

@@ -196,7 +196,7 @@ def _starts(found: Found) -> Table:
         (
             row["start"] + (" (best by validation)" if row["merit"] == best and best is not None else ""),
             *(spread(row[key]) for key in ("core_alone", "core", "full")),
-            _merit(row["merit"], found["judge"]),
+            _merit(row["merit"], found["judge"]) if row["core"] else _NONE,
         )
         for row in known
     )

@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -23,6 +22,7 @@ from partialsgd.recipes.runs import Run
 from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.stopping import Stopped
 from partialsgd.reproduce.folder import FAILED
+from partialsgd.reproduce.same import require_same
 
 
 def main() -> None:
@@ -44,21 +44,11 @@ def work(settings: Settings) -> None:
             shutil.rmtree(run.path / ".being_written", ignore_errors=True)  # a kill before the first file
             loop.train(settings, show=False)
             return
-        require_same(run, loop.pinned(settings))
+        require_same(run.path, settings)
         _wait_for(run)
         loop.resume(run, show=False)
     except FloatingPointError as error:
         run.write(FAILED, {"error": str(error)})
-
-
-def require_same(run: Run, settings: Settings) -> None:
-    """A run that is there is another one's, if its settings differ in more than the place."""
-    before, now = (vars(replace(each, out=None, threads=None)) for each in (run.settings, settings))
-    told = [f"{name} {before[name]!r} instead of {value!r}" for name, value in now.items() if before[name] != value]
-    if told:
-        raise FileExistsError(
-            f"{run.path} is a run with other settings ({', '.join(told)}); give another --out, or remove it"
-        )
 
 
 def _done(settings: Settings) -> str | None:

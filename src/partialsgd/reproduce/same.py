@@ -1,0 +1,44 @@
+"""Whether a run that is there is the one that an experiment means."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+from typing import Any
+
+from partialsgd.recipes.errors import AlreadyThere
+from partialsgd.recipes.runs import Run
+from partialsgd.recipes.settings import Settings
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.jobs import every
+from partialsgd.reproduce.plans import Experiment
+
+_PLACES = frozenset({"out", "threads"})
+"""Settings that say where a run was made, not what it is."""
+_OF_LEVELS = frozenset({"ratio", "init"})
+"""Those that say nothing of a network without levels."""
+_PATHS = frozenset({"data", "start", "teacher"})
+"""Paths: a folder that was moved is the same; the run itself knows the hash of what was in it."""
+
+
+def require_same(path: Path, settings: Settings) -> None:
+    """Refuse a run that was made for something else."""
+    before, now = vars(Run(path).settings), vars(settings)
+    idle = _PLACES | (_OF_LEVELS if now.get("nest") == before.get("nest") == "none" else frozenset())
+    told = [
+        f"{name} {before[name]!r} instead of {value!r}"
+        for name, value in now.items()
+        if name not in idle and _plain(name, before.get(name)) != _plain(name, value)
+    ]
+    if told:
+        raise AlreadyThere(f"{path} is a run with other settings ({', '.join(told)}); give another --out, or remove it")
+
+
+def require_all(experiment: Experiment, folder: Folder) -> None:
+    """Every run in the folder is the experiment's: tables never mix data, sizes or grids."""
+    for job in every(experiment, folder):
+        if (job.path / "config.json").exists():
+            require_same(job.path, job.settings)
+
+
+def _plain(name: str, value: Any) -> Any:
+    return PurePath(value).name if name in _PATHS and value is not None else value

@@ -1,0 +1,53 @@
+"""Runs that were made for something else are not taken for ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from partialsgd.recipes.errors import AlreadyThere
+from partialsgd.recipes.images.settings import Images
+from partialsgd.reproduce import experiment
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.jobs import ready
+from partialsgd.reproduce.plans import Asked
+from partialsgd.reproduce.same import require_all, require_same
+from tests.reproduce.made import look, run
+
+HERE = Images(data="here/cifar", threads=1)
+
+
+def test_a_place_does_not_make_another_run(tmp_path: Path) -> None:
+    path = run(tmp_path / "r", [look(full=0.1)], {"full": 0.1}, settings=HERE)
+    require_same(path, replace(HERE, out="elsewhere", threads=2, data="/moved/to/cifar"))
+
+
+def test_ratios_say_nothing_of_a_network_without_levels(tmp_path: Path) -> None:
+    whole = replace(HERE, nest="none", method="plain")
+    path = run(tmp_path / "r", [look(full=0.1)], {"full": 0.1}, settings=whole)
+    require_same(path, replace(whole, ratio=("1/8",)))
+    with pytest.raises(AlreadyThere, match="nest 'none' instead of 'width'"):
+        require_same(path, replace(HERE, method="plain", ratio=("1/8",)))
+
+
+def test_other_settings_are_named(tmp_path: Path) -> None:
+    path = run(tmp_path / "r", [look(full=0.1)], {"full": 0.1}, settings=HERE)
+    with pytest.raises(AlreadyThere, match=r"other settings \(seed 0 instead of 3, lr 0\.05 instead of 0\.2\)"):
+        require_same(path, replace(HERE, lr=0.2, seed=3))
+    with pytest.raises(AlreadyThere, match="data 'here/cifar' instead of 'here/digits'"):
+        require_same(path, replace(HERE, data="here/digits"))
+    with pytest.raises(AlreadyThere, match="data 'here/cifar' instead of None"):
+        require_same(path, replace(HERE, data=None))
+
+
+def test_a_finished_run_of_another_scale_or_corpus_is_not_mixed_in(tmp_path: Path) -> None:
+    asked, folder = Asked("laptop", "here/cifar", seeds=1), Folder(tmp_path)
+    for job in ready(experiment("table3", asked), folder)[:2]:
+        run(job.path, [look(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, settings=job.settings)
+    require_all(experiment("table3", asked), Folder(tmp_path))
+    require_all(experiment("table3", replace(asked, seeds=5, data="/there/cifar")), Folder(tmp_path))
+    for other in (replace(asked, scale="smoke"), replace(asked, data="here/other")):
+        with pytest.raises(AlreadyThere, match="other settings"):
+            require_all(experiment("table3", other), Folder(tmp_path))
