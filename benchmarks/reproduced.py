@@ -1,7 +1,10 @@
 """Reproductions of the paper's tables and figures, into README.md and docs/results.md, from stored runs.
 
-python -m benchmarks.reproduced --store runs/reproduce/table1a-laptop-multi30k.de-en --says "…" --command "…" --note "…"
+python -m benchmarks.reproduced --store runs/reproduce/table1a-laptop-multi30k.de-en --about about.json
 python -m benchmarks.reproduced --write
+
+about.json has "name" and "asked" (the experiment and what it was told), "order" on the page, and in words "says",
+"command", "commit", "data", "machine" and "note".
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ About: TypeAlias = dict[str, Any]
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduced", description=__doc__)
     parser.add_argument("--store", type=Path, help="the directory of a reproduction")
-    parser.add_argument(
-        "--about", type=Path, help="a JSON file: name, asked, says, command, commit, data, machine, note"
-    )
+    parser.add_argument("--about", type=Path, help="with --store: what was run, in words; see above")
     parser.add_argument("--write", action="store_true", help="README.md and docs/results.md, from what is stored")
     given = parser.parse_args(arguments)
     if given.store:
+        if given.about is None:
+            parser.error("--store needs --about: what was run, in words")
         store(given.store, json.loads(given.about.read_text(encoding="utf-8")))
     if given.write:
         write()
@@ -45,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def store(reproduction: Path, about: About, folder: Path = FOLDER) -> Path:
     """The runs at their end: settings, summary, evaluations and criteria, without places and without any text."""
     to = folder / reproduction.name
-    shutil.rmtree(to, ignore_errors=True)
+    if to.exists():
+        shutil.rmtree(to)
+    to.mkdir(parents=True)
     for kind in ("grid", "rows"):
         for run in sorted((reproduction / kind).glob("*/*")):
             if any((run / name).exists() for name in ("summary.json", FAILED)):
@@ -91,14 +96,12 @@ def write(folder: Path = FOLDER) -> None:
 
 def picture(path: Path, name: str) -> str:
     """The name of a figure's file: which reproduction it is of, and what it shows."""
-    return (
-        path.name
-        if path.name.startswith(name)
-        else f"{path.name}-{name.removeprefix(path.name.partition('-')[0] + '-')}"
-    )
+    return f"{path.name}-{name}"
 
 
 def in_place(text: str, found: str) -> str:
+    if text.count(_BEGIN) != 1 or text.count(_END) != 1:
+        raise ValueError(f"a page must have {_BEGIN} and {_END} once each")
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}\n{found}\n{_END}{after}"
@@ -137,9 +140,10 @@ def _section(path: Path, about: About) -> str:
     found = _found(path, about)
     shown = tables.tables(found)
     first, rest = shown[:1], shown[1:]
+    plan, runs = experiment(about["name"], Asked(**about["asked"])), Folder(path)
     images = [
-        f"![{found['title']}: {name.stem.removeprefix(path.name + '-')}](figures/{name.name})"
-        for name in sorted(PICTURES.glob(f"{path.name}*.png"))
+        f"![{found['title']}: {name}](figures/{picture(path, name)}.png)"
+        for name, _ in figures.drawn(plan, runs, found)
     ]
     parts = [
         f"### {about['says']}",

@@ -84,7 +84,7 @@ def experiment(rows: Sequence[Row], **changes: Any) -> Experiment:
             Line("1/2", "full", "jointly", "joint", "full", None, "joint"),
         ],
         together=lambda folder: [Together("r = 1/2", "joint", {"core": "core", "full": "full"})],
-        choices=("A choice.",),
+        choices=lambda folder: ["A choice."],
     )
     return replace(made, **changes)
 

@@ -33,6 +33,13 @@ def test_without_dropout_the_masks_of_dropout_are_measured_all_the_same(tmp_path
         assert isinstance(settings, Images) and (settings.norms, settings.nest) == ("none", "none")
 
 
+def test_at_the_scale_deep_figure_4_has_six_blocks(tmp_path: Path) -> None:
+    for scale, layers in (("laptop", 2), ("deep", 6)):
+        asked = Asked("deep" if scale == "deep" else "laptop", seeds=1)
+        settings = ready(experiment("figure4", asked), Folder(tmp_path))[0].settings
+        assert isinstance(settings, Translation) and settings.layers == layers
+
+
 def test_figure_2_is_of_the_same_run_as_figure_3(tmp_path: Path) -> None:
     second, third = (ready(experiment(name, Asked(seeds=1)), Folder(tmp_path)) for name in ("figure2", "figure3"))
     assert second[0] == third[0]

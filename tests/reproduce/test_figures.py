@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from partialsgd.recipes.images.settings import Images
 from partialsgd.reproduce import figures
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.numbers import found
@@ -17,10 +19,13 @@ from tests.reproduce.made import experiment, look, run, trio
 def folder(tmp_path: Path) -> Folder:
     folder = Folder(tmp_path)
     for seed, value in enumerate((0.6, 0.7)):
-        run(folder.run("core", seed), [look(full=0.2), look(full=value)], {"full": value}, flops={"full": 100.0})
+        told: Any = {"settings": Images(seed=seed, epochs=2)}
+        run(
+            folder.run("core", seed), [look(full=0.2), look(full=value)], {"full": value}, flops={"full": 100.0}, **told
+        )
         joint = [look(core=0.3, full=0.4), look(core=0.5, full=0.8)]
         costs = {"core": 60.0 + seed, "full": 140.0}
-        run(folder.run("joint", seed), joint, {"core": 0.5, "full": 0.8}, flops=costs)
+        run(folder.run("joint", seed), joint, {"core": 0.5, "full": 0.8}, flops=costs, **told)
     return folder
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.images.settings import Images
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.jobs import asked_for, ready, waiting
@@ -53,16 +56,21 @@ def test_a_grid_of_one_cell_is_not_searched(tmp_path: Path) -> None:
 
 
 def test_rows_are_asked_for_by_a_part_of_their_name_or_a_pattern(tmp_path: Path) -> None:
-    rows = [Row(name, always(Images()), 1, name) for name in ("full", "core-1_32-zero", "joint-1_32-zero", "core-1_4")]
+    others = ("core-1_32-zero", "joint-1_32-zero", "core-1_4", "full-1_4-flops")
+    rows = [Row("full", always(Images()), 1, "full", block="1/32 zero")]
+    rows += [Row(name, always(Images()), 1, name) for name in others]
+    rows += [Row(name, always(Images()), 1, name, optional=True) for name in ("distilled-core-1_32-zero", "half")]
     plan, folder = experiment(rows), Folder(tmp_path)
 
     def asked(*wanted: str) -> list[str]:
         return [row.name for row in asked_for(plan, folder, wanted)]
 
-    assert asked("1/32") == ["core-1_32-zero", "joint-1_32-zero"]
+    assert asked("1/32") == ["full", "core-1_32-zero", "joint-1_32-zero"]  # of its block
     assert asked("core") == ["core-1_32-zero", "core-1_4"]
     assert asked("core-1_*", "full") == ["full", "core-1_32-zero", "core-1_4"]
-    assert asked("cor") == []
+    assert asked("full") == ["full"] and asked("flops") == ["full-1_4-flops"]
+    with pytest.raises(WrongCall, match="--rows cor: table9 has no such row; it has full, core-1_32-zero"):
+        asked("core", "cor")
 
 
 def test_optional_rows_are_trained_only_when_they_are_asked_for(tmp_path: Path) -> None:
@@ -70,6 +78,13 @@ def test_optional_rows_are_trained_only_when_they_are_asked_for(tmp_path: Path) 
     plan, folder = experiment(rows), Folder(tmp_path)
     assert [row.name for row in asked_for(plan, folder, ())] == ["full"]
     assert [row.name for row in asked_for(plan, folder, ("distilled",))] == ["distilled"]
+
+
+def test_what_has_diverged_is_waited_for_in_vain(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    plan = experiment([Row("late", lambda folder, seed: None, 1, None, waits_for="joint and core")])
+    run(folder.run("core", 0), [look(full=0.5)], None)
+    assert waiting(plan, folder) == ["late waits for joint and core; core has diverged"]
 
 
 def test_a_row_that_cannot_start_says_what_it_waits_for(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,9 @@ def _seeded(seed: int) -> Any:
 
 def test_a_line_has_the_scores_of_all_seeds_in_the_papers_unit(folder: Folder) -> None:
     core, jointly, full, _ = found(experiment(trio()), folder)["lines"]
-    assert core["scores"] == pytest.approx([70.0, 72.0]) and core["paper"] == "50.00 (1.00)"
-    assert jointly["scores"] == jointly["equal_flops"] == pytest.approx([69.0, 69.0])
-    assert core["equal_flops"] == [] and full["paper"] is None
+    assert core["scores"] == pytest.approx({"0": 70.0, "1": 72.0}) and core["paper"] == "50.00 (1.00)"
+    assert jointly["scores"] == jointly["equal_flops"] == pytest.approx({"0": 69.0, "1": 69.0})
+    assert core["equal_flops"] == {} and full["paper"] is None
     assert (core["epoch_seconds"], core["epoch_flops"]) == (15.0, 150.0)
     assert (jointly["epoch_seconds"], jointly["epoch_flops"], jointly["parameters"]) == (15.0, 150.0, 400)
 
@@ -52,20 +54,20 @@ def test_the_joint_run_costs_less_than_both(folder: Folder) -> None:
 
 def test_a_level_is_near_at_the_first_look_within_half_a_point(folder: Folder) -> None:
     core, full = found(experiment(trio()), folder)["near"]
-    first, second = core["seeds"]
+    first, second = core["seeds"].values()
     assert first["goal"] == pytest.approx(69.5)
     assert first["jointly"] == pytest.approx(450.0)  # 69.9 in the third of three epochs: all FLOPs of the run
     assert first["alone"] == pytest.approx(300.0)
     assert second["goal"] == pytest.approx(71.5) and second["jointly"] is None
-    assert full["seeds"][0]["goal"] == pytest.approx(89.5)  # the best look alone, not the last
-    assert full["seeds"][0]["jointly"] == pytest.approx(450.0)
-    assert full["seeds"][1]["jointly"] == pytest.approx(300.0)  # 89 in the second
+    assert full["seeds"]["0"]["goal"] == pytest.approx(89.5)  # the best look alone, not the last
+    assert full["seeds"]["0"]["jointly"] == pytest.approx(450.0)
+    assert full["seeds"]["1"]["jointly"] == pytest.approx(300.0)  # 89 in the second
 
 
 def test_seeds_are_compared_with_the_same_seed(folder: Folder) -> None:
     run(folder.run("joint", 7), [look(core=0.9, full=0.9)], {"core": 0.9, "full": 0.9}, settings=_seeded(7))
     core, _ = found(experiment(trio()), folder)["near"]
-    assert len(core["seeds"]) == 2
+    assert list(core["seeds"]) == ["0", "1"]
 
 
 def test_the_whole_grid_is_there_with_what_was_chosen(folder: Folder) -> None:
@@ -84,4 +86,28 @@ def test_diverged_runs_are_counted_not_averaged(folder: Folder) -> None:
 def test_without_runs_there_are_no_numbers(tmp_path: Path) -> None:
     nothing = found(experiment(trio()), Folder(tmp_path))
     assert nothing["costs"] == nothing["near"] == nothing["grid"] == []
-    assert all(line["scores"] == [] and line["parameters"] is None for line in nothing["lines"])
+    assert all(line["scores"] == {} and line["parameters"] is None for line in nothing["lines"])
+
+
+def test_a_seed_keeps_its_name_when_another_has_diverged(folder: Folder) -> None:
+    shutil.rmtree(folder.run("core", 0))
+    run(folder.run("core", 0), [look(full=0.1)], None, settings=_seeded(0))
+    numbers = found(experiment(trio()), Folder(folder.path))
+    assert numbers["lines"][0]["scores"] == pytest.approx({"1": 72.0})
+    assert list(numbers["near"][0]["seeds"]) == ["1"]
+    assert numbers["costs"][0]["seeds"] == [1]
+
+
+def test_costs_are_of_the_seeds_that_all_rows_have(folder: Folder) -> None:
+    both = {"flops": {"core": 1e6, "full": 1e6}, "settings": _seeded(2)}
+    run(folder.run("joint", 2), [look(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, **both)
+    (cost,) = found(experiment(trio(3)), folder)["costs"]
+    assert cost["seeds"] == [0, 1] and cost["joint_flops"] == 450.0
+
+
+def test_the_libraries_are_those_that_trained(folder: Folder) -> None:
+    path = folder.run("core", 0) / "summary.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "versions": {"torch": "1.0"}, "extras": {"signature": "nrefs:1"}}))
+    numbers = found(experiment(trio()), folder)
+    assert numbers["versions"] == [{"torch": "1.0"}] and numbers["signature"] == ["nrefs:1"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.images.settings import PRESETS, Images
 from partialsgd.reproduce import experiment
 from partialsgd.reproduce.folder import Folder
@@ -36,6 +39,15 @@ def test_slimmable_also_runs_with_the_flops_of_alternating(tmp_path: Path) -> No
 def test_at_the_papers_scale_it_is_resnet_18() -> None:
     plan = experiment("table3", Asked("paper", "cifar"))
     assert plan.grid.cells[0].of(PRESETS["cifar10"]) == PRESETS["cifar10"] and len(plan.grid.cells) == 1
+
+
+def test_what_means_nothing_here_is_refused() -> None:
+    with pytest.raises(WrongCall, match="--scale deep is for Transformers; table3 has none"):
+        experiment("table3", Asked("deep"))
+    with pytest.raises(WrongCall, match="--start svd: table3 has no use for it"):
+        experiment("table3", Asked(start="svd"))
+    with pytest.raises(WrongCall, match="--source de: figure3 has no use for it"):
+        experiment("figure3", Asked(source="de"))
 
 
 def test_without_data_it_is_digits(tmp_path: Path) -> None:

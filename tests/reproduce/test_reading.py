@@ -8,10 +8,12 @@ from partialsgd.reproduce.reading import sentences
 
 
 def line(network: str, trained: str, scores: list[float], paper: str | None = None, **more: Any) -> dict[str, Any]:
-    return {"group": "1/8", "network": network, "trained": trained, "scores": scores, "paper": paper} | {
-        "equal_flops": [],
-        **more,
-    }
+    told = {"group": "1/8", "network": network, "trained": trained, "scores": by_seed(scores), "paper": paper}
+    return {**told, "equal_flops": {}, "diverged": 0, **more}
+
+
+def by_seed(scores: list[float]) -> dict[str, float]:
+    return {str(seed): score for seed, score in enumerate(scores)}
 
 
 def read(*lines: dict[str, Any], score: str = "BLEU", costs: tuple[dict[str, Any], ...] = ()) -> list[str]:
@@ -22,7 +24,7 @@ def test_a_clear_difference_is_told_beside_the_papers() -> None:
     alone = line("core", "alone", [20.0, 20.2, 19.8], "27.87 (0.11)")
     jointly = line("core", "jointly", [22.0, 22.2, 21.8], "28.20 (0.48)")
     assert read(alone, jointly) == [
-        "r = 1/8, core: jointly it is 2.00 BLEU ahead of the one trained alone for as many epochs "
+        "r = 1/8, core: jointly trained it is 2.00 BLEU ahead of the one trained alone, of as many epochs "
         "(paper: 0.33 ahead at equal epochs)."
     ]
 
@@ -31,14 +33,14 @@ def test_a_difference_within_the_noise_of_the_seeds_is_called_so() -> None:
     alone, jointly = line("full", "alone", [30.0, 34.0], "32.48"), line("full", "jointly", [29.0, 34.0], "31.62 (0.13)")
     (said,) = read(alone, jointly)
     assert (
-        "0.50 BLEU behind the one trained alone for as many epochs, no more than the seeds differ (paper: 0.86" in said
+        "0.50 BLEU behind the one trained alone, of as many epochs, no more than the seeds differ (paper: 0.86" in said
     )
 
 
 def test_one_seed_is_called_one_seed_and_equal_flops_are_told() -> None:
-    alone = line("core", "alone", [20.0], equal_flops=[23.0])
+    alone = line("core", "alone", [20.0], equal_flops=by_seed([23.0]))
     (said,) = read(alone, line("core", "jointly", [22.0]))
-    assert "2.00 BLEU ahead of the one trained alone for as many epochs, by one seed;" in said
+    assert "2.00 BLEU ahead of the one trained alone, of as many epochs, by one seed;" in said
     assert "1.00 BLEU behind it at equal FLOPs, by one seed." in said
     assert "paper" not in said
 
@@ -46,8 +48,8 @@ def test_one_seed_is_called_one_seed_and_equal_flops_are_told() -> None:
 def test_accuracies_are_points_and_methods_are_named() -> None:
     said = read(line("core", "alternating", [93.0]), line("core", "slimmable", [92.0]), score="accuracy")
     assert said == [
-        "r = 1/8, core: alternating it is 1.00 points ahead of the one trained slimmable for as many epochs, "
-        "by one seed."
+        "r = 1/8, core: by alternating training it is 1.00 points ahead of that of slimmable training, "
+        "of as many epochs, by one seed."
     ]
 
 
@@ -70,3 +72,15 @@ def test_a_best_cell_at_the_edge_of_the_grid_is_told() -> None:
         "The chosen learning rate is the outermost of the grid for core: better ones may lie beyond."
     ]
     assert sentences({**found, "grid": grid[:1]}) == []
+
+
+def test_two_standard_errors_of_three_seeds_are_not_enough() -> None:
+    """With four degrees of freedom Student's quantile is 2.78: here it is 2.45 standard errors."""
+    (said,) = read(line("core", "alone", [20.0, 21.0, 22.0]), line("core", "jointly", [22.0, 23.0, 24.0]))
+    assert "2.00 BLEU ahead" in said and "no more than the seeds differ" in said
+
+
+def test_only_seeds_that_both_have_are_compared_and_diverged_ones_are_told() -> None:
+    alone = {**line("core", "alone", [], diverged=1), "scores": {"1": 20.0, "2": 20.0}}
+    (said,) = read(alone, line("core", "jointly", [99.0, 21.0, 21.2]))
+    assert "1.10 BLEU ahead" in said and "diverged and left out: 1 alone" in said

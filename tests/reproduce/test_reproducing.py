@@ -31,11 +31,20 @@ def test_nothing_is_shown_of_a_place_that_there_is_not(tmp_path: Path) -> None:
         reproduce("table3", Asked(), out=tmp_path / "nothing", train=False, console=quiet())
 
 
+def test_data_that_are_not_there_are_told_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(WrongCall, match="--scale paper is for the paper's data"):
+        reproduce("table1a", Asked("paper"), out=tmp_path / "a", console=quiet())
+    with pytest.raises(WrongCall, match="--data nowhere does not exist"):
+        reproduce("table3", Asked(data="nowhere"), out=tmp_path / "a", console=quiet())
+    assert not (tmp_path / "a").exists()
+
+
 def test_what_is_there_is_written_as_markdown_csv_json_and_figures(tmp_path: Path) -> None:
     looks = [look(core=0.3, full=0.4), look(core=0.5, full=0.6)]
     run(Folder(tmp_path).run("alternating", 0), looks, {"core": 0.5, "full": 0.6})  # before its grid: none is asked for
     console = quiet()
-    found = reproduce("table3", Asked(), out=tmp_path, train=False, console=console)
+    found, failures = reproduce("table3", Asked(), out=tmp_path, train=False, console=console)
+    assert failures == []
     written = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert written == {
         "table.md",

@@ -1,8 +1,9 @@
-"""A reproduction in real processes: killed half-way it repeats no finished run, and ends with the same table."""
+"""A reproduction goes on after failures; in real processes, stopped or killed, it repeats nothing and ends the same."""
 
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import random
@@ -10,25 +11,80 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import pytest
+from rich.console import Console
 
-COMMAND = [sys.executable, "-m", "partialsgd", "reproduce", "table3", "--scale", "smoke", "--seeds", "1"]
-ROWS = ["--rows", "alternating", "--jobs", "2"]
+from partialsgd.cli import main
+from partialsgd.recipes.images.settings import Images
+from partialsgd.recipes.stopping import Stopped
+from partialsgd.reproduce import running
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.jobs import Job
+from partialsgd.reproduce.plans import Row, always
+from partialsgd.reproduce.worker import work
+from tests.reproduce import made
+
+CALL = ["reproduce", "table3", "--scale", "smoke", "--seeds", "1", "--rows", "alternating", "--jobs", "2", "--out"]
+LONG = Images(limit=40, width=4, batch=20, threads=1, epochs=300, evaluate_every=300, checkpoint_every=10**6)
+"""600 steps."""
+ALONE = """
+import signal, sys
+from pathlib import Path
+from tests.reproduce.test_running import one_long_run
+signal.signal(signal.SIGINT, signal.default_int_handler)
+one_long_run(Path(sys.argv[1]))
+"""
 
 
-def start(out: Path, *more: str) -> subprocess.Popen[str]:
+@final
+class Crew:
+    """Does each job at once, or says why not."""
+
+    def __init__(self, errors: dict[str, str]) -> None:
+        self.size, self.errors = 2, errors
+        self.busy: dict[int, Job] = {}
+        self.given: list[str] = []
+
+    def has_room(self) -> bool:
+        return len(self.busy) < self.size
+
+    def give(self, job: Job) -> None:
+        self.given.append(job.label)
+        self.busy[len(self.given)] = job
+
+    def done(self, seconds: float) -> tuple[Job, str | None] | None:
+        job = self.busy.pop(min(self.busy))
+        error = self.errors.get(job.label)
+        if error == "Ctrl-C":
+            raise KeyboardInterrupt
+        if error is None:
+            made.run(job.path, [made.look(full=0.1)], {"full": 0.1})
+        return job, error
+
+
+def run(path: Path, errors: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str], str]:
+    """What has failed, what was given, and what was said."""
+    crew, page = Crew(errors), io.StringIO()
+    monkeypatch.setattr(running, "crew", lambda size, logs: nullcontext(crew))
+    rows = [replace(row, tuned_as=None) for row in made.trio(seeds=2)]
+    failed = running.run(made.experiment(rows), Folder(path), (), at_once=2, console=Console(file=page, width=200))
+    return failed, crew.given, page.getvalue()
+
+
+def one_long_run(path: Path) -> list[str]:
+    plan = made.experiment([Row("joint", always(LONG), 1, tuned_as=None)])
+    return running.run(plan, Folder(path), (), at_once=1, console=Console(stderr=True))
+
+
+def start(*command: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
-    return subprocess.Popen([*COMMAND, *ROWS, "--out", str(out), *more], **pipes)
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    return said
+    return subprocess.Popen([sys.executable, *command], cwd=Path(__file__).parents[2], **pipes)
 
 
 def finished(out: Path) -> dict[Path, tuple[int, bytes]]:
@@ -50,13 +106,28 @@ def without_times(out: Path) -> Any:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed")
-    finish(start(out))
+    assert main([*CALL, str(out)]) == 0
     return out
 
 
+def test_a_failure_is_told_at_the_end_and_all_else_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {"full, seed 1": "no memory", "joint, seed 0": "KeyError: 'x'"}
+    failed, given, said = run(tmp_path, errors, monkeypatch)
+    assert failed == ["full, seed 1: no memory", "joint, seed 0: KeyError: 'x'"]
+    assert sorted(given) == sorted(f"{row}, seed {seed}" for row in ("core", "full", "joint") for seed in (0, 1))
+    assert "full, seed 1 has failed, 0.0 minutes: no memory\n" in said and "joint, seed 1 is done" in said
+    failed, given, _ = run(tmp_path, {}, monkeypatch)
+    assert failed == [] and given == ["full, seed 1", "joint, seed 0"]
+
+
+def test_interrupted_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Stopped, match=r"^stopped; the same call goes on$"):
+        run(tmp_path, {"core, seed 0": "Ctrl-C"}, monkeypatch)
+
+
 def test_killed_it_leaves_nobody_behind_and_goes_on_where_it_was(undisturbed: Path, tmp_path: Path) -> None:
-    process = start(tmp_path)
-    several = random.randint(1, 5)
+    process = start("-m", "partialsgd", *CALL, str(tmp_path))
+    several = random.randint(1, 3)  # of 7 runs
     while len(finished(tmp_path)) < 3 * several and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
@@ -64,13 +135,35 @@ def test_killed_it_leaves_nobody_behind_and_goes_on_where_it_was(undisturbed: Pa
     _wait_until_nobody_trains(tmp_path)
     before = finished(tmp_path)
     assert 3 * several <= len(before) < len(finished(undisturbed)), "the kill came too late to show anything"
-    finish(start(tmp_path))
+    assert main([*CALL, str(tmp_path)]) == 0
     after = finished(tmp_path)
     assert {path: after[path] for path in before} == before
     assert without_times(tmp_path) == without_times(undisturbed)
 
 
-def test_a_table_is_made_of_the_files_alone(undisturbed: Path) -> None:
+def test_stopped_and_killed_inside_a_run_it_goes_on_with_the_next_step(tmp_path: Path) -> None:
+    work(replace(LONG, out=str(tmp_path / "undisturbed")))
+    folder, reached = Folder(tmp_path), 0
+    metrics = folder.run("joint", 0) / "metrics.jsonl"
+    for number in (signal.SIGINT, signal.SIGKILL):
+        process, until = start("-c", ALONE, str(tmp_path)), reached + random.randint(1, 100)
+        while _lines(metrics) < until and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=300)
+        if number == signal.SIGINT:  # it has waited for its workers
+            assert process.returncode == 1 and said.endswith("Stopped: stopped; the same call goes on\n")
+            assert "Stopping when the state is saved" in said
+        _wait_until_nobody_trains(tmp_path, seconds=0 if number == signal.SIGINT else 60)
+        reached = _lines(metrics)
+        assert until <= reached < 600, "the kill came too late to show anything"
+    assert one_long_run(tmp_path) == []
+    log = (tmp_path / "logs" / "worker0.log").read_text()
+    assert f"Going on from step {reached} of 600." in log
+    assert metrics.read_bytes() == (tmp_path / "undisturbed" / "metrics.jsonl").read_bytes()
+
+
+def test_a_table_is_made_of_the_files_alone(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("table.md", "table.csv", "table.json", "size.png", "size.svg")
     before = {name: (undisturbed / name).read_bytes() for name in names}
     runs = finished(undisturbed)
@@ -78,14 +171,18 @@ def test_a_table_is_made_of_the_files_alone(undisturbed: Path) -> None:
         (undisturbed / name).unlink()
     for weights in undisturbed.glob("*/*/*/*/model.safetensors"):
         weights.unlink()
-    said = finish(start(undisturbed, "--show"))
+    assert main([*CALL, str(undisturbed), "--show"]) == 0
     assert {name: (undisturbed / name).read_bytes() for name in names} == before
-    assert finished(undisturbed) == runs and "begins" not in said
+    assert finished(undisturbed) == runs and "begins" not in capsys.readouterr().err
 
 
-def _wait_until_nobody_trains(out: Path) -> None:
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _wait_until_nobody_trains(out: Path, seconds: float = 60) -> None:
     """Workers hold a lock while they train; it must come free though nobody told them to end."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + seconds
     for path in out.glob("*/*/*/.lock"):
         with path.open() as file:
             while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,3 +52,13 @@ def test_a_finished_run_of_another_scale_or_corpus_is_not_mixed_in(tmp_path: Pat
     for other in (replace(asked, scale="smoke"), replace(asked, data="here/other")):
         with pytest.raises(AlreadyThere, match="other settings"):
             require_all(experiment("table3", other), Folder(tmp_path))
+
+
+def test_data_that_were_changed_under_finished_runs_are_noticed(tmp_path: Path) -> None:
+    plan, folder = experiment("table3", Asked("laptop", "here/cifar", seeds=1)), Folder(tmp_path)
+    for job, digest in zip(ready(plan, folder)[:3], ("a", "a", "b"), strict=True):
+        run(job.path, [look(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, settings=job.settings)
+        config = json.loads((job.path / "config.json").read_text())
+        (job.path / "config.json").write_text(json.dumps({**config, "data": digest}))
+    with pytest.raises(AlreadyThere, match=r"lr0\.1-warm0 was trained on other data than .*lr0\.05-warm0"):
+        require_all(plan, Folder(tmp_path))

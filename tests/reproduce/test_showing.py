@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from partialsgd.recipes.images.settings import Images
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.jobs import Job
-from partialsgd.reproduce.showing import Display, epoch_of
+from partialsgd.reproduce.showing import Display, how_far, last_line
 from tests.reproduce.made import look, run
 
 
 def test_the_last_whole_line_counts(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert epoch_of(path) == 0.0
-    path.write_text('{"t": 0, "epoch": 0.5}\n{"t": 1, "epoch": 1.25}\n{"t": 2, "epo')
-    assert epoch_of(path) == 1.25
-    path.write_text("".join(f'{{"t": {t}, "filler": "{"x" * 90}", "epoch": {t / 10}}}\n' for t in range(500)))
-    assert epoch_of(path) == 49.9
+    assert last_line(path) == {}
     path.write_text('{"t": 0, "epo')
-    assert epoch_of(path) == 0.0
+    assert last_line(path) == {}
+    path.write_text('{"t": 0, "epoch": 0.5}\n{"t": 1, "epoch": 1.25}\n{"t": 2, "epo')
+    assert last_line(path) == {"t": 1, "epoch": 1.25}
+    path.write_text("".join(f'{{"t": {t}, "filler": "{"x" * 90}"}}\n' for t in range(500)))
+    assert last_line(path)["t"] == 499
+
+
+@pytest.mark.parametrize("size", [4094, 4096, 5000, 100_000])
+def test_a_last_line_of_many_measurements_is_found(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    last = json.dumps({"t": 1, "criteria": [{"filler": "x" * size}, {"c_norm": 1.0}]})
+    for first in ("", '{"t": 0}\n'):
+        path.write_text(f"{first}{last}\n" + '{"t": 2, "criteria": [{"c')
+        assert last_line(path)["t"] == 1
+
+
+def test_a_training_is_at_its_end_where_its_epochs_or_its_steps_are() -> None:
+    last = {"t": 29, "epoch": 1.5}
+    assert how_far(last, Images(epochs=3)) == (0.5, "epoch 1.5 of 3")
+    assert how_far(last, Images(epochs=3, max_steps=30)) == (1.0, "step 30 of 30")
+    assert how_far(last, Images(epochs=3, max_steps=6000)) == (0.5, "epoch 1.5 of 3")
+    assert how_far({}, Images(epochs=3)) == (0.0, "epoch 0.0 of 3")
 
 
 def test_without_a_terminal_each_run_has_a_line_at_its_begin_and_its_end(tmp_path: Path) -> None:
@@ -36,10 +55,11 @@ def test_without_a_terminal_each_run_has_a_line_at_its_begin_and_its_end(tmp_pat
         for job in (first, second):
             shown.ended(job)
         shown.began(first)
+        shown.ended(first, "ValueError: no")
     lines = page.getvalue().splitlines()
     assert lines[:2] == ["good begins", "bad begins"]
     assert lines[2].startswith("good is done, 0.0 minutes") and lines[3].endswith("it has diverged")
-    assert lines[4] == "good goes on"
+    assert lines[4:] == ["good goes on", "good has failed, 0.0 minutes: ValueError: no"]
 
 
 def test_in_a_terminal_there_is_a_bar_for_each_run(tmp_path: Path) -> None:

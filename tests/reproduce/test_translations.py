@@ -77,6 +77,36 @@ def test_the_other_ratios_wait_for_the_best_start_and_take_it(tmp_path: Path) ->
     assert {line.row for line in plan.lines(folder) if line.group == "1/32"} >= {"core-1_32-svd", "joint-1_32-svd"}
 
 
+def test_equal_flops_wait_until_the_start_is_chosen(tmp_path: Path) -> None:
+    """A second worker would otherwise train them for a start that may not win."""
+    plan, folder = experiment("table1a", SMALL), Folder(tmp_path)
+    for row in ("full", "core-1_32-zero", "joint-1_32-zero"):
+        trained(folder, row, 3.0)
+    assert settings(plan, folder, "core-1_32-flops") is None
+    assert "not known yet, so zero is shown" in plan.choices(folder)[0]
+    for start in ("svd", "matched"):
+        trained(folder, f"joint-1_32-{start}", 4.0)
+    assert settings(plan, folder, "core-1_32-zero-flops") is not None
+    assert plan.choices(folder)[0].endswith("for all rows: zero.")
+
+
+def test_choices_are_those_of_the_table(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    rank, told, width = (
+        " ".join(experiment(name, asked).choices(folder))
+        for name, asked in (("table1a", SMALL), ("table1a", replace(SMALL, start="svd")), ("table2a", SMALL))
+    )
+    assert "svd, matched are tried" in rank and "tried" not in told and "as told, 'svd'" in told
+    assert "U, V" not in width and "query and key" in width and "query and key" not in rank
+    assert "1 epoch of 8" in width
+
+
+def test_a_teacher_that_has_diverged_teaches_nobody(tmp_path: Path) -> None:
+    plan, folder = experiment("table1a", replace(SMALL, start="zero")), Folder(tmp_path)
+    run(folder.run("full", 0), [{"full": {"loss": 1.0}}], None, settings=Translation())
+    assert settings(plan, folder, "distilled-core-1_32-zero") is None
+
+
 def test_a_start_that_is_told_is_not_searched_for(tmp_path: Path) -> None:
     plan, folder = experiment("table1a", replace(SMALL, start="matched")), Folder(tmp_path)
     found = settings(plan, folder, "joint-1_4")
@@ -99,7 +129,7 @@ def test_at_the_papers_scale_it_is_the_papers_setting_and_nothing_is_searched(tm
     plan, folder = experiment("table1b", Asked("paper", "wmt")), Folder(tmp_path)
     first = ready(plan, folder)[0]
     assert first.label == "full, seed 0"
-    expected = replace(PRESETS["wmt17"], data="wmt", nest="none", method="plain", out=first.settings.out)
+    expected = replace(PRESETS["wmt17"], data="wmt", nest="none", method="plain", out=first.settings.out, look_bleu=500)
     assert first.settings == expected
     assert (expected.lr, expected.warm_up, expected.layers, expected.epochs) == (7e-4, 4000, 6, 22)
 
@@ -136,6 +166,9 @@ def test_every_line_is_of_a_row_that_there_is(name: str, tmp_path: Path) -> None
     rows = set(names(plan, folder))
     optional = {line.row for line in plan.lines(folder)} - rows
     assert all(row.startswith(("distilled", "warm")) for row in optional)  # of ratios at which they are not tried
+    for start in plan.starts:
+        trained(folder, f"joint-1_32-{start}", 1.0)
+    rows = set(names(plan, folder))
     for line in plan.lines(folder):
         assert line.equal_flops is None or line.equal_flops in rows
     for each in plan.together(folder):

@@ -1,16 +1,35 @@
-"""A run by a worker: made, gone on with, refused, or diverged."""
+"""A run by a worker: made, gone on with, refused, failed or diverged; and how its process ends."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
+
+import pytest
 
 from partialsgd.recipes.images.settings import Images
 from partialsgd.reproduce.folder import FAILED, Folder
-from partialsgd.reproduce.worker import work
+from partialsgd.reproduce.worker import _done, work
 
 TINY = Images(epochs=1, limit=40, width=4, batch=20, threads=1)
+
+IN_ITS_LAST_STEP = """
+import time
+from partialsgd.recipes.stopping import asked_to_stop
+from partialsgd.reproduce import worker
+
+def work(settings):
+    with asked_to_stop(lambda line: None) as is_asked:
+        print("begun", flush=True)
+        while not is_asked():
+            time.sleep(0.01)
+
+worker.work = work
+worker.main()
+"""
 
 
 def test_a_run_that_is_at_its_end_stays_as_it_is(tmp_path: Path) -> None:
@@ -27,3 +46,25 @@ def test_numbers_that_leave_the_finite_are_kept_as_an_outcome(tmp_path: Path) ->
     work(replace(TINY, lr=1e30, epochs=3, out=str(path)))
     assert "NaN or infinite" in json.loads((path / FAILED).read_text())["error"]
     assert len(folder.seeds("core")) == 1 and folder.scored("core") == []
+
+
+def test_where_something_went_wrong_is_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = _done(replace(TINY, data=str(tmp_path / "nothing"), out=str(tmp_path / "r")))
+    assert error is not None and error.startswith("WrongCall: ") and "nothing" in error
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'r'} has failed\nTraceback (most recent call last)" in said and "worker.py" in said
+
+
+def test_a_process_that_is_told_to_end_in_the_last_step_of_a_run_answers_and_ends() -> None:
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    with subprocess.Popen([sys.executable, "-c", IN_ITS_LAST_STEP], text=True, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(json.dumps({"recipe": "images", "settings": asdict(TINY)}) + "\n")
+        process.stdin.flush()
+        assert process.stderr.readline() == "begun\n"
+        process.stdin.close()
+        assert process.stdout.read() == '{"error": null}\n'
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

@@ -17,7 +17,7 @@ from partialsgd.recipes.errors import WrongCall
 class Report:
     """Make one HTML page of a run, or of several: levels, costs, curves, criteria, outputs, configuration.
 
-    $ partialsgd report runs/r --open                     # runs/r/report.html, in the browser
+    $ partialsgd report runs/r --open           # runs/r/report.html
     $ partialsgd report runs/comparison/*-seed0 --to comparison.html
 
     The page is one file that needs no network. A run that is not at its end is shown as far as it is.

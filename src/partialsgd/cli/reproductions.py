@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from partialsgd.recipes.errors import WrongCall
 
@@ -42,8 +42,8 @@ class Reproduce:
     start: Literal["zero", "svd", "matched"] | None = None
     """How the low-rank layers of Table 1 start; by default all three are tried at r = 1/32, and the best is used."""
     rows: tuple[str, ...] = ()
-    """Only rows with such a part in their name, or like such a pattern: 1/32, joint, "core-*-zero"; also those that are
-    optional (distilled, warm)."""
+    """Only these: the name of a row, a part of names (1/32, joint), or a pattern ("core-*"); distilled, half and warm
+    are trained only if they are named."""
     jobs: int = 1
     """Trainings side by side, of one thread each where there are several."""
     out: Path | None = None
@@ -63,5 +63,8 @@ class Reproduce:
         from partialsgd.reproduce.reproducing import reproduce, show
 
         asked = Asked(self.scale, self.data, self.source, self.target, self.seeds, self.start)
-        found = reproduce(self.name, asked, rows=self.rows, at_once=self.jobs, out=self.out, train=not self.show)
+        options: dict[str, Any] = {"rows": self.rows, "at_once": self.jobs, "out": self.out}
+        found, failures = reproduce(self.name, asked, **options, train=not self.show)
         show(found, Console())
+        if failures:
+            raise RuntimeError("; ".join(failures))

@@ -48,7 +48,7 @@ def meter_of(
 
 
 def mean_loss(task: Task, model: nn.Module, hand: Hand) -> Tensor:
-    """The loss of a step's batches, with no teacher: the criteria are about the loss of the data."""
+    """The loss of a step's batches, without the family as its own teacher: the criteria are about one function."""
     g = cast(Pass, _Untaught())
     return torch.stack([task.loss(model, batch, g) * hand.share for batch in hand.batches]).sum()
 

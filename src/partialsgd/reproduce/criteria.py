@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.images.settings import PRESETS as IMAGES
 from partialsgd.recipes.images.settings import Images
 from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.translation.settings import PRESETS as TRANSLATION
 from partialsgd.recipes.translation.settings import Translation
-from partialsgd.reproduce.plans import Asked, Experiment, Figure, Grid, Line, Row, always
+from partialsgd.reproduce.plans import Asked, Experiment, Figure, Grid, Line, Row, always, refuse
 
 _DROPOUT = "dropout(keep=0.8, unit='neurons')"
 _NARROWED = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
@@ -50,6 +51,9 @@ def experiment(name: str, asked: Asked) -> Experiment:
     plan = {"figure2": _figure_2, "figure3": _figure_3, "figure4": _figure_4}[name](asked)
     rows = [Row(row, always(settings), asked.seeds, None, block=name) for row, settings in plan.rows.items()]
     is_images = name != "figure4"
+    refuse(name, asked, "start", *(("source", "target") if is_images else ()))
+    if is_images and asked.scale == "deep":
+        raise WrongCall(f"--scale deep is for Transformers; {name} has none: laptop, smoke or paper")
     return Experiment(
         name=name,
         title=plan.title,
@@ -60,7 +64,7 @@ def experiment(name: str, asked: Asked) -> Experiment:
         rows=lambda folder: rows,
         lines=lambda folder: [Line("1/2" if not is_images else "", "full", row, row, "full") for row in plan.rows],
         together=lambda folder: [],
-        choices=plan.choices,
+        choices=lambda folder: plan.choices,
         figure=plan.figure,
     )
 
@@ -122,4 +126,5 @@ def _sentences(asked: Asked) -> Translation:
     if asked.scale == "smoke":
         sizes: dict[str, Any] = {"size": 120, "valid_size": 20, "test_size": 8, "d_model": 32, "ffn": 32, "layers": 1}
         return replace(small, **sizes, vocabulary=400, max_steps=8, epochs=8, measure_every=2)
-    return replace(small, max_steps=1200, epochs=8, evaluate_every=4)
+    layers = 6 if asked.scale == "deep" else small.layers
+    return replace(small, layers=layers, max_steps=1200, epochs=8, evaluate_every=4)

@@ -58,22 +58,27 @@ def of_the_paper(experiment: Experiment, folder: Folder, figure: Figure) -> Iter
 
 def against_size(found: Found) -> Drawn:
     """The score of each network over its parameters: what a size buys, alone and jointly."""
+    from matplotlib.ticker import EngFormatter
+
     sheet = panels.sheet(1)
     axes = sheet.axes[0]
     for number, trained in enumerate(dict.fromkeys(line["trained"] for line in found["lines"] if line["scores"])):
         own = [line for line in found["lines"] if line["trained"] == trained and line["scores"]]
         own.sort(key=lambda line: float(line["parameters"]))
-        deviations = [stdev(line["scores"]) if len(line["scores"]) > 1 else 0.0 for line in own]
+        deviations = [stdev(line["scores"].values()) if len(line["scores"]) > 1 else 0.0 for line in own]
         look = {**panels.look_of(number), "linestyle": "none"}
-        means = [fmean(line["scores"]) for line in own]
+        means = [fmean(line["scores"].values()) for line in own]
         axes.errorbar([line["parameters"] for line in own], means, deviations, label=trained, capsize=2, **look)
     panels.finish(axes, f"{found['score']} (test)")
     axes.set_xlabel("parameters")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return panels.finished(sheet, None)
 
 
 def along_the_training(experiment: Experiment, folder: Folder) -> Drawn | None:
     """The validation score over the training FLOPs, joint and alone; a panel for each ratio."""
+    from matplotlib.ticker import EngFormatter
+
     shown = [
         (each.label, curves)
         for each in experiment.together(folder)
@@ -85,6 +90,7 @@ def along_the_training(experiment: Experiment, folder: Folder) -> Drawn | None:
     for axes, (label, curves) in zip(sheet.axes, shown, strict=True):
         panels.draw(axes, curves, f"{experiment.score} (validation)", log=False)
         axes.set_xlabel(f"training FLOPs, {label}")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return panels.finished(sheet, None)
 
 

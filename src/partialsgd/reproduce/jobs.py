@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, final
 
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.settings import Settings
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Cell, Experiment, Row
@@ -36,28 +37,49 @@ def every(experiment: Experiment, folder: Folder) -> list[Job]:
 
 
 def asked_for(experiment: Experiment, folder: Folder, wanted: Sequence[str]) -> list[Row]:
-    """The rows with a name like one of the patterns, in which 1/32 is 1_32; by default all that are not optional."""
-    patterns = [pattern.replace("/", "_") for pattern in wanted]
+    """By default all rows that are not optional; else those that a word or a pattern means, in which 1/32 is 1_32."""
     rows = experiment.rows(folder)
-    return [row for row in rows if (_is_like(row.name, patterns) if patterns else not row.optional)]
+    if not wanted:
+        return [row for row in rows if not row.optional]
+    meant = {word: {row.name for row in _meant(rows, word.replace("/", "_"))} for word in wanted}
+    if unknown := [word for word, names in meant.items() if not names]:
+        known = ", ".join(dict.fromkeys(row.name for row in rows))
+        raise WrongCall(f"--rows {' '.join(unknown)}: {experiment.name} has no such row; it has {known}")
+    return [row for row in rows if any(row.name in names for names in meant.values())]
+
+
+def _meant(rows: Sequence[Row], word: str) -> list[Row]:
+    """The row of that name alone; or all that fit a pattern; or all with such a part, optional ones by their first."""
+    if exact := [row for row in rows if row.name == word]:
+        return exact
+    if any(sign in word for sign in "*?["):
+        return [row for row in rows if fnmatch(row.name, word)]
+    return [row for row in rows if word in _parts(row)]
+
+
+def _parts(row: Row) -> list[str]:
+    parts = row.name.split("-")
+    return parts[:1] if row.optional else [*parts, *row.block.replace("/", "_").split()]
 
 
 def waiting(experiment: Experiment, folder: Folder, wanted: Sequence[str] = ()) -> list[str]:
     """Rows that cannot start for want of others, when nothing is left to train."""
     return [
-        f"{row.name} waits for {row.waits_for}"
+        f"{row.name} waits for {row.waits_for}{_diverged(folder, row.waits_for)}"
         for row in asked_for(experiment, folder, wanted)
         if any(_settings(experiment, folder, row, seed) is None for seed in range(row.seeds))
     ]
 
 
+def _diverged(folder: Folder, names: str) -> str:
+    """What has diverged is waited for in vain."""
+    gone = [name for name in names.split(" and ") if len(folder.scored(name)) < len(folder.seeds(name))]
+    return f"; {' and '.join(gone)} has diverged" if gone else ""
+
+
 def _jobs(experiment: Experiment, folder: Folder, rows: Sequence[Row]) -> list[Job]:
     blocks = [list(block) for _, block in groupby(rows, key=lambda row: row.block or row.name)]
     return list({job.path: job for block in blocks for job in _of_block(experiment, folder, block)}.values())
-
-
-def _is_like(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(name, pattern) or pattern in name.split("-") for pattern in patterns)
 
 
 def _of_block(experiment: Experiment, folder: Folder, rows: Sequence[Row]) -> Iterator[Job]:

@@ -18,17 +18,19 @@ def of_figure(figure: Figure, folder: Folder) -> Iterator[dict[str, Any]]:
     """A row for each curve, and where layers are grouped one more for these."""
     for group in dict.fromkeys([None, figure.group]):
         for label, row in figure.curves.items():
-            runs = [_numbers(ended, group) for ended in folder.scored(row)]
+            runs = [found for ended in folder.scored(row) if (found := _numbers(ended, group))]
             if runs:
-                found = {key: [run[key] for run in runs] for key in runs[0]}
-                yield {"curve": label, "row": row, "of": group or "network", "seeds": len(runs)} | found
+                by_key = {key: [run[key] for run in runs] for key in runs[0]}
+                yield {"curve": label, "row": row, "of": group or "network", "seeds": len(runs)} | by_key
 
 
 def _numbers(ended: Ended, group: str | None) -> dict[str, float | None]:
     """A negative ratio counts as infinite: it lies beyond every bound. An infinite median is None, as in JSON."""
     steps = [record for record in records.read(ended.path / "metrics.jsonl") if "criteria" in record]
+    if not steps:
+        return {}
     measured = series.measured(steps, series.names(steps)[0], group)
-    late = [measured[t] for t in sorted(measured)[len(measured) // 2 :]]
+    late = [one for t in sorted(measured)[len(measured) // 2 :] if not math.isnan((one := measured[t])["cosine"])]
     squares = {f"{key}²": _finite(median(_square(one[key]) for one in late)) for key in SQUARED}
     cosines = [one["cosine"] for one in late]
     return {**squares, "cosine": fmean(cosines), "negative": fmean(cosine < 0 for cosine in cosines)}

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from partialsgd.recipes.runs import versions
 from partialsgd.reproduce import medians
 from partialsgd.reproduce.folder import Ended, Folder, flops_of
 from partialsgd.reproduce.plans import Experiment, Line, Together
@@ -32,8 +31,8 @@ def found(experiment: Experiment, folder: Folder) -> Found:
         "grid": list(_grid(experiment, folder)),
         "criteria": [] if experiment.figure is None else list(medians.of_figure(experiment.figure, folder)),
         "judge": experiment.judge,
-        "choices": list(experiment.choices),
-        "versions": versions(),
+        "choices": list(experiment.choices(folder)),
+        **_made_with(experiment, folder),
     }
 
 
@@ -46,7 +45,7 @@ def _line(experiment: Experiment, folder: Folder, line: Line) -> Found:
         "row": line.row,
         "paper": None if line.printed is None else str(line.printed),
         "scores": _scores(experiment, folder, line.row, line.level),
-        "equal_flops": [] if line.equal_flops is None else _scores(experiment, folder, line.equal_flops, line.level),
+        "equal_flops": {} if line.equal_flops is None else _scores(experiment, folder, line.equal_flops, line.level),
         "diverged": len(folder.seeds(line.row)) - len(ended),
         "parameters": _mean(run["levels"][line.level]["parameters"] for run in _summaries(ended)),
         "epoch_seconds": _mean(each["seconds"] / _epochs(run) for run, each in _with_summaries(ended)),
@@ -56,25 +55,28 @@ def _line(experiment: Experiment, folder: Folder, line: Line) -> Found:
     }
 
 
-def _scores(experiment: Experiment, folder: Folder, row: str, level: str) -> list[float]:
-    return [
-        experiment.factor * summary["levels"][level]["test"][experiment.score]
-        for summary in _summaries(folder.scored(row))
+def _scores(experiment: Experiment, folder: Folder, row: str, level: str) -> dict[str, float]:
+    """By seed, as JSON has its keys."""
+    return {
+        str(run.settings.seed): experiment.factor * summary["levels"][level]["test"][experiment.score]
+        for run, summary in _with_summaries(folder.scored(row))
         if level in summary["levels"]
-    ]
+    }
 
 
 def _cost(folder: Folder, each: Together) -> Found:
-    """The joint run against those that train the same networks one by one, in the mean over the seeds of each."""
-    joint = _summaries(folder.scored(each.joint))
-    alone = {level: _summaries(folder.scored(row)) for level, row in each.alone.items()}
-    known = all(alone.values())
+    """The joint run against those that train the same networks one by one: means over the seeds that all have."""
+    rows = (each.joint, *each.alone.values())
+    runs = {row: {run.settings.seed: summary for run, summary in _with_summaries(folder.scored(row))} for row in rows}
+    seeds = sorted(set.intersection(*(set(found) for found in runs.values())))
+    joint, *alone = ([runs[row][seed] for seed in seeds] or list(runs[row].values()) for row in rows)
     return {
         "label": each.label,
+        "seeds": seeds,
         "joint_flops": _mean(map(flops_of, joint)),
         "joint_seconds": _mean(run["seconds"] for run in joint),
-        "alone_flops": sum(fmean(map(flops_of, runs)) for runs in alone.values()) if known else None,
-        "alone_seconds": sum(fmean(run["seconds"] for run in runs) for runs in alone.values()) if known else None,
+        "alone_flops": sum(fmean(map(flops_of, found)) for found in alone) if seeds else None,
+        "alone_seconds": sum(fmean(run["seconds"] for run in found) for found in alone) if seeds else None,
     }
 
 
@@ -87,8 +89,8 @@ def _near(experiment: Experiment, folder: Folder, each: Together) -> Iterator[Fo
             for alone in folder.scored(row)
             if joint.settings.seed == alone.settings.seed
         ]
-        reached = [_reached(experiment, *pair, level) for pair in pairs]
-        if pairs and all(one is not None for one in reached):
+        reached = {str(pair[0].settings.seed): _reached(experiment, *pair, level) for pair in pairs}
+        if pairs and all(one is not None for one in reached.values()):
             yield {"label": each.label, "level": level, "seeds": reached}
 
 
@@ -140,6 +142,17 @@ def _grid(experiment: Experiment, folder: Folder) -> Iterator[Found]:
                 "merit": merit if math.isfinite(merit) else None,
                 "chosen": cell == chosen,
             }
+
+
+def _made_with(experiment: Experiment, folder: Folder) -> Found:
+    """The libraries that trained, not those that print, and how scores were computed."""
+    every = [summary for line in experiment.lines(folder) for summary in _summaries(folder.scored(line.row))]
+    versions = [summary["versions"] for summary in every if summary["versions"]]
+    signatures = {summary["extras"].get("signature") for summary in every} - {None}
+    return {
+        "versions": [each for k, each in enumerate(versions) if each not in versions[:k]],
+        "signature": sorted(signatures),
+    }
 
 
 def _with_summaries(ended: Sequence[Ended]) -> Iterator[tuple[Ended, Mapping[str, Any]]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.settings import Settings
 from partialsgd.reproduce.printed import Printed
 
@@ -143,11 +144,18 @@ class Experiment:
     """In order of value. What is finished decides on the later ones."""
     lines: Callable[[Folder], Sequence[Line]]
     together: Callable[[Folder], Sequence[Together]]
-    choices: tuple[str, ...]
+    choices: Callable[[Folder], Sequence[str]]
     """What the paper leaves open, and what is done here."""
     starts: Mapping[str, Together] = field(default_factory=dict)
     """By start of the low-rank layers, the rows that were compared for it."""
     figure: Figure | None = None
+
+
+def refuse(name: str, asked: Asked, *options: str) -> None:
+    """Options that mean nothing for an experiment are not passed over in silence."""
+    for option in options:
+        if getattr(asked, option) is not None:
+            raise WrongCall(f"--{option} {getattr(asked, option)}: {name} has no use for it; leave it out")
 
 
 def default_out(name: str, asked: Asked) -> Path:

@@ -47,7 +47,7 @@ TABLES: dict[str, dict[str, Trio]] = {
 """Tables 1 and 2 by ratio."""
 
 LOW_RANK_64 = Printed(22.10)
-"""The low-rank core of r = 1/64 alone on WMT17, in the text: as many parameters as the narrow one of r = 1/32."""
+"""The low-rank core of r = 1/64 alone on WMT17, in the text: about as large as the narrow one of r = 1/32."""
 
 
 @final

@@ -9,8 +9,8 @@ from typing import Any
 
 from partialsgd.reproduce.numbers import Found
 
-_DEVIATIONS = 2.0
-"""Standard errors that a difference must exceed to be called one."""
+_STUDENT = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31}
+"""Standard errors that a difference must exceed to be called one, at 5 %, by degrees of freedom; 2 beyond these."""
 
 
 def sentences(found: Found) -> list[str]:
@@ -29,30 +29,37 @@ def _compared(found: Found) -> Iterator[str]:
 
 def _pair(lines: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
     """The paper's own method and what it compares it with."""
-    ours = next((line for line in lines if line["trained"] in ("jointly", "alternating") and line["scores"]), None)
-    other = next((line for line in lines if line["trained"] in ("alone", "slimmable") and line["scores"]), None)
-    return None if ours is None or other is None else (ours, other)
+    ours = next((line for line in lines if line["trained"] in ("jointly", "alternating")), None)
+    other = next((line for line in lines if line["trained"] in ("alone", "slimmable")), None)
+    if ours is None or other is None or not set(ours["scores"]) & set(other["scores"]):
+        return None
+    return ours, other
 
 
 def _sentence(score: str, group: str, network: str, ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     apart, doubt = _apart(ours["scores"], other["scores"], score)
-    said = f"r = {group}, {network}: {ours['trained']} it is {apart} the one trained {other['trained']} "
-    said += f"for as many epochs{doubt}"
-    if other["equal_flops"]:
+    trained = {"jointly": "jointly trained"}.get(ours["trained"], f"by {ours['trained']} training")
+    beside = {"alone": "the one trained alone"}.get(other["trained"], f"that of {other['trained']} training")
+    said = f"r = {group}, {network}: {trained} it is {apart} {beside}, of as many epochs{doubt}"
+    if set(ours["scores"]) & set(other["equal_flops"]):
         apart, doubt = _apart(ours["scores"], other["equal_flops"], score)
         said += f"; {apart} it at equal FLOPs{doubt}"
+    if gone := [f"{line['diverged']} {line['trained']}" for line in (ours, other) if line["diverged"]]:
+        said += f"; diverged and left out: {', '.join(gone)}"
     if ours["paper"] and other["paper"]:
         said += f" (paper: {_direction(_printed(ours['paper']) - _printed(other['paper']))} at equal epochs)"
     return said + "."
 
 
-def _apart(first: Sequence[float], second: Sequence[float], score: str) -> tuple[str, str]:
-    """How far ahead, and what is to be said if that is no more than the seeds differ by."""
+def _apart(ours: Mapping[str, float], other: Mapping[str, float], score: str) -> tuple[str, str]:
+    """How far ahead with the seeds that both have, and what is to be said if the seeds differ by as much."""
+    seeds = [seed for seed in ours if seed in other]
+    first, second = [ours[seed] for seed in seeds], [other[seed] for seed in seeds]
     difference = fmean(first) - fmean(second)
-    if min(len(first), len(second)) < 2:
+    if len(seeds) < 2:
         return _points(difference, score), ", by one seed"
-    error = math.sqrt(variance(first) / len(first) + variance(second) / len(second))
-    is_clear = abs(difference) > _DEVIATIONS * error
+    error = math.sqrt((variance(first) + variance(second)) / len(seeds))
+    is_clear = abs(difference) > _STUDENT.get(2 * len(seeds) - 2, 2.0) * error
     return _points(difference, score), "" if is_clear else ", no more than the seeds differ"
 
 
@@ -85,4 +92,5 @@ def _edges(found: Found) -> Iterator[str]:
     outermost = {min(rates), max(rates)} if len(rates) > 1 else set()
     rows = [row["row"] for row in found["grid"] if row["chosen"] and row["lr"] in outermost]
     if rows:
-        yield f"The chosen learning rate is the outermost of the grid for {', '.join(rows)}: better ones may lie beyond."
+        told = ", ".join(rows)
+        yield f"The chosen learning rate is the outermost of the grid for {told}: better ones may lie beyond."

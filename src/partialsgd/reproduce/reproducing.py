@@ -25,39 +25,49 @@ def reproduce(
     out: Path | None = None,
     train: bool = True,
     console: Console | None = None,
-) -> numbers.Found:
-    """Make the runs that are missing, then the table and the figures of all that are there."""
+) -> tuple[numbers.Found, list[str]]:
+    """Make the runs that are missing, then the table and the figures of all that are there; and what has failed."""
     told = console or Console(stderr=True)
     plan = experiment(name, asked)
     folder = Folder(out or default_out(name, asked))
-    if not jobs.asked_for(plan, folder, rows):
-        known = ", ".join(row.name for row in plan.rows(folder))
-        raise WrongCall(f"--rows {' '.join(rows)}: {name} has no such row; it has {known}")
-    same.require_all(plan, folder)
+    jobs.asked_for(plan, folder, rows)  # names that there are not are refused now
     if train:
-        _train(plan, folder, rows, at_once, told)
+        _require_data(asked)
+    same.require_all(plan, folder)
+    failures: list[str] = []
+    if train:
+        failures = _train(plan, folder, rows, at_once, told)
     elif not folder.path.is_dir():
         raise WrongCall(f"{folder.path} does not exist; without --show the runs are made there")
     found = numbers.found(plan, folder)
     for path in write(plan, folder, found):
         say(told, f"{path}")
-    return found
+    return found, failures
 
 
-def _train(plan: Experiment, folder: Folder, rows: Sequence[str], at_once: int, told: Console) -> None:
+def _require_data(asked: Asked) -> None:
+    """Before a process is started."""
+    if asked.data is None and asked.scale == "paper":
+        raise WrongCall("--scale paper is for the paper's data: give the folder with --data")
+    if asked.data is not None and not Path(asked.data).exists():
+        raise WrongCall(f"--data {asked.data} does not exist")
+
+
+def _train(plan: Experiment, folder: Folder, rows: Sequence[str], at_once: int, told: Console) -> list[str]:
     folder.path.mkdir(parents=True, exist_ok=True)
     with Run(folder.path).locked():  # two would train the same runs
         if left := len(jobs.ready(plan, folder, rows)):
             say(told, f"{EXPERIMENTS[plan.name]}: {left} runs can start now, in {folder.path}; stop it at any time.")
-        running.run(plan, folder, rows, at_once=at_once, console=told)
+        failures = running.run(plan, folder, rows, at_once=at_once, console=told)
     for line in jobs.waiting(plan, folder, rows):
         say(told, line)
+    return failures
 
 
 def show(found: numbers.Found, console: Console) -> None:
     for table in tables.tables(found):
         console.print(tables.rich_table(table))
-    for text in (tables.in_words(found), tables.choices(found)):
+    for text in (tables.in_words(found), tables.choices(found), tables.made_with(found)):
         console.print(text, highlight=False, markup=False)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
-from partialsgd.reproduce.crew import crew
+from partialsgd.recipes.progress import say
+from partialsgd.recipes.stopping import Stopped
+from partialsgd.reproduce.crew import Crew, crew
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.jobs import ready
 from partialsgd.reproduce.plans import Experiment
@@ -15,18 +18,34 @@ from partialsgd.reproduce.showing import Display
 _PAUSE = 0.5  # seconds between looks at how far the runs are
 
 
-def run(experiment: Experiment, folder: Folder, wanted: Sequence[str], *, at_once: int, console: Console) -> None:
-    """All that is wanted and not at its end. A failure ends it; what the others have done is kept."""
-    with Display(console, folder) as shown, crew(at_once, folder.path / "logs") as working:
-        while True:
-            taken = {job.path for job in working.busy.values()}
-            waiting = [job for job in ready(experiment, folder, wanted) if job.path not in taken]
-            while waiting and working.has_room():
-                job = waiting.pop(0)
-                working.give(job)
-                shown.began(job)
-            if not working.busy:
-                return
-            while (done := working.done(_PAUSE)) is None:
-                shown.refresh()
-            shown.ended(done)
+def run(experiment: Experiment, folder: Folder, wanted: Sequence[str], *, at_once: int, console: Console) -> list[str]:
+    """All that is wanted and not at its end; what has failed is returned, as "label: message"."""
+    try:
+        with Display(console, folder) as shown, crew(at_once, folder.path / "logs") as working:
+            try:
+                return _train(experiment, folder, wanted, working, shown)
+            except KeyboardInterrupt:
+                say(console, "Stopping when the state is saved; once more to stop at once, without saving.")
+                raise
+    except KeyboardInterrupt as error:
+        raise Stopped("stopped; the same call goes on") from error
+
+
+def _train(experiment: Experiment, folder: Folder, wanted: Sequence[str], working: Crew, shown: Display) -> list[str]:
+    """What has failed is not tried again here, and what needs it never gets ready; all else goes on."""
+    failed: dict[Path, str] = {}
+    while True:
+        taken = {job.path for job in working.busy.values()} | failed.keys()
+        waiting = [job for job in ready(experiment, folder, wanted) if job.path not in taken]
+        while waiting and working.has_room():
+            job = waiting.pop(0)
+            working.give(job)
+            shown.began(job)
+        if not working.busy:
+            return list(failed.values())
+        while (done := working.done(_PAUSE)) is None:
+            shown.refresh()
+        job, error = done
+        shown.ended(job, error)
+        if error is not None:
+            failed[job.path] = f"{job.label}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -9,7 +10,7 @@ from partialsgd.recipes.errors import AlreadyThere
 from partialsgd.recipes.runs import Run
 from partialsgd.recipes.settings import Settings
 from partialsgd.reproduce.folder import Folder
-from partialsgd.reproduce.jobs import every
+from partialsgd.reproduce.jobs import Job, every
 from partialsgd.reproduce.plans import Experiment
 
 _PLACES = frozenset({"out", "threads"})
@@ -35,9 +36,22 @@ def require_same(path: Path, settings: Settings) -> None:
 
 def require_all(experiment: Experiment, folder: Folder) -> None:
     """Every run in the folder is the experiment's: tables never mix data, sizes or grids."""
+    known: dict[object, tuple[Path, str]] = {}
     for job in every(experiment, folder):
         if (job.path / "config.json").exists():
             require_same(job.path, job.settings)
+            _require_same_data(job, known)
+
+
+def _require_same_data(job: Job, known: dict[object, tuple[Path, str]]) -> None:
+    """By the hash that a run has of its data; which images are held out is drawn by the seed."""
+    said = json.loads((job.path / "config.json").read_text(encoding="utf-8")).get("data")
+    if said is None:
+        return
+    group = None if job.settings.recipe == "translation" else job.settings.seed
+    first, digest = known.setdefault(group, (job.path, said.split()[0]))
+    if digest != said.split()[0]:
+        raise AlreadyThere(f"{job.path} was trained on other data than {first}; give another --out, or remove it")
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from partialsgd.recipes.progress import say
+from partialsgd.recipes.settings import Settings
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.jobs import Job
 
-_TAIL = 4096  # bytes at the end of a metrics file, more than its last line
+_TAIL = 4096  # bytes at the end of a metrics file to begin with; measurements make longer lines
 _SECONDS = 1.0  # between looks at the files
 
 
@@ -47,29 +48,45 @@ class Display:
         else:
             say(self.console, f"{job.label} {again}")
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: Job, error: str | None = None) -> None:
         minutes = (time.monotonic() - self._began[job.path]) / 60
         if job.path in self._bars:
             self._progress.remove_task(self._bars.pop(job.path)[0])
+        if error is not None:
+            say(self.console, f"{job.label} has failed, {minutes:.1f} minutes: {error}")
+            return
         ended = self._folder.ended(job.path)
-        failed = ", it has diverged" if ended is not None and ended.summary is None else ""
-        say(self.console, f"{job.label} is done, {minutes:.1f} minutes{failed}")
+        diverged = ", it has diverged" if ended is not None and ended.summary is None else ""
+        say(self.console, f"{job.label} is done, {minutes:.1f} minutes{diverged}")
 
     def refresh(self) -> None:
         if time.monotonic() - self._looked < _SECONDS:
             return
         self._looked = time.monotonic()
         for bar, job in self._bars.values():
-            epoch = epoch_of(job.path / "metrics.jsonl")
-            told = f"epoch {epoch:.1f} of {job.settings.epochs}"
-            self._progress.update(bar, completed=epoch / job.settings.epochs, told=told)
+            share, told = how_far(last_line(job.path / "metrics.jsonl"), job.settings)
+            self._progress.update(bar, completed=share, told=told)
 
 
-def epoch_of(metrics: Path) -> float:
-    """How far a training is, by its last whole line."""
+def how_far(last: dict[str, Any], settings: Settings) -> tuple[float, str]:
+    """The share of a training that is done, by its last step: epochs or steps, whichever end it first."""
+    epoch, steps = last.get("epoch", 0.0), last.get("t", -1) + 1
+    found = [(epoch / settings.epochs, f"epoch {epoch:.1f} of {settings.epochs}")]
+    if settings.max_steps is not None:
+        found.append((steps / settings.max_steps, f"step {steps:,} of {settings.max_steps:,}"))
+    return max(found)
+
+
+def last_line(metrics: Path) -> dict[str, Any]:
+    """The last whole line of a metrics file, if it has one; sought from its end, for it may be long."""
     if not metrics.exists():
-        return 0.0
+        return {}
+    size, tail = metrics.stat().st_size, _TAIL
     with metrics.open("rb") as file:
-        file.seek(max(0, metrics.stat().st_size - _TAIL))
-        lines = [line for line in file.read().split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
-    return float(json.loads(lines[-1]).get("epoch", 0.0)) if lines else 0.0
+        while True:
+            begin = max(0, size - tail)
+            file.seek(begin)
+            lines = file.read(size - begin).split(b"\n")[begin > 0 : -1]  # both ends may be cut
+            if lines or begin == 0:
+                return json.loads(lines[-1]) if lines else {}
+            tail *= 4

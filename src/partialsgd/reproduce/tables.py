@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, final
@@ -15,6 +15,7 @@ from partialsgd.reproduce import reading
 from partialsgd.reproduce.numbers import NEAR, Found
 
 _NONE = "–"
+_MEASURED = ("c_norm²", "c_sim²", "c_align²", "cosine")
 _SHARED = "full"
 """The row that stands in every group, and makes none by itself."""
 
@@ -42,7 +43,8 @@ def tables(found: Found) -> list[Table]:
 
 def markdown(found: Found) -> str:
     first, *more = [as_markdown(table) for table in tables(found)] or [""]
-    return "\n\n".join([f"# {found['title']}", first, in_words(found), *more, choices(found)]) + "\n"
+    parts = [f"# {found['title']}", first, in_words(found), *more, choices(found), made_with(found)]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def in_words(found: Found) -> str:
@@ -60,16 +62,35 @@ def choices(found: Found) -> str:
     return "\n".join(["## Choices that the paper leaves open", "", *(f"- {choice}" for choice in found["choices"])])
 
 
+def made_with(found: Found) -> str:
+    """The libraries of the runs; one line each where they differ."""
+    lines = [", ".join(f"{name} {version}" for name, version in each.items()) for each in found["versions"]]
+    return "\n".join(f"Made with {line}." for line in [*lines, *(f"sacrebleu's {each}" for each in found["signature"])])
+
+
 def as_csv(found: Found) -> str:
-    """The lines of the paper's table, with a row for each seed."""
+    """The lines of the paper's table with a row for each seed, or the criteria of a figure."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["ratio", "network", "trained", "paper", "seed", found["score"], "at equal FLOPs"])
-    for line in found["lines"]:
-        for seed in range(max(len(line["scores"]), len(line["equal_flops"]))):
-            cells = (values[seed] if seed < len(values) else "" for values in (line["scores"], line["equal_flops"]))
-            writer.writerow([line["group"], line["network"], line["trained"], line["paper"] or "", seed, *cells])
+    writer.writerows(_criteria_cells(found) if found["criteria"] else _line_cells(found))
     return text.getvalue()
+
+
+def _line_cells(found: Found) -> Iterator[list[Any]]:
+    costs = ("parameters", "epoch_flops", "epoch_seconds")
+    yield ["ratio", "network", "trained", "paper", "seed", found["score"], "at equal FLOPs", "diverged", *costs]
+    for line in found["lines"]:
+        for seed in sorted({*line["scores"], *line["equal_flops"]}, key=int):
+            scores = (line[key].get(seed, "") for key in ("scores", "equal_flops"))
+            yield [*_words(line), line["paper"] or "", seed, *scores, line["diverged"], *(line[key] for key in costs)]
+
+
+def _criteria_cells(found: Found) -> Iterator[list[Any]]:
+    keys = (*_MEASURED, "negative")
+    yield ["trained", "of", *keys]
+    for row in found["criteria"]:
+        for values in zip(*(row[key] for key in keys), strict=True):
+            yield [row["curve"], row["of"], *("" if value is None else value for value in values)]
 
 
 def rich_table(table: Table) -> RichTable:
@@ -82,8 +103,9 @@ def rich_table(table: Table) -> RichTable:
     return shown
 
 
-def spread(values: Sequence[float | None]) -> str:
+def spread(values: Iterable[float | None]) -> str:
     """The mean, and in brackets the deviation of the sample, as the paper prints them."""
+    values = list(values)
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return "no bound" if values else _NONE
@@ -99,12 +121,14 @@ def _shown(found: Found) -> list[Mapping[str, Any]]:
 
 def _main(found: Found) -> Table:
     lines = _shown(found)
-    rows = tuple((*_words(line), line["paper"] or _NONE, _ours(line), spread(line["equal_flops"])) for line in lines)
+    seeds = max((len(line[key]) for line in lines for key in ("scores", "equal_flops")), default=0)
+    rows = tuple(
+        (*_words(line), line["paper"] or _NONE, _ours(line, seeds), _of(line["equal_flops"], seeds)) for line in lines
+    )
     head = ("r", "network", "trained", "paper", "ours", "at equal FLOPs")
-    seeds = max((len(line["scores"]) for line in lines), default=0)
     note = (
-        f"{found['score']} on the test data: mean (deviation) of {seeds} seeds, or of as many as are done. The paper's "
-        "is of its own data and sizes. At equal FLOPs: with as many training FLOPs as the joint run."
+        f"{found['score']} on the test data: mean (deviation) of {seeds} seed{'s' * (seeds > 1)}, unless told. "
+        "The paper's is of its own data and sizes. At equal FLOPs: with as many training FLOPs as the joint run."
     )
     return Table("Beside the paper", head, rows, words=3, note=note)
 
@@ -126,7 +150,8 @@ def _epochs(found: Found) -> Table:
     )
     head = ("r", "network", "trained", "parameters", "FLOPs", *more, "time")
     note = (
-        "FLOPs of forward and backward passes, as torch counts them, and seconds, of the run that trains the network."
+        "Of the run that trains the network: FLOPs of forward and backward passes, as torch counts them, and the time "
+        "of its steps, without evaluations, with whatever ran beside it on the machine."
     )
     return Table("Sizes, and what an epoch of training takes", head, rows, words=3, note=note)
 
@@ -135,13 +160,18 @@ def _words(line: Mapping[str, Any]) -> tuple[str, str, str]:
     return line["group"], line["network"], line["trained"]
 
 
-def _ours(line: Mapping[str, Any]) -> str:
-    return spread(line["scores"]) + (f", {line['diverged']} diverged" if line["diverged"] else "")
+def _ours(line: Mapping[str, Any], seeds: int) -> str:
+    return _of(line["scores"], seeds) + (f", {line['diverged']} diverged" if line["diverged"] else "")
+
+
+def _of(scores: Mapping[str, float], seeds: int) -> str:
+    """A mean of fewer seeds than other lines have says so."""
+    return spread(scores.values()) + (f" of {len(scores)}" if 0 < len(scores) < seeds else "")
 
 
 def _criteria(found: Found) -> Table:
-    keys = ("c_norm²", "c_sim²", "c_align²", "cosine")
-    scores = {line["row"]: spread(line["scores"]) for line in found["lines"]}
+    keys = _MEASURED
+    scores = {line["row"]: spread(line["scores"].values()) for line in found["lines"]}
     rows = tuple(
         (
             row["curve"],
@@ -178,24 +208,26 @@ def _costs(found: Found) -> Table:
 def _near(found: Found) -> Table:
     head = ("", "level", "seed", f"alone, less {NEAR}", "jointly after FLOPs", "alone after FLOPs")
     rows = tuple(
-        (row["label"], row["level"], str(seed), f"{one['goal']:.2f}", _after(one["jointly"]), _after(one["alone"]))
+        (row["label"], row["level"], seed, f"{one['goal']:.2f}", _after(one["jointly"]), _after(one["alone"]))
         for row in found["near"]
-        for seed, one in enumerate(row["seeds"])
+        for seed, one in row["seeds"].items()
     )
     note = (
-        f"The training FLOPs after which a level comes within {NEAR} of the best validation {found['score']} that it "
-        "has alone, by the looks at the end of each epoch."
+        "The training FLOPs of the whole run, jointly those of both networks, at the first look at which a level is "
+        f"within {NEAR} of the best look that it has alone. A look comes after each epoch, on validation data; of "
+        "translations it is by a greedy search for the first pairs."
     )
     return Table(f"Within {NEAR} {found['score']} of the same level alone", head, rows, words=3, note=note)
 
 
 def _starts(found: Found) -> Table:
     known = [row for row in found["starts"] if row["core"] or row["core_alone"]]
-    best = max((row["merit"] for row in known if row["merit"] is not None), default=None)
+    merits = [row["merit"] for row in found["starts"] if row["merit"] is not None]
+    best = max(merits) if len(merits) == len(found["starts"]) > 1 else None  # none is the best of one
     rows = tuple(
         (
             row["start"] + (" (best by validation)" if row["merit"] == best and best is not None else ""),
-            *(spread(row[key]) for key in ("core_alone", "core", "full")),
+            *(spread(row[key].values()) for key in ("core_alone", "core", "full")),
             _merit(row["merit"], found["judge"]) if row["core"] else _NONE,
         )
         for row in known
@@ -210,7 +242,7 @@ def _grid(found: Found) -> Table:
         for row in found["grid"]
     )
     head = ("row", "learning rate", "warm-up", f"validation {found['judge']}", "chosen")
-    note = "Every row has the same grid and as many looks. The number is the mean over the levels that are trained."
+    note = "Every row that is tuned has the same cells and as many looks. The number is the mean over trained levels."
     return Table("The grid", head, rows, note=note)
 
 

@@ -51,15 +51,20 @@ _LOCAL = {"smoke": _SMOKE, "laptop": _SMALL, "deep": replace(_SMALL, layers=6)}
 """The scales that need no GPU; at "deep" the network has the paper's six blocks on each side."""
 
 _CHOICES = (
-    "How U, V and W start is not in the paper: three starts are tried at r = 1/32, and the best by validation is used.",
-    "A core alone is taken out of the same family, from the same start, and trained by a plain loop; the biases of "
-    "low-rank layers are shared by both networks.",
+    "A core alone is taken out of the same family, from the same start, and trained by a plain loop.",
     "Optimizer state outside the trained network holds still: moments, step counts and weight decay.",
     "Adam's weight decay is decoupled, as in fairseq. The gradient is not clipped.",
-    "BLEU is sacrebleu's on detokenised text, beam 5, length penalty 1; one checkpoint, the best by validation loss, "
-    "and no averaging.",
-    "A narrow core has the first hidden units, and of each head the first dimensions of query and key.",
+    "BLEU is sacrebleu's on detokenised text, beam search with length penalty 1, of one checkpoint, no average: the "
+    "best by validation loss, of a joint run by the mean of both networks' losses.",
+    "At equal FLOPs a network alone has other epochs than the joint run, and so other looks at the validation data.",
     "Deviations are over seeds, which change weights, order of batches and dropout together.",
+)
+_OF_RANK = (
+    "The low-rank layers have one bias, shared by both networks. The parameters of the whole network count U and V, "
+    "which are merged into W when it is taken out."
+)
+_OF_WIDTH = (
+    "A narrow core has the first hidden units, and of each head the first dimensions of query and key, at least one."
 )
 
 
@@ -75,7 +80,7 @@ def experiment(name: str, asked: Asked) -> Experiment:
         rows=lambda folder: list(plan.rows(folder)),
         lines=lambda folder: list(plan.lines(folder)),
         together=lambda folder: [plan.together(ratio, plan.start(folder)) for ratio in plan.ratios],
-        choices=_CHOICES,
+        choices=plan.choices,
         starts={start: plan.together(_STARTED, start) for start in plan.starts},
     )
 
@@ -94,6 +99,7 @@ class _Plan:
         chosen = corpus if self.asked.scale == "paper" else _LOCAL[self.asked.scale]
         return replace(
             chosen,
+            look_bleu=chosen.look_bleu or 500,
             data=self.asked.data,
             source=self.asked.source or corpus.source,
             target=self.asked.target or corpus.target,
@@ -137,6 +143,29 @@ class _Plan:
         known = {start: ended for start, ended in found.items() if ended is not None}
         return max(known, key=lambda start: known[start].merit("loss")) if len(known) == len(found) else None
 
+    def choices(self, folder: Folder) -> list[str]:
+        if self.nest == "width":
+            return [self._tuning, _OF_WIDTH, *_CHOICES]
+        return [self._start_in_words(folder), self._tuning, _OF_RANK, *_CHOICES]
+
+    def _start_in_words(self, folder: Folder) -> str:
+        if self.asked.start is not None:
+            return f"How U, V and W start is not in the paper; here as told, {self.asked.start!r}."
+        best = self.start(folder)
+        tried = f"How U, V and W start is not in the paper: {', '.join(_STARTS)} are tried at r = {_STARTED}, and the "
+        tried += "start whose joint run with seed 0 has the least validation loss is used for all rows: "
+        return tried + (f"{best}." if best else f"not known yet, so {_STARTS[0]} is shown.")
+
+    @property
+    def _tuning(self) -> str:
+        if len(self.grid.cells) == 1:
+            return "Learning rate and warm-up are the paper's for every row."
+        epochs = f"{self.grid.shorter['epochs']} epoch of {self.base.epochs}"
+        return (
+            f"Every row is tuned over the same {len(self.grid.cells)} cells, each {epochs} with seed 0 and one look; "
+            "runs at equal FLOPs, distilled, and started from another take the cell of the row that they follow."
+        )
+
     def row(self, kind: str, ratio: str, start: str | None) -> str:
         """Only where starts are compared is one in the name; the other rows have the best."""
         name = f"{kind}-{ratio.replace('/', '_')}"
@@ -145,9 +174,8 @@ class _Plan:
     def rows(self, folder: Folder) -> Iterator[Row]:
         """In order of value: the smallest ratio, the starts, the other ratios, equal FLOPs, and what is optional."""
         seeds, best = self.asked.seeds, self.start(folder)
-        yield self.tuned(
-            "full", self.whole, seeds, block=f"{self.ratios[-1]} {next(iter(self.starts), self.start(folder))}"
-        )
+        first = self.starts[0] if self.starts else best
+        yield self.tuned("full", self.whole, seeds, block=f"{self.ratios[-1]} {first}")
         for start in self.starts:
             yield from self.pair(_STARTED, start, seeds if start in (self.starts[0], best) else 1)
         for ratio in reversed(self.ratios):
@@ -177,7 +205,12 @@ class _Plan:
         return lambda folder, seed: None if start is None else replace(self.base, **changes)
 
     def at_equal_flops(self, ratio: str, start: str | None, seeds: int) -> Iterator[Row]:
-        """Each network alone, with the training FLOPs of the joint run of both."""
+        """Each network alone, with the training FLOPs of the joint run of both, once it is known which that is."""
+        if start is None:
+            for kind in ("core", "full"):
+                unknown = f"{kind}-{ratio.replace('/', '_')}-flops"
+                yield Row(unknown, lambda folder, seed: None, seeds, None, waits_for=_BEST)
+            return
         joint = self.row("joint", ratio, start)
         for kind, alone in (("core", self.row("core", ratio, start)), ("full", "full")):
             yield with_the_flops_of(joint, alone, f"{self.row(kind, ratio, start)}-flops", seeds)
@@ -209,7 +242,7 @@ class _Plan:
             yield Line(ratio, "core", "alone", core, "full", printed.core_alone, f"{core}-flops")
             yield Line(ratio, "core", "jointly", rows.joint, "core", printed.core, rows.joint)
             yield Line(ratio, "core", "distilled from full", f"distilled-{core}", "full")
-            yield Line(ratio, "core", "started as the SVD of full", f"warm-{core}", "full")
+            yield Line(ratio, "core", "SVD of full at half time", f"warm-{core}", "full")
             yield Line(ratio, "full", "alone", "full", "full", FULL_ALONE[_CORPUS[self.name]], f"{whole}-flops")
             yield Line(ratio, "full", "jointly", rows.joint, "full", printed.full, rows.joint)
         if self.name == "table2b":
@@ -221,7 +254,7 @@ def _after(row: str, option: str, make: Make) -> Make:
 
     def made(folder: Folder, seed: int) -> Settings | None:
         before, settings = folder.ended(folder.run(row, seed)), make(folder, seed)
-        if before is None or settings is None:
+        if before is None or before.summary is None or settings is None:
             return None
         changes: Any = {option: str(before.path.resolve())}
         return replace(settings, **changes)

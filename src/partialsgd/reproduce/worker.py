@@ -13,10 +13,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
+from partialsgd.export import files
 from partialsgd.recipes import RECIPES, loop
 from partialsgd.recipes.runs import Run
 from partialsgd.recipes.settings import Settings
@@ -28,10 +30,10 @@ from partialsgd.reproduce.same import require_same
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a training prints is none of the answers
-    given: Queue[str] = Queue()
+    given: Queue[str | None] = Queue()
     threading.Thread(target=_receive, args=[given], daemon=True).start()
-    while True:
-        job = json.loads(given.get())
+    while (line := given.get()) is not None:
+        job = json.loads(line)
         print(json.dumps({"error": _done(_settings(job["recipe"], job["settings"]))}), file=answers, flush=True)
 
 
@@ -41,7 +43,7 @@ def work(settings: Settings) -> None:
     run = Run(Path(settings.out))
     try:
         if not (run.path / "config.json").exists():
-            shutil.rmtree(run.path / ".being_written", ignore_errors=True)  # a kill before the first file
+            shutil.rmtree(run.path / files.STAGE, ignore_errors=True)  # a kill before the first file
             loop.train(settings, show=False)
             return
         require_same(run.path, settings)
@@ -52,13 +54,15 @@ def work(settings: Settings) -> None:
 
 
 def _done(settings: Settings) -> str | None:
-    """What went wrong, if something did."""
+    """What went wrong, if something did; where, is for the log."""
     try:
         work(settings)
     except Stopped:
         sys.exit(0)
     except Exception as error:
-        return str(error) or repr(error)
+        print(f"{settings.out} has failed", file=sys.stderr)
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
     return None
 
 
@@ -67,9 +71,10 @@ def _settings(recipe: str, values: dict[str, Any]) -> Settings:
     return RECIPES[recipe](**frozen)
 
 
-def _receive(given: Queue[str]) -> None:
+def _receive(given: Queue[str | None]) -> None:
     for line in sys.stdin:
         given.put(line)
+    given.put(None)  # a run in its last step takes the signal and still comes to its end
     os.kill(os.getpid(), signal.SIGTERM)
 
 
