@@ -33,7 +33,13 @@ SPECIAL: dict[str, Any] = {
     "target": st.sampled_from(["it", "pt_BR"]),
     "out": WORDS,
     "data": WORDS,
+    "start": WORDS,
+    "teacher": WORDS,
+    "alone": st.sampled_from(["core", "full"]),
+    "probe": st.sampled_from(["only('core')", "dropout(keep=0.5)"]),
+    "measure_layers": st.lists(NAMES, max_size=2).map(tuple),
 }
+MEASURING = {"probe", "measure_layers", "measure_batches"}  # none of them without measure_every
 BY_TYPE: dict[Any, Any] = {
     int: st.integers(300, 10**6),
     float: st.floats(1e-30, 0.999),
@@ -56,7 +62,12 @@ def values_of(recipe: str, name: str) -> Any:
 def made(draw: Any) -> Settings:
     recipe = draw(st.sampled_from(list(RECIPES)))
     names = draw(st.sets(st.sampled_from(sorted(files.types(recipe)))))
-    return resolve(recipe, {name: draw(values_of(recipe, name)) for name in sorted(names)})
+    values = {name: draw(values_of(recipe, name)) for name in sorted(names)}
+    if names & MEASURING:
+        values["measure_every"] = draw(BY_TYPE[int])
+    if values.get("start") is not None:
+        values["init"] = draw(st.sampled_from(["svd", "matched"]))  # zero would overwrite it
+    return resolve(recipe, values)
 
 
 @given(made())
