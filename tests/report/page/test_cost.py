@@ -87,3 +87,17 @@ def test_a_slimmable_run_trains_every_level_at_each_step_and_saves_no_updates(tm
 def test_where_there_is_nothing_to_compare_it_says_so(tmp_path: Path) -> None:
     _, core, full = made.three(tmp_path)
     assert "No run on this page" in seen.paragraphs(cost.shown(cost.comparisons(read([core, full]))))[0]
+
+
+def test_of_several_runs_alone_the_one_most_like_the_joint_run_counts(tmp_path: Path) -> None:
+    """Of as many epochs first, then of the same start, then of the same seed; and data may lie elsewhere."""
+    joint = made.run(tmp_path, epochs=8, init="zero", seed=0, data="here/corpus")
+    whole = {"levels": ["full"], "nest": "none", "method": "plain", "data": "there/corpus"}
+    names = {
+        "a-longer": {"epochs": 12, "init": "zero", "seed": 0},
+        "b-other-start": {"epochs": 8, "init": "svd", "seed": 0},
+        "c-other-seed": {"epochs": 8, "init": "zero", "seed": 1},
+    }
+    others = [made.run(tmp_path, name, **whole, **told) for name, told in names.items()]
+    (one,) = cost.comparisons(read([joint, *others]))
+    assert one.alone[-1].run == "c-other-seed"

@@ -24,7 +24,10 @@ def test_four_figures_and_the_words_of_each_level(tmp_path: Path) -> None:
     said = [seen.words(term) for term in seen.tree(part).iter("dt")]
     assert said == ["c_norm 2 → 2", "c_sim 1 → 1", "c_align 1.25 → 1.25", "α 0.8 → 0.8", "q 2.5 → 2.5"]
     everything = " ".join(seen.paragraphs(part))
-    assert "At 1 of 8 the alignment was negative" in everything and "steps of plain training" in everything
+    assert (
+        "No bound: at 1 of 8 measured steps the alignment was negative" in everything
+        and "steps of plain training" in everything
+    )
 
 
 def test_a_figure_counts_what_its_axis_cannot_show(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
@@ -95,11 +96,16 @@ def _written(path: Path, text: str) -> Path:
         raise IsADirectoryError(
             f"{path} is a directory; give the file that the page is to be, as {path / 'report.html'}"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     stage = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         stage.write_text(text, encoding="utf-8", newline="\n")
         os.replace(stage, path)
+    except OSError as error:
+        raise OSError(
+            f"the page cannot be written to {path} ({error.strerror or error}); give another place"
+        ) from error
     finally:
-        stage.unlink(missing_ok=True)
+        with suppress(OSError):
+            stage.unlink(missing_ok=True)
     return path

@@ -11,12 +11,14 @@ from partialsgd.report.page.markup import Html, el, section, table
 from partialsgd.report.page.runs import Json, Level, Run
 
 _HOW = (
-    "out threads seed preset method alone nest ratio init norms epochs max_steps lr lr_wide lr_deep warm_up schedule "
-    "warmup_init_lr measure_every evaluate_every checkpoint_every keep tensorboard track look_bleu probe "
+    "out data threads seed preset method alone nest ratio init norms epochs max_steps lr lr_wide lr_deep warm_up "
+    "schedule warmup_init_lr measure_every evaluate_every checkpoint_every keep tensorboard track look_bleu probe "
     "measure_layers measure_batches"
 )
 """Settings of how a network is trained and watched; the others say which network, which data and which score."""
 _MAY_DIFFER = frozenset(_HOW.split())
+_NEAREST = ("epochs", "max_steps", "init", "seed")
+"""Of several runs of a level alone the one that has these as the joint run, the first before the others."""
 
 
 @final
@@ -68,7 +70,7 @@ def _alone(joint: Run, level: Level, runs: Sequence[Run]) -> Alone:
         per_update = (level.flops or 0.0) / level.updates
         steps = (joint.summary or {})["steps"]
         return Alone(level.name, steps, per_update * steps)
-    run = min(found, key=lambda one: one.settings.get("seed") != joint.settings.get("seed"))
+    run = min(found, key=lambda one: [one.settings.get(name) != joint.settings.get(name) for name in _NEAREST])
     own = run.trained[0]
     return Alone(level.name, own.updates, own.flops or 0.0, run.seconds, (own.test or {})[str(run.score)], run.name)
 
@@ -134,7 +136,19 @@ def brief(one: Comparison) -> str:
     took = f"{numbers.power(one.joint.flops)} FLOPs and {numbers.duration(one.joint.seconds)}"
     ratio = numbers.times(one.flops / one.joint.flops) if one.joint.flops else "?"
     how = "computed, for the same epochs" if one.is_computed else f"in {numbers.duration(one.seconds)}"
-    return f"One run for all took {took}; a run for each takes {ratio} times the FLOPs ({how})."
+    return f"One run for all took {took}; a run for each takes {ratio} times the FLOPs ({how}){_gained(one)}."
+
+
+def _gained(one: Comparison) -> str:
+    """What the scores are jointly, less those alone: cheap is not the same as good."""
+    score = str(one.joint.score)
+    levels = {level.name: level for level in one.joint.trained}
+    apart = [
+        f"{each.level} {float((levels[each.level].test or {})[score]) - each.score:+.3g}"
+        for each in one.alone
+        if each.score is not None
+    ]
+    return f"; jointly less alone, {score}: {', '.join(apart)}" if apart else ""
 
 
 def sentence(one: Comparison) -> str:

@@ -22,7 +22,7 @@ _NOTES = {
 _WIDTH = 2.5  # inches: four stand side by side
 _ABOUT = (
     "G is the gradient at x, p ⊙ G̃ the one that a step uses: masked, and taken at x̃. All of these are 1 in plain SGD; "
-    "the larger c_norm, c_sim, c_align and q are, the further a step is from it."
+    "the larger c_norm, c_align and q are, and the further c_sim is from 1, the less a step is one of SGD."
 )
 
 

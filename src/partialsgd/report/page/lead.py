@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from partialsgd.report.page import cost, numbers
@@ -43,7 +44,8 @@ def _best(ended: Sequence[Run], largest: Mapping[str, float]) -> list[str]:
     """Of each level the run that has the best of it, by each score."""
     parts: list[str] = []
     for score in largest:
-        own = [(run, level) for run in ended if run.score == score for level in run.trained]
+        trained = [(run, level) for run in ended if run.score == score for level in run.trained]
+        own = [(run, level) for run, level in trained if math.isfinite(_value(level, score))]
         for name in dict.fromkeys(level.name for _, level in own):
             run, level = max((pair for pair in own if pair[1].name == name), key=lambda p: _value(p[1], score))
             value = numbers.score(_value(level, score), largest[score])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from partialsgd.report.page.runs import Level, Run
 
 
 class Cell(NamedTuple):
-    """What is shown, and what it is sorted by; None comes last."""
+    """What is shown, and what it is sorted by; None, and what is not finite, comes last."""
 
     shown: str
     value: str | float | None
@@ -20,7 +21,10 @@ class Cell(NamedTuple):
 def shown(runs: Sequence[Run], lead: Html, figures: Sequence[Html]) -> Html:
     found = [_unfinished(run) for run in runs if not run.is_finished]
     notes = [*_signatures(runs), *(["A level with 0 updates had no steps of its own."] if _has_untrained(runs) else [])]
-    how = "Scores are on the test data, of the checkpoint that was best on the validation data."
+    how = (
+        "Scores are on the test data, of the checkpoint that was best on the validation data. Latency: of one example, "
+        "by the level taken out, on the machine of the run and beside whatever ran there."
+    )
     return section(
         "levels",
         "Levels",
@@ -97,9 +101,9 @@ def _row(row: Sequence[Cell], words: int) -> Html:
 def _key(cell: Cell) -> dict[str, str]:
     """A sort reads this, not the text."""
     value = cell.value
-    if value is None:
-        return {}
-    return {"data_text": value} if isinstance(value, str) else {"data_number": repr(float(value))}
+    if isinstance(value, str):
+        return {"data_text": value}
+    return {"data_number": repr(float(value))} if value is not None and math.isfinite(value) else {}
 
 
 def _unfinished(run: Run) -> Html:

@@ -11,7 +11,7 @@ const compared = (a, b) => (typeof a === "number" && typeof b === "number" ? a -
 const sortBy = (head) => {
   const heads = [...head.parentElement.cells];
   const body = head.closest("table").tBodies[0];
-  const direction = head.ariaSort === "ascending" ? -1 : 1;
+  const direction = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
   const column = head.cellIndex;
   const rows = [...body.rows].sort((one, other) => {
     const a = valueOf(one, column);

@@ -89,10 +89,10 @@ def words(reading: Reading, method: str) -> dict[str, str]:
 
 def _length(c_sim: float) -> str:
     if abs(c_sim - 1) < _SAME:
-        return "The gradient that the step uses is as long as the one at x."
+        return "The gradient that the step uses is as long as the masked one at x."
     word = "shorter" if c_sim > 1 else "longer"
     factor = numbers.times(max(c_sim, 1 / c_sim)) if c_sim > 0 else "∞"
-    return f"The gradient that the step uses is {factor} times {word} than the one at x."
+    return f"The gradient that the step uses is {factor} times {word} than the masked one at x."
 
 
 def _angle(c_align: float) -> str:
@@ -118,23 +118,24 @@ def _iterations(q: float) -> str:
 
 
 def verdict(reading: Reading) -> str:
-    """The theorem asks for the largest q of a run; where it is infinite there is none."""
+    """The theorem asks for the largest q; where it is infinite there is no bound, and that is said first."""
     count, said = len(reading.found), []
+    if reading.negative:
+        said.append(
+            f"No bound: at {reading.negative:,} of {count:,} measured steps the alignment was negative. There α is 0 "
+            "and q infinite, and the theorem says nothing of a run that moves at such a step."
+        )
+    elif reading.unbounded:
+        said.append(f"No bound: at {reading.unbounded:,} of {count:,} measured steps q is infinite.")
     if reading.worst is not None:
         t, q = reading.worst
         low, high = more_iterations(q)
+        without = "Without those steps the" if said else "The"
         said.append(
-            f"The theorem takes the largest q of a run: {numbers.times(q)} at step {t:,} is the largest finite one of "
-            f"{numbers.counted(count, 'measurement')}, and stands for {numbers.times(low)} to {numbers.times(high)} "
-            "times the iterations of SGD."
+            f"{without} theorem takes the largest q of these steps: {numbers.times(q)} at step {t:,}, the largest "
+            f"finite one of {numbers.counted(count, 'measurement')}. It stands for {numbers.times(low)} to "
+            f"{numbers.times(high)} times the iterations of SGD, for steps that are scaled by α."
         )
-    if reading.negative:
-        said.append(
-            f"At {reading.negative:,} of {count:,} the alignment was negative: there α is 0, q is infinite, and the "
-            "theorem has no bound for a run that moves at such a step."
-        )
-    elif reading.unbounded:
-        said.append(f"At {reading.unbounded:,} of {count:,} q is infinite: there is no bound.")
     return " ".join(said)
 
 
