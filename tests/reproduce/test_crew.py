@@ -45,22 +45,17 @@ def workers_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     return do
 
 
-def test_one_process_does_job_after_job(tmp_path: Path) -> None:
+def test_one_process_does_job_after_job_and_saves_when_it_is_told_to_end(tmp_path: Path) -> None:
     with crew(1, tmp_path / "logs") as working:
         for name in ("a", "b"):
-            given = job(tmp_path / name)
-            working.give(given)
+            working.give(given := job(tmp_path / name))
             assert not working.has_room()
             assert answer(working) == (given, None) and (tmp_path / name / "summary.json").exists()
-        assert len(working._processes) == 1 and len(list((tmp_path / "logs").iterdir())) == 1
-
-
-def test_who_is_told_to_end_has_saved(tmp_path: Path) -> None:
-    with crew(1, tmp_path / "logs") as working:
-        working.give(job(tmp_path / "a", epochs=1000, checkpoint_every=10**6))
-        while not (tmp_path / "a" / "metrics.jsonl").exists():
+        working.give(job(tmp_path / "c", epochs=1000, checkpoint_every=10**6))
+        while not (tmp_path / "c" / "metrics.jsonl").exists():
             assert working.done(0.05) is None
-    assert len(list((tmp_path / "a" / "checkpoints").iterdir())) == 1
+        assert len(working._processes) == 1 and len(list((tmp_path / "logs").iterdir())) == 1
+    assert len(list((tmp_path / "c" / "checkpoints").iterdir())) == 1
 
 
 def test_a_failure_is_told_and_the_next_job_has_a_new_process(tmp_path: Path, workers_that: Told) -> None:

@@ -10,8 +10,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -29,14 +31,13 @@ from partialsgd.reproduce.plans import Row, always
 from partialsgd.reproduce.worker import work
 from tests.reproduce import made
 
-CALL = ["reproduce", "table3", "--scale", "smoke", "--seeds", "1", "--rows", "alternating", "--jobs", "2", "--out"]
-LONG = Images(limit=40, width=4, batch=20, threads=1, epochs=300, evaluate_every=300, checkpoint_every=10**6)
-"""600 steps."""
+CALL = ["reproduce", "table3", "--scale", "smoke", "--seeds", "1", "--rows", "alternating", "--out"]
+LONG = Images(limit=40, width=4, batch=20, threads=1, epochs=100, evaluate_every=100, checkpoint_every=10**6)
+"""200 steps."""
 ALONE = """
-import signal, sys
+import sys
 from pathlib import Path
 from tests.reproduce.test_running import one_long_run
-signal.signal(signal.SIGINT, signal.default_int_handler)
 one_long_run(Path(sys.argv[1]))
 """
 
@@ -67,13 +68,14 @@ class Crew:
         return job, error
 
 
-def run(path: Path, errors: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str], str]:
-    """What has failed, what was given, and what was said."""
-    crew, page = Crew(errors), io.StringIO()
-    monkeypatch.setattr(running, "crew", lambda size, logs: nullcontext(crew))
+def run(
+    path: Path, errors: dict[str, str], page: io.StringIO, patch: pytest.MonkeyPatch
+) -> tuple[list[str], list[str]]:
+    """What has failed, and what was given."""
+    crew, console = Crew(errors), Console(file=page, width=200)
+    patch.setattr(running, "crew", lambda size, logs: nullcontext(crew))
     rows = [replace(row, tuned_as=None) for row in made.trio(seeds=2)]
-    failed = running.run(made.experiment(rows), Folder(path), (), at_once=2, console=Console(file=page, width=200))
-    return failed, crew.given, page.getvalue()
+    return running.run(made.experiment(rows), Folder(path), (), at_once=2, console=console), crew.given
 
 
 def one_long_run(path: Path) -> list[str]:
@@ -111,22 +113,24 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_failure_is_told_at_the_end_and_all_else_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = io.StringIO()
     errors = {"full, seed 1": "no memory", "joint, seed 0": "KeyError: 'x'"}
-    failed, given, said = run(tmp_path, errors, monkeypatch)
+    failed, given = run(tmp_path, errors, page, monkeypatch)
     assert failed == ["full, seed 1: no memory", "joint, seed 0: KeyError: 'x'"]
-    assert sorted(given) == sorted(f"{row}, seed {seed}" for row in ("core", "full", "joint") for seed in (0, 1))
-    assert "full, seed 1 has failed, 0.0 minutes: no memory\n" in said and "joint, seed 1 is done" in said
-    failed, given, _ = run(tmp_path, {}, monkeypatch)
-    assert failed == [] and given == ["full, seed 1", "joint, seed 0"]
+    assert sorted(given) == [f"{row}, seed {seed}" for row in ("core", "full", "joint") for seed in (0, 1)]
+    assert "full, seed 1 has failed, 0.0 minutes: no memory\n" in page.getvalue()
+    assert run(tmp_path, {}, page, monkeypatch) == ([], ["full, seed 1", "joint, seed 0"])
 
 
 def test_interrupted_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = io.StringIO()
     with pytest.raises(Stopped, match=r"^stopped; the same call goes on$"):
-        run(tmp_path, {"core, seed 0": "Ctrl-C"}, monkeypatch)
+        run(tmp_path, {"core, seed 0": "Ctrl-C"}, page, monkeypatch)
+    assert page.getvalue().strip().endswith("once more to stop at once, without saving.")
 
 
 def test_killed_it_leaves_nobody_behind_and_goes_on_where_it_was(undisturbed: Path, tmp_path: Path) -> None:
-    process = start("-m", "partialsgd", *CALL, str(tmp_path))
+    process = start("-m", "partialsgd", *CALL, str(tmp_path), "--jobs", "2")
     several = random.randint(1, 3)  # of 7 runs
     while len(finished(tmp_path)) < 3 * several and process.poll() is None:
         time.sleep(0.02)
@@ -143,23 +147,23 @@ def test_killed_it_leaves_nobody_behind_and_goes_on_where_it_was(undisturbed: Pa
 
 def test_stopped_and_killed_inside_a_run_it_goes_on_with_the_next_step(tmp_path: Path) -> None:
     work(replace(LONG, out=str(tmp_path / "undisturbed")))
-    folder, reached = Folder(tmp_path), 0
-    metrics = folder.run("joint", 0) / "metrics.jsonl"
-    for number in (signal.SIGINT, signal.SIGKILL):
-        process, until = start("-c", ALONE, str(tmp_path)), reached + random.randint(1, 100)
-        while _lines(metrics) < until and process.poll() is None:
-            time.sleep(0.02)
-        process.send_signal(number)
-        said, _ = process.communicate(timeout=300)
-        if number == signal.SIGINT:  # it has waited for its workers
-            assert process.returncode == 1 and said.endswith("Stopped: stopped; the same call goes on\n")
-            assert "Stopping when the state is saved" in said
-        _wait_until_nobody_trains(tmp_path, seconds=0 if number == signal.SIGINT else 60)
-        reached = _lines(metrics)
-        assert until <= reached < 600, "the kill came too late to show anything"
+    metrics = Folder(tmp_path).run("joint", 0) / "metrics.jsonl"
+    with _ctrl_c_at(metrics, random.randint(1, 30)), pytest.raises(Stopped):
+        one_long_run(tmp_path)
+    _wait_until_nobody_trains(tmp_path, seconds=0)  # it has waited itself
+    stopped = _lines(metrics)
+    process = start("-c", ALONE, str(tmp_path))
+    _wait_for(metrics, until := stopped + random.randint(1, 30))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _wait_until_nobody_trains(tmp_path)
+    killed = _lines(metrics)
+    assert 0 < stopped < until <= killed < 200, "the kill came too late to show anything"
     assert one_long_run(tmp_path) == []
     log = (tmp_path / "logs" / "worker0.log").read_text()
-    assert f"Going on from step {reached} of 600." in log
+    assert [line for line in log.splitlines() if line.startswith("Going on")] == [
+        f"Going on from step {step} of 200." for step in (stopped, killed)
+    ]
     assert metrics.read_bytes() == (tmp_path / "undisturbed" / "metrics.jsonl").read_bytes()
 
 
@@ -178,6 +182,30 @@ def test_a_table_is_made_of_the_files_alone(undisturbed: Path, capsys: pytest.Ca
 
 def _lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _wait_for(metrics: Path, lines: int) -> None:
+    deadline = time.monotonic() + 600
+    while _lines(metrics) < lines and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+@contextmanager
+def _ctrl_c_at(metrics: Path, lines: int) -> Iterator[None]:
+    """To this process, when so many steps are done."""
+
+    def press() -> None:
+        _wait_for(metrics, lines)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    finger = threading.Thread(target=press)
+    finger.start()
+    try:
+        yield
+    finally:
+        finger.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def _wait_until_nobody_trains(out: Path, seconds: float = 60) -> None:

