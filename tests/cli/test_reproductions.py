@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from partialsgd.cli.reproductions import Reproduce
+from partialsgd.cli.reproductions import Reproduce, _in_short
 from partialsgd.reproduce import EXPERIMENTS
 from partialsgd.reproduce.plans import Scale
 from tests.cli.calls import Call, as_text, require_wrong
@@ -37,5 +37,10 @@ def test_every_experiment_and_scale_is_offered() -> None:
 
 def test_what_was_never_begun_is_not_shown(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "nothing"
-    require_wrong(call, ["reproduce", "table3", "--show", "--out", str(out)], "nothing does not exist")
+    require_wrong(call, ["reproduce", "table3", "--show", "--out", str(out)], "nothing has no finished run of table3")
     assert not out.exists()
+
+
+def test_a_reason_that_many_runs_share_is_told_once() -> None:
+    said = _in_short(["a, seed 0: no file; see x", "a, seed 1: no file; see x", "b: no memory"])
+    assert said == "a, seed 0 and 1 more: no file; see x; b: no memory"

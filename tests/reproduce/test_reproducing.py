@@ -27,7 +27,7 @@ def test_a_row_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: 
 
 
 def test_nothing_is_shown_of_a_place_that_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(WrongCall, match=r"nothing does not exist; without --show the runs are made there"):
+    with pytest.raises(WrongCall, match=r"nothing has no finished run of table3; without --show they are made there"):
         reproduce("table3", Asked(), out=tmp_path / "nothing", train=False, console=quiet())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -67,4 +68,14 @@ class Reproduce:
         found, failures = reproduce(self.name, asked, **options, train=not self.show)
         show(found, Console())
         if failures:
-            raise RuntimeError("; ".join(failures))
+            raise RuntimeError(_in_short(failures))
+
+
+def _in_short(failures: Sequence[str]) -> str:
+    """A reason that many runs share is told once."""
+    runs: dict[str, list[str]] = {}
+    for failure in failures:
+        label, _, reason = failure.partition(": ")
+        runs.setdefault(reason, []).append(label)
+    others = {reason: f" and {len(labels) - 1} more" if len(labels) > 1 else "" for reason, labels in runs.items()}
+    return "; ".join(f"{labels[0]}{others[reason]}: {reason}" for reason, labels in runs.items())

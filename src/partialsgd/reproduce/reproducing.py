@@ -37,8 +37,8 @@ def reproduce(
     failures: list[str] = []
     if train:
         failures = _train(plan, folder, rows, at_once, told)
-    elif not folder.path.is_dir():
-        raise WrongCall(f"{folder.path} does not exist; without --show the runs are made there")
+    elif not any(folder.path.glob("*/*/*/summary.json")):
+        raise WrongCall(f"{folder.path} has no finished run of {name}; without --show they are made there")
     found = numbers.found(plan, folder)
     for path in write(plan, folder, found):
         say(told, f"{path}")
