@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import partialsgd as ps
 from partialsgd import Branch, Method, PartialSGD
-from partialsgd.report import read, record
+from partialsgd.report import read, record, records
 from tests.families import family
 from tests.report.training import made_up, steps
 
@@ -84,3 +84,8 @@ def test_a_skipped_step_is_told_and_its_t_comes_again() -> None:
     first, second = record(bad), record(steps(sgd, 1)[0])
     assert (first["t"], first["skipped"], first["loss"]) == (0, True, {"model": math.inf})
     assert second["t"] == 0 and "skipped" not in second
+
+
+def test_an_evaluation_is_told_by_level_also_with_a_slash_in_its_name() -> None:
+    found = {"t": 3, "valid/core/loss": 1, "valid/1/4/BLEU": 2.5, "valid/core/BLEU": 9.0, "lr": 0.1}
+    assert records.evaluation(found) == {"core": {"loss": 1.0, "BLEU": 9.0}, "1/4": {"BLEU": 2.5}}

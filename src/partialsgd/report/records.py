@@ -24,6 +24,8 @@ Record: TypeAlias = dict[str, Any]
 """One line, with floats where it says "inf" or "nan"."""
 
 BEGIN = b'{"t": '
+VALID = "valid/"
+"""What the names of validation numbers begin with: valid/core/loss."""
 MODEL = "model"
 """The name of a network without levels."""
 
@@ -72,6 +74,16 @@ def name_of(measured: Mapping[str, Any]) -> str:
     """What a measurement is of: a probe, a level, a level of a probe, or the model."""
     parts = dict.fromkeys(part for part in (measured.get("probe"), measured.get("level")) if part)
     return ", ".join(parts) or MODEL
+
+
+def evaluation(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """What a step says of the validation data, by level; one may have a slash in its name: valid/1/4/loss."""
+    levels: dict[str, dict[str, float]] = {}
+    for key, value in found.items():
+        if key.startswith(VALID):
+            level, _, name = key.removeprefix(VALID).rpartition("/")
+            levels.setdefault(level, {})[name] = float(value)
+    return levels
 
 
 def _losses(step: Step) -> dict[str, float]:

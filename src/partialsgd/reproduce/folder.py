@@ -127,9 +127,4 @@ def _looks(path: Path) -> Iterator[Look]:
 
 
 def _look(record: records.Record) -> Look:
-    levels: dict[str, dict[str, float]] = {}
-    for key, value in record.items():
-        if key.startswith("valid/"):
-            level, _, name = key.removeprefix("valid/").rpartition("/")
-            levels.setdefault(level, {})[name] = value
-    return Look(record["t"] + 1, record["epoch"], levels)
+    return Look(record["t"] + 1, record["epoch"], records.evaluation(record))

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from partialsgd.report.records import MODEL, Record
+from partialsgd.report.records import MODEL, Record, evaluation
 
 Json: TypeAlias = Mapping[str, Any]
 
@@ -57,7 +57,7 @@ class Run:
     def levels(self) -> tuple[Level, ...]:
         """Smallest first, as the summary has them; before that, as the evaluations do."""
         if self.summary is None:
-            evaluated = [level for step in self.steps for level in _evaluated(step)]
+            evaluated = [level for step in self.steps for level in evaluation(step)]
             passed = [level for step in self.steps for level in step["loss"]]
             counts = dict.fromkeys(map(self.called, [*evaluated, *passed]), 0)
             for step in self.steps:
@@ -80,7 +80,7 @@ class Run:
         """The number that levels are compared by: the summary's, or the first that was evaluated beside the loss."""
         if self.summary is not None:
             return str(self.summary["score"])
-        names = (name for step in self.steps for _, name in map(_split, _valid(step)))
+        names = (name for step in self.steps for numbers in evaluation(step).values() for name in numbers)
         return next((name for name in names if name not in ("loss", "perplexity")), None)
 
     @property
@@ -106,22 +106,7 @@ class Run:
         """One number of the evaluations, by level and step."""
         found: dict[str, dict[int, float]] = {}
         for step in self.steps:
-            for key in _valid(step):
-                level, said = _split(key)
-                if said == name:
-                    found.setdefault(self.called(level), {})[step["t"]] = float(step[key])
+            for level, numbers in evaluation(step).items():
+                if name in numbers:
+                    found.setdefault(self.called(level), {})[step["t"]] = numbers[name]
         return found
-
-
-def _valid(step: Record) -> list[str]:
-    return [key for key in step if key.startswith("valid/")]
-
-
-def _evaluated(step: Record) -> list[str]:
-    return list(dict.fromkeys(_split(key)[0] for key in _valid(step)))
-
-
-def _split(key: str) -> tuple[str, str]:
-    """A level may have a slash in its name: valid/1/4/loss."""
-    level, _, name = key.removeprefix("valid/").rpartition("/")
-    return level, name
