@@ -166,7 +166,14 @@ def test_what_is_not_utf8_is_refused_with_its_place(
     refused(tmp_path, f"{tmp_path}/{name}, {place} is not UTF-8; convert the file, for instance with iconv")
 
 
-@pytest.mark.parametrize("data", [gzip.compress(b"Zw" * 99)[:-9], b"plain", gzip.compress(b"a\n")[:-3] + b"abc"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(gzip.compress(b"Zw" * 99)[:-9], id="cut"),
+        pytest.param(b"plain", id="plain"),
+        pytest.param(gzip.compress(b"a\n")[:-3] + b"abc", id="wrong end"),
+    ],
+)
 def test_a_damaged_gzip_file_is_refused(tmp_path: Path, data: bytes) -> None:
     written(tmp_path, {"test.de": None, "test.de.gz": data})
     refused(tmp_path, f"{tmp_path}/test.de.gz is not a whole gzip file: ")
