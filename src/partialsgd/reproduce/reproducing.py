@@ -11,7 +11,7 @@ from partialsgd.export import files
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.progress import say
 from partialsgd.recipes.runs import Run
-from partialsgd.reproduce import EXPERIMENTS, experiment, figures, jobs, numbers, running, same, tables
+from partialsgd.reproduce import experiment, figures, jobs, numbers, running, same, tables
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked, Experiment, default_out
 
@@ -57,7 +57,7 @@ def _train(plan: Experiment, folder: Folder, rows: Sequence[str], at_once: int, 
     folder.path.mkdir(parents=True, exist_ok=True)
     with Run(folder.path).locked():  # two would train the same runs
         if left := len(jobs.ready(plan, folder, rows)):
-            say(told, f"{EXPERIMENTS[plan.name]}: {left} runs can start now, in {folder.path}; stop it at any time.")
+            say(told, f"{plan.title}: {left} runs can start now, in {folder.path}; stop it at any time.")
         failures = running.run(plan, folder, rows, at_once=at_once, console=told)
     for line in jobs.waiting(plan, folder, rows):
         say(told, line)

@@ -120,7 +120,7 @@ class _Plan:
         """At the paper's scale its own learning rate and warm-up; elsewhere three of the one and two of the other."""
         if self.asked.scale == "paper":
             return Grid((Cell(self.base.lr, self.base.warm_up),))
-        cells = tuple(Cell(lr, warm_up) for lr in (1.5e-3, 3e-3, 6e-3) for warm_up in (60, 240))
+        cells = tuple(Cell(lr, warm_up) for lr in (3e-3, 6e-3, 1.2e-2) for warm_up in (60, 240))
         shorter: dict[str, Any] = {"max_steps": 2} if self.asked.scale == "smoke" else {}
         return Grid(cells, {"epochs": 1, "look_bleu": 0, "beam": 1, **shorter})
 
