@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from benchmarks.figures import RESULTS
 from partialsgd.reproduce import experiment, figures, numbers, tables
 from partialsgd.reproduce.folder import FAILED, Folder
+from partialsgd.reproduce.layout import Table, as_markdown
 from partialsgd.reproduce.plans import Asked
 
 FOLDER = RESULTS / "reproduce"
@@ -164,11 +165,11 @@ def _made(path: Path) -> str:
     return f"{len(summaries)} runs, {hours:.1f} hours of training on one thread each."
 
 
-def _rows(table: tables.Table) -> str:
-    return tables.as_markdown(table).partition("\n\n")[2]
+def _rows(table: Table) -> str:
+    return as_markdown(table).partition("\n\n")[2]
 
 
-def _folded(table: tables.Table) -> str:
+def _folded(table: Table) -> str:
     return f"<details><summary>{table.title}</summary>\n\n{_rows(table)}\n\n</details>"
 
 

@@ -47,12 +47,12 @@ def test_what_is_there_is_written_as_markdown_csv_json_and_figures(tmp_path: Pat
     assert failures == []
     written = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert written == {
-        "table.md",
-        "table.csv",
-        "table.json",
-        *(f"{n}.{k}" for n in ("size", "curves") for k in ("png", "svg")),
+        "table3.md",
+        "table3.csv",
+        "table3.json",
+        *(f"table3-{n}.{k}" for n in ("size", "curves") for k in ("png", "svg")),
     }
-    assert json.loads((tmp_path / "table.json").read_text()) == json.loads(json.dumps(found))
+    assert json.loads((tmp_path / "table3.json").read_text()) == json.loads(json.dumps(found))
     page = io.StringIO()
     show(found, Console(file=page, width=80))
     assert "93.94" in page.getvalue() and "50.00" in page.getvalue() and "Choices" in page.getvalue()

@@ -98,7 +98,7 @@ def finished(out: Path) -> dict[Path, tuple[int, bytes]]:
 
 def without_times(out: Path) -> Any:
     """What does not depend on how fast the machine was."""
-    found = json.loads((out / "table.json").read_text())
+    found = json.loads((out / "table3.json").read_text())
     for row in [*found["lines"], *found["costs"]]:
         for name in [name for name in row if name.endswith("seconds")]:
             del row[name]
@@ -168,7 +168,7 @@ def test_stopped_and_killed_inside_a_run_it_goes_on_with_the_next_step(tmp_path:
 
 
 def test_a_table_is_made_of_the_files_alone(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("table.md", "table.csv", "table.json", "size.png", "size.svg")
+    names = ("table3.md", "table3.csv", "table3.json", "table3-size.png", "table3-size.svg")
     before = {name: (undisturbed / name).read_bytes() for name in names}
     runs = finished(undisturbed)
     for name in names:

@@ -1,4 +1,4 @@
-"""Tables as they are read: Markdown, CSV, a terminal of eighty columns."""
+"""An experiment's numbers as they are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from partialsgd.recipes.images.settings import Images
-from partialsgd.reproduce import tables
+from partialsgd.reproduce import layout, tables
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.numbers import Found, found
 from tests.reproduce.made import experiment, look, run, search, trio
@@ -90,7 +90,7 @@ def test_every_table_fits_into_eighty_columns(numbers: Found) -> None:
     page = io.StringIO()
     console = Console(file=page, width=80)
     for table in tables.tables(numbers):
-        console.print(tables.rich_table(table))
+        console.print(layout.rich_table(table))
     assert "…" not in page.getvalue()
 
 

@@ -22,7 +22,7 @@ KINDS = ("png", "svg")
 def drawn(experiment: Experiment, folder: Folder, found: Found) -> Iterator[tuple[str, Drawn]]:
     """Each figure that the finished runs give, by name."""
     if experiment.figure is not None:
-        yield from of_the_paper(experiment, folder, experiment.figure)
+        yield from of_the_paper(folder, experiment.figure)
         return
     if any(line["scores"] for line in found["lines"]):
         yield "size", against_size(found)
@@ -41,7 +41,7 @@ def write(figure: Drawn, to: Path, name: str) -> list[Path]:
     return paths
 
 
-def of_the_paper(experiment: Experiment, folder: Folder, figure: Figure) -> Iterator[tuple[str, Drawn]]:
+def of_the_paper(folder: Folder, figure: Figure) -> Iterator[tuple[str, Drawn]]:
     """Figure 2, 3 or 4 from what was measured; every curve has the seeds that are at their end."""
     runs = {
         label: [ended.path / "metrics.jsonl" for ended in folder.scored(row)]
@@ -50,10 +50,10 @@ def of_the_paper(experiment: Experiment, folder: Folder, figure: Figure) -> Iter
     }
     if not runs:
         return
-    yield experiment.name, figures.plot_criteria(runs, figure=figure.number, smooth=figure.smooth)
+    yield "criteria", figures.plot_criteria(runs, figure=figure.number, smooth=figure.smooth)
     if figure.group is not None:
         options: Any = {"figure": figure.number, "smooth": figure.smooth, "group": figure.group}
-        yield f"{experiment.name}-{figure.group}", figures.plot_criteria(runs, **options)
+        yield f"criteria-{figure.group}", figures.plot_criteria(runs, **options)
 
 
 def against_size(found: Found) -> Drawn:

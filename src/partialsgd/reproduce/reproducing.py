@@ -11,7 +11,7 @@ from partialsgd.export import files
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.progress import say
 from partialsgd.recipes.runs import Run
-from partialsgd.reproduce import experiment, figures, jobs, numbers, running, same, tables
+from partialsgd.reproduce import experiment, figures, jobs, layout, numbers, running, same, tables
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked, Experiment, default_out
 
@@ -66,17 +66,18 @@ def _train(plan: Experiment, folder: Folder, rows: Sequence[str], at_once: int, 
 
 def show(found: numbers.Found, console: Console) -> None:
     for table in tables.tables(found):
-        console.print(tables.rich_table(table))
+        console.print(layout.rich_table(table))
     for text in (tables.in_words(found), tables.choices(found), tables.made_with(found)):
         console.print(text, highlight=False, markup=False)
 
 
 def write(plan: Experiment, folder: Folder, found: numbers.Found) -> list[Path]:
-    """table.md, table.csv, table.json and the figures."""
-    paths = [folder.path / name for name in ("table.md", "table.csv", "table.json")]
+    """NAME.md, NAME.csv, NAME.json and the figures, NAME-size.png and so on."""
+    markdown, csv, json = (f"{plan.name}.{kind}" for kind in ("md", "csv", "json"))
     with files.staged(folder.path) as stage:
-        (stage / "table.md").write_text(tables.markdown(found), encoding="utf-8")
-        (stage / "table.csv").write_text(tables.as_csv(found), encoding="utf-8")
-        files.write_json(stage / "table.json", found)
-    drawn = [figures.write(figure, folder.path, name) for name, figure in figures.drawn(plan, folder, found)]
-    return [*paths, *(path for each in drawn for path in each)]
+        (stage / markdown).write_text(tables.markdown(found), encoding="utf-8")
+        (stage / csv).write_text(tables.as_csv(found), encoding="utf-8")
+        files.write_json(stage / json, found)
+    drawn = figures.drawn(plan, folder, found)
+    images = [figures.write(figure, folder.path, f"{plan.name}-{name}") for name, figure in drawn]
+    return [*(folder.path / name for name in (markdown, csv, json)), *(path for each in images for path in each)]

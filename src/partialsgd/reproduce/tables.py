@@ -1,36 +1,21 @@
-"""An experiment's numbers as tables: in a terminal, as Markdown, CSV and JSON."""
+"""An experiment's numbers as tables, as a page of Markdown and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, final
-
-from rich.table import Table as RichTable
+from typing import Any
 
 from partialsgd.reproduce import reading
+from partialsgd.reproduce.layout import Table, as_markdown
 from partialsgd.reproduce.numbers import NEAR, Found
 
 _NONE = "–"
 _MEASURED = ("c_norm²", "c_sim²", "c_align²", "cosine")
 _SHARED = "full"
 """The row that stands in every group, and makes none by itself."""
-
-
-@final
-@dataclass(frozen=True)
-class Table:
-    """Texts in rows and columns."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: int = 1
-    """How many columns, from the left, hold words and not numbers."""
-    note: str = ""
 
 
 def tables(found: Found) -> list[Table]:
@@ -49,13 +34,6 @@ def markdown(found: Found) -> str:
 
 def in_words(found: Found) -> str:
     return "\n".join(f"- {sentence}" for sentence in reading.sentences(found))
-
-
-def as_markdown(table: Table, level: int = 2) -> str:
-    line = [" --- "] * table.words + [" --: "] * (len(table.head) - table.words)
-    body = [f"| {' | '.join(row)} |" for row in table.rows]
-    lines = [f"{'#' * level} {table.title}", "", f"| {' | '.join(table.head)} |", f"|{'|'.join(line)}|", *body]
-    return "\n".join([*lines, "", table.note] if table.note else lines)
 
 
 def choices(found: Found) -> str:
@@ -91,16 +69,6 @@ def _criteria_cells(found: Found) -> Iterator[list[Any]]:
     for row in found["criteria"]:
         for values in zip(*(row[key] for key in keys), strict=True):
             yield [row["curve"], row["of"], *("" if value is None else value for value in values)]
-
-
-def rich_table(table: Table) -> RichTable:
-    shown = RichTable(title=table.title, caption=table.note or None)
-    for k, name in enumerate(table.head):
-        shown.add_column(name, justify="left" if k < table.words else "right")
-    for k, row in enumerate(table.rows):
-        ends = k + 1 < len(table.rows) and table.rows[k + 1][0] != row[0]
-        shown.add_row(*row, end_section=ends)
-    return shown
 
 
 def spread(values: Iterable[float | None]) -> str:

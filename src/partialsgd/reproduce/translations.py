@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, final
 
-from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.translation.settings import PRESETS, Translation
+from partialsgd.reproduce import instead
 from partialsgd.reproduce.budgets import with_the_flops_of
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Make, Row, Together
@@ -216,19 +216,10 @@ class _Plan:
             yield with_the_flops_of(joint, alone, f"{self.row(kind, ratio, start)}-flops", seeds)
 
     def instead(self, ratio: str, start: str | None, seeds: int) -> Iterator[Row]:
-        """What a user would do otherwise: distil the core from the whole network, or start it as its SVD."""
-        if self.nest != "low-rank":
-            return
-        core, before = self.row("core", ratio, start), max(1, self.base.epochs // 2)
-
-        def halved(folder: Folder, seed: int) -> Translation:
-            return replace(self.whole(folder, seed), epochs=before)
-
-        distilled = self.made("core", ratio, start)
-        warm = self.made("core", ratio, "svd", epochs=max(1, self.base.epochs - before))
-        yield Row(f"distilled-{core}", _after("full", "teacher", distilled), seeds, core, "full", optional=True)
-        yield Row("half", halved, seeds, "full", optional=True)
-        yield Row(f"warm-{core}", _after("half", "start", warm), seeds, core, "half", optional=True)
+        if self.nest == "low-rank":
+            core, svd = self.row("core", ratio, start), self.made("core", ratio, "svd")
+            yield instead.distilled(core, self.made("core", ratio, start), seeds)
+            yield from instead.warm(core, self.whole, svd, self.base.epochs, seeds)
 
     def together(self, ratio: str, start: str | None) -> Together:
         alone = {"core": self.row("core", ratio, start), "full": "full"}
@@ -247,16 +238,3 @@ class _Plan:
             yield Line(ratio, "full", "jointly", rows.joint, "full", printed.full, rows.joint)
         if self.name == "table2b":
             yield Line("1/64", "low-rank core", "alone", "rank-1_64", "full", LOW_RANK_64)
-
-
-def _after(row: str, option: str, make: Make) -> Make:
-    """Settings that name the finished run of another row, with the same seed."""
-
-    def made(folder: Folder, seed: int) -> Settings | None:
-        before, settings = folder.ended(folder.run(row, seed)), make(folder, seed)
-        if before is None or before.summary is None or settings is None:
-            return None
-        changes: Any = {option: str(before.path.resolve())}
-        return replace(settings, **changes)
-
-    return made

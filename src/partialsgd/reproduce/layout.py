@@ -1,0 +1,38 @@
+"""A table of texts, as Markdown and in a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from rich.table import Table as RichTable
+
+
+@final
+@dataclass(frozen=True)
+class Table:
+    """Texts in rows and columns."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 1
+    """How many columns, from the left, hold words and not numbers."""
+    note: str = ""
+
+
+def as_markdown(table: Table, level: int = 2) -> str:
+    line = [" --- "] * table.words + [" --: "] * (len(table.head) - table.words)
+    body = [f"| {' | '.join(row)} |" for row in table.rows]
+    lines = [f"{'#' * level} {table.title}", "", f"| {' | '.join(table.head)} |", f"|{'|'.join(line)}|", *body]
+    return "\n".join([*lines, "", table.note] if table.note else lines)
+
+
+def rich_table(table: Table) -> RichTable:
+    shown = RichTable(title=table.title, caption=table.note or None)
+    for k, name in enumerate(table.head):
+        shown.add_column(name, justify="left" if k < table.words else "right")
+    for k, row in enumerate(table.rows):
+        ends = k + 1 < len(table.rows) and table.rows[k + 1][0] != row[0]
+        shown.add_row(*row, end_section=ends)
+    return shown
