@@ -27,7 +27,7 @@ def test_the_page_is_in_the_first_run_and_its_path_is_printed(call: Call, tmp_pa
     joint, *others = made.three(tmp_path)
     to = joint / "report.html"
     assert call("report", str(joint), *map(str, others)) == (0, f"{to}\n", "")
-    assert "<h1>3 runs</h1>" in to.read_text(encoding="utf-8") and opened == []
+    assert "<h1>joint, core-alone and full-alone</h1>" in to.read_text(encoding="utf-8") and opened == []
 
 
 def test_it_goes_where_it_is_told_and_opens_as_a_file(call: Call, tmp_path: Path, opened: list[str]) -> None:

@@ -38,7 +38,7 @@ def test_with_the_other_runs_it_is_theirs(tmp_path: Path) -> None:
     assert (one.flops, one.seconds, one.is_computed) == (4.4e11, 180.0, False)
     part = cost.shown([one])
     assert "Computed" not in " ".join(seen.paragraphs(part)) and seen.rows(part)[2][2] == "20.00"
-    assert "(2 times) and 3 min 0 s" in seen.paragraphs(part)[0]
+    assert "(2 times) and 3 min" in seen.paragraphs(part)[0]
 
 
 def test_what_is_missing_is_computed_and_then_the_time_is_not_known(tmp_path: Path) -> None:

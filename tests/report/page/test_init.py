@@ -37,7 +37,7 @@ def test_headings_are_in_order_and_the_page_has_a_language_and_a_title(tmp_path:
     depths = [int(depth) for depth in re.findall(r"<h(\d)>", text)]
     assert depths[0] == 1 and depths.count(1) == 1
     assert all(after - before <= 1 for before, after in pairwise(depths))
-    assert '<html lang="en">' in text and "<title>3 runs · partialsgd</title>" in text
+    assert '<html lang="en">' in text and "<title>joint, core-alone and full-alone · partialsgd</title>" in text
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids)) and {"levels", "cost", "criteria", "configuration"} <= set(ids)
 

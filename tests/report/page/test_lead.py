@@ -33,7 +33,7 @@ def test_a_level_alone_says_what_it_took(tmp_path: Path) -> None:
 def test_several_runs_say_which_has_the_best_of_each_level(tmp_path: Path) -> None:
     assert said(made.three(tmp_path)) == (
         "The best of each level: core, BLEU 21.50 (joint), full, BLEU 30.12 (joint). joint: One run for all took "
-        "2.20 × 10¹¹ FLOPs and 1 min 30 s; a run for each takes 2 times the FLOPs (in 3 min 0 s); "
+        "2.20 × 10¹¹ FLOPs and 1 min 30 s; a run for each takes 2 times the FLOPs (in 3 min); "
         "jointly less alone, BLEU: core +1.5, full +0."
     )
 

@@ -47,6 +47,14 @@ def test_sizes_are_of_levels_that_were_trained_to_the_end(tmp_path: Path) -> Non
     assert said == "only · core: 1,000 parameters, BLEU 21.5."
 
 
+def test_sizes_of_several_runs_have_a_legend(tmp_path: Path) -> None:
+    runs = read(made.three(tmp_path))
+    (part,), (alone,) = (training.sizes(found, Charts(found)) for found in (runs, runs[:1]))
+    names = ["joint · core", "joint · full", "core-alone · core", "full-alone · full"]
+    assert [seen.words(item) for item in seen.tree(part).iter("li")] == names
+    assert not list(seen.tree(alone).iter("li"))
+
+
 def test_a_run_without_a_step_has_no_figure(tmp_path: Path) -> None:
     path = made.run(tmp_path, ends=False)
     (path / "metrics.jsonl").write_text("")

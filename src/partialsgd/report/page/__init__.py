@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
-from partialsgd.report.page import configuration, cost, criteria, levels, outputs, training
+from partialsgd.report.page import configuration, cost, criteria, levels, numbers, outputs, training
 from partialsgd.report.page.charts import Charts
 from partialsgd.report.page.configuration import Usual
 from partialsgd.report.page.lead import lead
@@ -19,6 +19,8 @@ from partialsgd.report.page.runs import Run
 from partialsgd.report.page.stored import read
 
 __all__ = ["write_page"]
+
+_NAMED = 3  # runs that the title has room for
 
 _SECTIONS = {
     "levels": "Levels",
@@ -45,7 +47,8 @@ def write_page(
 def page(runs: Sequence[Run], usual: Usual | None = None) -> str:
     """The whole text."""
     charts, found = Charts(runs), cost.comparisons(runs)
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    names = [run.name for run in runs]
+    title = numbers.named(names) if len(runs) <= _NAMED else f"{len(runs)} runs"
     body = el(
         "body",
         el("header", el("p", "partialsgd report", class_="kind"), el("h1", title), levels.meta(runs), _contents()),

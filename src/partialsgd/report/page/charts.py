@@ -24,6 +24,7 @@ _MARKERS = {
     "v": "M15 4l3.5-6.5h-7z",
     "P": "M14-4h2v3h3v2h-3v3h-2V1h-3v-2h3z",
 }
+_NO_LEGEND = Html("")
 _ANNOTATED = 6  # points whose names have a place beside them
 
 
@@ -59,7 +60,7 @@ class Charts:
         return self._figure(sheet, title, note, curves.told(found, unit, best=best))
 
     def sizes(self, points: Sequence[Point], score: str) -> Html:
-        """The score of levels against their size; those of one run are joined."""
+        """The score of levels against their size; those of one run are joined, and of several it is told which."""
         sheet = panels.sheet(1)
         axes = sheet.axes[0]
         for run in dict.fromkeys(run.name for _, run, _ in points):
@@ -82,14 +83,16 @@ class Charts:
             f"{name}: {numbers.whole(level.parameters)} parameters, {score} {numbers.plain((level.test or {})[score])}"
             for name, _, level in points
         )
-        return self._figure(sheet, f"{score[:1].upper()}{score[1:]} against size", "on the test data", f"{words}.")
+        legend = self.legend([name for name, _, _ in points]) if len(self._runs) > 1 else _NO_LEGEND
+        title = f"{score[:1].upper()}{score[1:]} against size"
+        return self._figure(sheet, title, "on the test data", f"{words}.", legend)
 
     def legend(self, shown: Sequence[str]) -> Html:
         """What the lines are; nothing where there is one."""
         items = [el("li", _swatch(self._names.index(name)), name) for name in self._names if name in shown]
-        return el("ul", *items, class_="legend") if len(items) > 1 else Html("")
+        return el("ul", *items, class_="legend") if len(items) > 1 else _NO_LEGEND
 
-    def _figure(self, sheet: Any, title: str, note: str, words: str) -> Html:
+    def _figure(self, sheet: Any, title: str, note: str, words: str, legend: Html = _NO_LEGEND) -> Html:
         for axes in sheet.axes:
             axes.set_xlabel(axes.get_xlabel().replace("$t$", "t"))
             for axis in (axes.xaxis, axes.yaxis):
@@ -98,7 +101,7 @@ class Charts:
                 line.set_label("_")  # the page has one legend for several figures
         drawn = svg.inline(panels.finished(sheet, None), next(self._ids), title, words)
         caption = [el("strong", title), *([el("span", f" {note}", class_="note")] if note else [])]
-        return el("figure", el("figcaption", *caption), drawn)
+        return el("figure", el("figcaption", *caption), drawn, legend)
 
 
 def grid(figures: Sequence[Html], kind: str = "figures") -> Html:

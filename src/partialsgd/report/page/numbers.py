@@ -47,15 +47,15 @@ def share(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Of a training: 4.9 s, 3 min 20 s, 2 h 5 min."""
+    """Of a training: 4.9 s, 3 min, 3 min 20 s, 2 h 5 min."""
     if seconds is None:
         return NOTHING
     if seconds < 60:
         return f"{seconds:.3g}{_S}s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes}{_S}min {rest}{_S}s"
-    return f"{minutes // 60}{_S}h {minutes % 60}{_S}min"
+        return f"{minutes}{_S}min" + (f" {rest}{_S}s" if rest else "")
+    return f"{minutes // 60}{_S}h" + (f" {minutes % 60}{_S}min" if minutes % 60 else "")
 
 
 def latency(seconds: float | None) -> str:
