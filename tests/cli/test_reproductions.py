@@ -20,6 +20,7 @@ from tests.cli.calls import Call, as_text, require_wrong
         (["reproduce", "table7"], "table7"),
         (["reproduce", "table1a", "--scale", "huge"], "--scale"),
         (["reproduce", "table1a", "--seeds", "0"], "--seeds must be a whole number, at least 1; got 0"),
+        (["reproduce", "table1a", "--epochs", "0"], "--epochs must be a whole number, at least 1; got 0"),
         (["reproduce", "table1a", "--jobs", "0"], "--jobs must be a whole number, at least 1; got 0"),
         (["reproduce", "table3", "--rows", "tabel"], "has no such row; it has alternating, slimmable"),
     ],

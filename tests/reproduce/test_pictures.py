@@ -46,8 +46,19 @@ def test_what_means_nothing_here_is_refused() -> None:
         experiment("table3", Asked("deep"))
     with pytest.raises(WrongCall, match="--start svd: table3 has no use for it"):
         experiment("table3", Asked(start="svd"))
+    with pytest.raises(WrongCall, match="--epochs 3: figure4 has no use for it"):
+        experiment("figure4", Asked(epochs=3))
     with pytest.raises(WrongCall, match="--source de: figure3 has no use for it"):
         experiment("figure3", Asked(source="de"))
+
+
+@pytest.mark.parametrize("name", ["table3", "table2a"])
+def test_epochs_can_be_told_and_those_of_the_grid_stay(name: str, tmp_path: Path) -> None:
+    usual, told = (ready(experiment(name, Asked(epochs=epochs)), Folder(tmp_path)) for epochs in (None, 3))
+    assert usual == told  # all are cells of the grid
+    rows = experiment(name, Asked(epochs=3)).rows(Folder(tmp_path))
+    found = [made.epochs for row in rows if (made := row.make(Folder(tmp_path), 0)) is not None]
+    assert found and set(found) == {3}
 
 
 def test_without_data_it_is_digits(tmp_path: Path) -> None:

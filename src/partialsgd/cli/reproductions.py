@@ -42,6 +42,8 @@ class Reproduce:
     """Trainings of each row, with the seeds 0, 1, and so on."""
     start: Literal["zero", "svd", "matched"] | None = None
     """How the low-rank layers of Table 1 start; by default all three are tried at r = 1/32, and the best is used."""
+    epochs: int | None = None
+    """Of each row, where the scale's are too many; the runs of another number need another --out."""
     rows: tuple[str, ...] = ()
     """Only these: the name of a row, a part of names (1/32, joint), or a pattern ("core-*"); distilled, half and warm
     are trained only if they are named."""
@@ -53,9 +55,9 @@ class Reproduce:
     """Train nothing: make the table and the figures of the runs that are there."""
 
     def __post_init__(self) -> None:
-        for option in ("seeds", "jobs"):
-            if getattr(self, option) < 1:
-                raise WrongCall(f"--{option} must be a whole number, at least 1; got {getattr(self, option)}")
+        for option in ("seeds", "jobs", "epochs"):
+            if (number := getattr(self, option)) is not None and number < 1:
+                raise WrongCall(f"--{option} must be a whole number, at least 1; got {number}")
 
     def __call__(self) -> None:
         from rich.console import Console
@@ -63,7 +65,7 @@ class Reproduce:
         from partialsgd.reproduce.plans import Asked
         from partialsgd.reproduce.reproducing import reproduce, show
 
-        asked = Asked(self.scale, self.data, self.source, self.target, self.seeds, self.start)
+        asked = Asked(self.scale, self.data, self.source, self.target, self.seeds, self.start, self.epochs)
         options: dict[str, Any] = {"rows": self.rows, "at_once": self.jobs, "out": self.out}
         found, failures = reproduce(self.name, asked, **options, train=not self.show)
         show(found, Console())

@@ -51,7 +51,7 @@ def experiment(name: str, asked: Asked) -> Experiment:
     plan = {"figure2": _figure_2, "figure3": _figure_3, "figure4": _figure_4}[name](asked)
     rows = [Row(row, always(settings), asked.seeds, None, block=name) for row, settings in plan.rows.items()]
     is_images = name != "figure4"
-    refuse(name, asked, "start", *(("source", "target") if is_images else ()))
+    refuse(name, asked, "start", "epochs", *(("source", "target") if is_images else ()))
     if is_images and asked.scale == "deep":
         raise WrongCall(f"--scale deep is for Transformers; {name} has none: laptop, smoke or paper")
     return Experiment(

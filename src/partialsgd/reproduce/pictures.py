@@ -51,10 +51,15 @@ def experiment(name: str, asked: Asked) -> Experiment:
 
 def base_of(asked: Asked) -> Images:
     """CIFAR-10 where the data are given, and else scikit-learn's digits, which need no file."""
+    chosen = _of_scale(asked)
+    return replace(chosen, data=asked.data, epochs=asked.epochs or chosen.epochs)
+
+
+def _of_scale(asked: Asked) -> Images:
     if asked.scale == "paper":
-        return replace(PRESETS["cifar10"], data=asked.data)
+        return PRESETS["cifar10"]
     small = replace(PRESETS["narrow"], epochs=12) if asked.data else PRESETS["digits"]
-    small = replace(small, data=asked.data, keep=1, threads=1)
+    small = replace(small, keep=1, threads=1)
     return replace(small, epochs=2, limit=120, width=4, batch=32) if asked.scale == "smoke" else small
 
 

@@ -29,6 +29,8 @@ class Asked:
     seeds: int = 3
     start: str | None = None
     """Of the low-rank layers; None to try all and take the best."""
+    epochs: int | None = None
+    """Of the rows that are shown; None for as many as the scale has."""
 
 
 @final

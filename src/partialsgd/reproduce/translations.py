@@ -100,6 +100,7 @@ class _Plan:
         return replace(
             chosen,
             look_bleu=chosen.look_bleu or 500,
+            epochs=self.asked.epochs or chosen.epochs,
             data=self.asked.data,
             source=self.asked.source or corpus.source,
             target=self.asked.target or corpus.target,
