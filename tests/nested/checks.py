@@ -12,10 +12,8 @@ from hypothesis import HealthCheck, Phase, settings
 from torch import Tensor, nn
 
 from partialsgd import Nested
-from partialsgd.names import Parameters
 from partialsgd.nested.examples import tensors_of
-from partialsgd.perturbations import drop_outside, perturbed
-from tests.nested.test_laws import check_extracted, close, outputs_and_gradients
+from tests.nested.test_laws import check_extracted, check_masked, close, outputs_and_gradients
 
 few = settings(
     max_examples=15,
@@ -87,12 +85,6 @@ def assert_one_function(
             structural, gradients = outputs_and_gradients(nested, inputs, over=nested)
         nested.load_state_dict(start)
         if is_mask:
-            parameters = Parameters(nested)
-            mask = nested.mask(level, parameters)
-            with perturbed(parameters, drop_outside(mask)):
-                masked, theirs = outputs_and_gradients(nested, inputs, over=nested)
-            close(structural, masked)
-            inside = [name for name in gradients if mask[name]]
-            close([gradients[name] for name in inside], [theirs[name] for name in inside])
+            check_masked(nested, level, inputs, structural, gradients)
             nested.load_state_dict(start)
         check_extracted(nested, level, inputs, structural, gradients)

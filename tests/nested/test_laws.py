@@ -78,13 +78,7 @@ def test_masked_structural_and_extracted_are_one_function(name: str, kind: str, 
             close(structural, list(tensors_of(nested(**inputs))))
         nested.load_state_dict(start)
         if is_pure_mask(network, kind):
-            parameters = Parameters(nested)
-            mask = nested.mask(level, parameters)
-            with perturbed(parameters, drop_outside(mask)):
-                masked, theirs = outputs_and_gradients(nested, inputs, over=nested)
-            close(structural, masked)
-            inside = [n for n in gradients if mask[n]]
-            close([gradients[n] for n in inside], [theirs[n] for n in inside])
+            check_masked(nested, level, inputs, structural, gradients)
         nested.load_state_dict(start)
         check_extracted(nested, level, inputs, structural, gradients)
 
@@ -93,6 +87,18 @@ def is_pure_mask(network: Network, kind: str) -> bool:
     """Separate BatchNorm and blocks of a post-norm network are chosen by structure alone."""
     by_norms = network.has_norms and ("separate" in kind or "width" not in kind)
     return not by_norms and (network.is_pre_norm or "depth" not in kind)
+
+
+def check_masked(
+    nested: Nested, level: str, inputs: dict[str, Any], structural: list[Tensor], gradients: dict[str, Tensor]
+) -> None:
+    parameters = Parameters(nested)
+    mask = nested.mask(level, parameters)
+    with perturbed(parameters, drop_outside(mask)):
+        masked, theirs = outputs_and_gradients(nested, inputs, over=nested)
+    close(structural, masked)
+    inside = [name for name in gradients if mask[name]]
+    close([gradients[name] for name in inside], [theirs[name] for name in inside])
 
 
 def check_extracted(
