@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist loadfile
 
 .PHONY: run test test-all browser bench results convergence setup lint
 
@@ -10,10 +10,10 @@ run: $(INSTALLED)  ## train a Transformer and its low-rank core on phrases, both
 	$(BIN)/partialsgd train
 
 test: lint browser  ## style, types and tests; ends with the skipped tests and why
-	$(PYTEST) -n 2 -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: lint browser  ## the same with the full product of methods, optimizers and problems
-	$(PYTEST) -n 2
+	$(PYTEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

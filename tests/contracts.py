@@ -106,7 +106,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "method" not in wanted:
         return
     found: dict[tuple[Any, ...], Any] = {}
+    is_short = metafunc.config.getoption("markexpr") == "not slow"  # ten thousand tests less to make and to leave out
     for cell in cells("optimizer" in wanted):
+        if is_short and cell.marks:
+            continue
         values = dict(zip(("method", "problem", "optimizer", "autocast"), cell.values, strict=True))
         if "autocast" in wanted or not values["autocast"]:
             key = tuple(values[name] for name in wanted)

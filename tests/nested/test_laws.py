@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -58,8 +60,22 @@ def close(a: list[Tensor], b: list[Tensor]) -> None:
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6 * max(1.0, float(x.abs().max())))
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize(("name", "kind"), CASES)
+def in_both_modes() -> Iterator[Any]:
+    """Every network and every kind in both modes, but a pair of them in one; in the other by `make test-all`."""
+    names, kinds = list(ZOO), list(dict.fromkeys(kind for _, kind in CASES))
+    for (name, kind), training in product(CASES, (True, False)):
+        is_often = (names.index(name) + kinds.index(kind)) % 2 == training
+        mode = "train" if training else "eval"
+        yield pytest.param(name, kind, training, id=f"{name}-{kind}-{mode}", marks=() if is_often else pytest.mark.slow)
+
+
+def test_every_network_and_every_kind_is_often_tried_in_both_modes() -> None:
+    often = [cell.values for cell in in_both_modes() if not cell.marks]
+    for known, place in ((ZOO, 0), ({kind for _, kind in CASES}, 1)):
+        assert {(cell[place], cell[2]) for cell in often} == set(product(known, (True, False)))
+
+
+@pytest.mark.parametrize(("name", "kind", "training"), list(in_both_modes()))
 def test_masked_structural_and_extracted_are_one_function(name: str, kind: str, training: bool) -> None:
     network, before, nested = built(name, kind)
     inputs = network.inputs(3)
