@@ -11,6 +11,7 @@ from typing import Any, final
 
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.settings import Settings
+from partialsgd.reproduce import elsewhere
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Cell, Experiment, Row
 
@@ -33,7 +34,8 @@ def ready(experiment: Experiment, folder: Folder, wanted: Sequence[str] = ()) ->
 
 def every(experiment: Experiment, folder: Folder) -> list[Job]:
     """All that can be told by now, finished or not, optional rows among them."""
-    return _jobs(experiment, folder, experiment.rows(folder))
+    rows = experiment.rows(folder)
+    return _jobs(experiment, folder, [*rows, *elsewhere.rows(experiment, rows, elsewhere.named(folder))])
 
 
 def asked_for(experiment: Experiment, folder: Folder, wanted: Sequence[str]) -> list[Row]:
@@ -41,7 +43,9 @@ def asked_for(experiment: Experiment, folder: Folder, wanted: Sequence[str]) -> 
     rows = experiment.rows(folder)
     if not wanted:
         return [row for row in rows if not row.optional]
-    meant = {word: {row.name for row in _meant(rows, word.replace("/", "_"))} for word in wanted}
+    words = {word: word.replace("/", "_") for word in wanted}
+    rows = [*rows, *elsewhere.rows(experiment, rows, words.values())]
+    meant = {word: {row.name for row in _meant(rows, name)} for word, name in words.items()}
     if unknown := [word for word, names in meant.items() if not names]:
         known = ", ".join(dict.fromkeys(row.name for row in rows))
         raise WrongCall(f"--rows {' '.join(unknown)}: {experiment.name} has no such row; it has {known}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from partialsgd.reproduce import medians
+from partialsgd.reproduce import elsewhere, medians
 from partialsgd.reproduce.folder import Ended, Folder, flops_of
 from partialsgd.reproduce.plans import Experiment, Line, Together
 
@@ -29,6 +29,7 @@ def found(experiment: Experiment, folder: Folder) -> Found:
         "near": [row for each in together for row in _near(experiment, folder, each)],
         "starts": list(_starts(experiment, folder)),
         "grid": list(_grid(experiment, folder)),
+        "elsewhere": list(elsewhere.found(experiment, folder)),
         "criteria": [] if experiment.figure is None else list(medians.of_figure(experiment.figure, folder)),
         "judge": experiment.judge,
         "choices": list(experiment.choices(folder)),

@@ -22,7 +22,7 @@ def tables(found: Found) -> list[Table]:
     """The paper's table first, then what it took, and how it was tuned; those without a number are left out."""
     if found["criteria"]:
         return [_criteria(found)]
-    every = [_main(found), _epochs(found), _costs(found), _near(found), _starts(found), _grid(found)]
+    every = [_main(found), _epochs(found), _costs(found), _near(found), _starts(found), _grid(found), _elsewhere(found)]
     return [table for table in every if table.rows]
 
 
@@ -212,6 +212,24 @@ def _grid(found: Found) -> Table:
     head = ("row", "learning rate", "warm-up", f"validation {found['judge']}", "chosen")
     note = "Every row that is tuned has the same cells and as many looks. The number is the mean over trained levels."
     return Table("The grid", head, rows, note=note)
+
+
+def _elsewhere(found: Found) -> Table:
+    rows = tuple(
+        (
+            row["row"],
+            f"{row['lr']:g}",
+            str(row["warm_up"]),
+            row["level"],
+            spread(row["scores"].values()),
+            _merit(row["merit"], found["judge"]),
+            "✓" * row["chosen"],
+        )
+        for row in found["elsewhere"]
+    )
+    head = ("row", "learning rate", "warm-up", "level", found["score"], f"validation {found['judge']}", "chosen")
+    note = "Trained as long as what is shown above, to see whether the grid of short runs has chosen well."
+    return Table("Whole runs at other cells of the grid", head, rows, note=note)
 
 
 def _merit(merit: float | None, judge: str) -> str:

@@ -1,0 +1,60 @@
+"""Whole runs at cells that the grid has not chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from partialsgd.recipes.errors import AlreadyThere, WrongCall
+from partialsgd.recipes.images.settings import Images
+from partialsgd.reproduce import elsewhere, jobs, tables
+from partialsgd.reproduce.folder import Folder
+from partialsgd.reproduce.numbers import found
+from partialsgd.reproduce.same import require_all
+from tests.reproduce.made import GRID, experiment, look, run, search, trio
+
+OTHER = "core@lr0.2-warm5"
+
+
+def test_a_row_is_trained_at_the_cell_that_is_named_and_by_default_at_none(tmp_path: Path) -> None:
+    plan, folder = experiment(trio()), Folder(tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    (job,) = (job for job in jobs.ready(plan, folder, [OTHER]) if job.settings.seed == 0)
+    assert job.path == folder.run(OTHER, 0) and (job.settings.lr, job.settings.warm_up) == (0.2, 5)
+    (chosen,) = (job for job in jobs.ready(plan, folder, ["core"]) if job.settings.seed == 0)
+    assert (chosen.settings.lr, chosen.settings.warm_up) == (0.1, 0)
+    assert not any("@" in str(job.path) for job in jobs.ready(plan, folder))
+
+
+def test_what_there_is_not_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    plan, folder = experiment(trio()), Folder(tmp_path)
+    with pytest.raises(WrongCall, match=r"--rows core@lr7: the grid has no cell lr7; it has lr0.1-warm0, lr0.2-warm5"):
+        jobs.ready(plan, folder, ["core@lr7"])
+    with pytest.raises(WrongCall, match=r"--rows cor@lr0.2-warm5: table9 has no row cor that is tuned"):
+        jobs.ready(plan, folder, ["cor@lr0.2-warm5"])
+
+
+def test_the_chosen_cell_stands_beside_the_others(tmp_path: Path) -> None:
+    plan, folder = experiment(trio()), Folder(tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    assert found(plan, folder)["elsewhere"] == []
+    for name, cell, scores in (("core", GRID.cells[0], (0.7, 0.72)), (OTHER, GRID.cells[1], (0.8,))):
+        for seed, value in enumerate(scores):
+            settings = cell.of(Images(seed=seed, epochs=1))
+            run(folder.run(name, seed), [look(full=value - 0.1)], {"full": value}, settings=settings)
+    numbers = found(plan, folder)
+    shown = next(table for table in tables.tables(numbers) if table.title.startswith("Whole runs"))
+    assert shown.rows == (
+        ("core", "0.1", "0", "full", "71.00 (1.41)", "0.6100", "✓"),
+        ("core", "0.2", "5", "full", "80.00", "0.7000", ""),
+    )
+    assert "80.00" not in "".join(tables.tables(numbers)[0].rows[0])  # the line of the table is of the chosen cell
+
+
+def test_a_run_of_another_cell_under_that_name_is_refused(tmp_path: Path) -> None:
+    plan, folder = experiment(trio()), Folder(tmp_path)
+    run(folder.run(OTHER, 0), [look(full=0.1)], {"full": 0.1}, settings=GRID.cells[0].of(Images(epochs=3)))
+    assert elsewhere.named(folder) == [OTHER]
+    with pytest.raises(AlreadyThere, match=r"lr 0.1 instead of 0.2"):
+        require_all(plan, folder)
