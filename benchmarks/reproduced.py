@@ -20,7 +20,8 @@ from benchmarks.figures import RESULTS
 from partialsgd.reproduce import experiment, figures, numbers, tables
 from partialsgd.reproduce.folder import FAILED, Folder
 from partialsgd.reproduce.layout import Table, as_markdown
-from partialsgd.reproduce.plans import Asked
+from partialsgd.reproduce.plans import Asked, Experiment
+from partialsgd.reproduce.same import require_all
 
 FOLDER = RESULTS / "reproduce"
 ROOT = Path(__file__).parents[1]
@@ -88,7 +89,7 @@ def stored(folder: Path = FOLDER) -> dict[Path, About]:
 def write(folder: Path = FOLDER) -> None:
     PICTURES.mkdir(exist_ok=True)
     for path, about in stored(folder).items():
-        plan, runs = experiment(about["name"], Asked(**about["asked"])), Folder(path)
+        plan, runs = opened(path, about)
         for name, figure in figures.drawn(plan, runs, numbers.found(plan, runs)):
             figures.write(figure, PICTURES, picture(path, name))
     for page, text in ((PAGE, sections(folder)), (README, in_short(folder))):
@@ -119,7 +120,7 @@ def in_short(folder: Path = FOLDER) -> str:
     """Table 1a and its curves, for the README."""
     for path, about in stored(folder).items():
         if about["name"] == "table1a":
-            found = _found(path, about)
+            found = numbers.found(*opened(path, about))
             (table, *_) = tables.tables(found)
             image = f"![{about['says']}: validation BLEU along the training](docs/figures/{path.name}-curves.png)"
             parts = [
@@ -133,15 +134,18 @@ def in_short(folder: Path = FOLDER) -> str:
     return ""
 
 
-def _found(path: Path, about: About) -> numbers.Found:
-    return numbers.found(experiment(about["name"], Asked(**about["asked"])), Folder(path))
+def opened(path: Path, about: About) -> tuple[Experiment, Folder]:
+    """What is stored, if all of it is what the experiment means today."""
+    plan, runs = experiment(about["name"], Asked(**about["asked"])), Folder(path)
+    require_all(plan, runs)
+    return plan, runs
 
 
 def _section(path: Path, about: About) -> str:
-    found = _found(path, about)
+    plan, runs = opened(path, about)
+    found = numbers.found(plan, runs)
     shown = tables.tables(found)
     first, rest = shown[:1], shown[1:]
-    plan, runs = experiment(about["name"], Asked(**about["asked"])), Folder(path)
     images = [
         f"![{found['title']}: {name}](figures/{picture(path, name)}.png)"
         for name, _ in figures.drawn(plan, runs, found)
@@ -162,7 +166,7 @@ def _made(path: Path) -> str:
     """How many runs, and how long they trained."""
     summaries = [json.loads(each.read_text(encoding="utf-8")) for each in path.glob("*/*/*/summary.json")]
     hours = sum(each["seconds"] for each in summaries) / 3600
-    return f"{len(summaries)} runs, {hours:.1f} hours of training on one thread each."
+    return f"{len(summaries)} runs, {hours:.1f} hours of steps on one thread each; evaluations come on top."
 
 
 def _rows(table: Table) -> str:

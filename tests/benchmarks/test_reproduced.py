@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 from tests.reproduce.made import look, run
 
 from benchmarks import reproduced
+from partialsgd.recipes.errors import AlreadyThere
 from partialsgd.recipes.images.settings import Images
 from partialsgd.reproduce import experiment, figures, numbers
 from partialsgd.reproduce.folder import Folder
@@ -74,6 +76,7 @@ def test_a_section_says_what_was_run_and_what_came_out(made: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("page", [reproduced.PAGE, reproduced.README], ids=["results", "readme"])
 def test_the_pages_are_what_is_stored(page: Path) -> None:
+    assert reproduced.stored()  # else there is nothing to compare
     text = page.read_text(encoding="utf-8")
     found = reproduced.sections() if page == reproduced.PAGE else reproduced.in_short()
     assert reproduced.in_place(text, found) == text
@@ -82,8 +85,17 @@ def test_the_pages_are_what_is_stored(page: Path) -> None:
 @pytest.mark.parametrize("path", sorted(reproduced.stored()), ids=lambda path: path.name)
 def test_the_figures_are_what_is_stored(path: Path, tmp_path: Path) -> None:
     about = reproduced.stored()[path]
-    plan, folder = experiment(about["name"], Asked(**about["asked"])), Folder(path)
+    plan, folder = reproduced.opened(path, about)
     for name, figure in figures.drawn(plan, folder, numbers.found(plan, folder)):
-        file = reproduced.picture(path, name)
-        _, vector = figures.write(figure, tmp_path, file)
+        pixels, vector = figures.write(figure, tmp_path, reproduced.picture(path, name))
         assert vector.read_bytes() == (reproduced.PICTURES / vector.name).read_bytes()
+        now, shown = (imread(each) for each in (pixels, reproduced.PICTURES / pixels.name))
+        assert now.shape == shown.shape and abs(now - shown).mean() < 1e-3  # compressed and smoothed as may be
+
+
+def test_what_was_made_for_something_else_is_not_published(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "figure3-laptop")
+    run(folder.run("dropout", 0), [look(full=0.4)], {"full": 0.4}, settings=Images(data="cifar", lr=7.0))
+    reproduced.store(folder.path, {**ABOUT, "name": "figure3"}, tmp_path / "stored")
+    with pytest.raises(AlreadyThere, match=r"other settings .*lr 7\.0 instead of"):
+        reproduced.sections(tmp_path / "stored")

@@ -12,6 +12,7 @@ from partialsgd.recipes.images.settings import Images
 from partialsgd.reproduce import figures
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.numbers import found
+from partialsgd.reproduce.plans import Together
 from tests.reproduce.made import experiment, look, run, trio
 
 
@@ -46,6 +47,20 @@ def test_curves_are_over_the_flops_of_the_run_so_far(folder: Folder) -> None:
     assert list(lines["core alone"].get_ydata()) == pytest.approx([20.0, 65.0])
     assert list(lines["core jointly"].get_xdata()) == [100, 200]  # the mean of both seeds' 200 and 201, halved first
     assert list(lines["full jointly"].get_ydata()) == pytest.approx([40.0, 80.0])
+
+
+def test_a_curve_looks_the_same_in_every_panel_also_where_the_first_lacks_one(folder: Folder) -> None:
+    run(folder.run("other", 0), [look(core=0.3, full=0.4)], {"core": 0.3, "full": 0.4})
+    both = [
+        Together("r = 1/4", "other", {"core": "untrained", "full": "full"}),
+        Together("r = 1/2", "joint", {"core": "core", "full": "full"}),
+    ]
+    figure = figures.along_the_training(experiment(trio(), together=lambda folder: both), folder)
+    assert figure is not None
+    first, second = ({line.get_label(): line.get_color() for line in axes.get_lines()} for axes in figure.axes)
+    assert {"core jointly", "core alone", "full jointly"} == set(second) and len(set(second.values())) == 3
+    assert first == {label: second[label] for label in first}
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["core jointly", "core alone", "full jointly"]
 
 
 def test_without_a_joint_run_there_are_no_curves(tmp_path: Path) -> None:

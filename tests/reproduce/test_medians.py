@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from partialsgd.recipes.images.settings import Images
 from partialsgd.report import records
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.medians import of_figure
@@ -15,7 +16,7 @@ from tests.reproduce.made import look, run
 
 def measured(folder: Folder, row: str, seed: int, cosines: list[float]) -> None:
     """A measurement at each step; c_norm is the step's number, c_align the inverse of the cosine."""
-    path = run(folder.run(row, seed), [look(full=0.5)], {"full": 0.5})
+    path = run(folder.run(row, seed), [look(full=0.5)], {"full": 0.5}, settings=Images(seed=seed))
     lines = []
     for t, cosine in enumerate(cosines):
         one = {"level": None, "c_norm": float(t), "c_sim": 0.5, "c_align": 1 / cosine, "cosine": cosine}
@@ -30,7 +31,7 @@ def test_they_are_of_the_second_half_and_squared(tmp_path: Path) -> None:
     measured(folder, "dropout", 0, [0.1, 0.1, 0.1, 0.5, 0.5, 0.8])
     measured(folder, "dropout", 1, [0.1, 0.1, 0.1, 0.5, 0.25, -0.5])
     (found,) = of_figure(Figure(2, {"with dropout": "dropout", "never trained": "x"}), folder)
-    assert (found["curve"], found["row"], found["of"], found["seeds"]) == ("with dropout", "dropout", "network", 2)
+    assert (found["curve"], found["row"], found["of"], found["seeds"]) == ("with dropout", "dropout", "network", [0, 1])
     assert found["c_norm²"] == [16.0, 16.0] and found["c_sim²"] == [0.25, 0.25]
     assert found["c_align²"] == pytest.approx([4.0, 16.0])  # of 4, 16 and what has no bound the second is in the middle
     assert found["cosine"] == pytest.approx([0.6, 0.25 / 3]) and found["negative"] == pytest.approx([0.0, 1 / 3])

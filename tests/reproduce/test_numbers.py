@@ -11,6 +11,7 @@ import pytest
 
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.numbers import found
+from partialsgd.reproduce.plans import Cell, Together
 from tests.reproduce.made import GRID, experiment, look, run, search, trio
 
 
@@ -50,6 +51,38 @@ def test_the_joint_run_costs_less_than_both(folder: Folder) -> None:
     (cost,) = found(experiment(trio()), folder)["costs"]
     assert (cost["joint_flops"], cost["alone_flops"]) == (450.0, 900.0)
     assert (cost["joint_seconds"], cost["alone_seconds"]) == (45.0, 90.0)
+
+
+def test_times_are_medians_for_a_machine_is_disturbed_now_and_then(folder: Folder) -> None:
+    for row, seconds in (("core", 900.0), ("full", 900.0), ("joint", 1.0)):
+        levels = {"core": 0.1, "full": 0.1} if row == "joint" else {"full": 0.1}
+        run(folder.run(row, 2), [look(**levels)] * 2, levels, seconds=seconds, settings=_seeded(2))
+    numbers = found(experiment(trio(3)), folder)
+    assert (numbers["costs"][0]["joint_seconds"], numbers["costs"][0]["alone_seconds"]) == (45.0, 90.0)
+    assert numbers["lines"][0]["epoch_seconds"] == 15.0
+
+
+def test_starts_are_judged_by_the_first_seed_also_if_it_diverged(folder: Folder) -> None:
+    starts = {start: Together(start, f"joint-{start}", {"core": "core"}) for start in ("zero", "svd", "matched")}
+    run(folder.run("joint-zero", 0), [look(core=0.9, full=0.9)], None)
+    run(folder.run("joint-zero", 1), [look(core=0.9, full=0.9)], {"core": 0.9, "full": 0.9})
+    run(folder.run("joint-svd", 0), [look(core=0.3, full=0.5)], {"core": 0.3, "full": 0.5})
+    zero, svd, matched = found(experiment(trio(), starts=starts), folder)["starts"]
+    assert (zero["is_known"], zero["merit"]) == (True, None)
+    assert (svd["is_known"], svd["merit"]) == (True, pytest.approx(0.4))
+    assert (matched["is_known"], matched["merit"]) == (False, None)
+
+
+def test_cells_of_an_earlier_grid_are_shown_and_not_chosen(folder: Folder) -> None:
+    run(folder.cell("core", Cell(1e-05, 60)), [look(full=0.99)], {"full": 0.99})
+    grid = found(experiment(trio()), Folder(folder.path))["grid"]
+    told = [(row["lr"], row["warm_up"], row["chosen"]) for row in grid]
+    assert told == [(0.1, 0, True), (0.2, 5, False), (1e-05, 60, False)]
+
+
+def test_what_diverged_at_equal_flops_is_counted(folder: Folder) -> None:
+    run(folder.run("core-flops", 0), [look(full=0.1)], None)
+    assert found(experiment(trio()), folder)["lines"][0]["equal_flops_diverged"] == 1
 
 
 def test_a_level_is_near_at_the_first_look_within_half_a_point(folder: Folder) -> None:

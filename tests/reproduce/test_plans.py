@@ -15,6 +15,8 @@ def test_a_cell_changes_learning_rate_and_warm_up_only() -> None:
 
 def test_a_cells_name_is_a_directory_of_its_own() -> None:
     assert Cell(1.5e-3, 60).name == "lr0.0015-warm60" != Cell(1.5e-3, 240).name
+    for cell in (Cell(1.5e-3, 60), Cell(1e-5, 0), Cell(2.0, 4000)):
+        assert Cell.named(cell.name) == cell
 
 
 def test_each_experiment_scale_and_corpus_has_a_place_of_its_own() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from partialsgd.recipes.errors import AlreadyThere
 from partialsgd.recipes.images.settings import Images
+from partialsgd.recipes.translation.settings import Translation
 from partialsgd.reproduce import experiment
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.jobs import ready
@@ -41,6 +42,12 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
         require_same(path, replace(HERE, data="here/digits"))
     with pytest.raises(AlreadyThere, match="data 'here/cifar' instead of None"):
         require_same(path, replace(HERE, data=None))
+
+
+def test_a_run_of_another_recipe_is_refused_as_such(tmp_path: Path) -> None:
+    path = run(tmp_path / "r", [look(full=0.1)], {"full": 0.1}, settings=HERE)
+    with pytest.raises(AlreadyThere, match="is a run of images, not of translation; give another --out"):
+        require_same(path, Translation())
 
 
 def test_a_finished_run_of_another_scale_or_corpus_is_not_mixed_in(tmp_path: Path) -> None:

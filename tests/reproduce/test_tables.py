@@ -95,19 +95,38 @@ def test_every_table_fits_into_eighty_columns(numbers: Found) -> None:
 
 
 def test_a_start_that_is_not_trained_yet_has_not_diverged(numbers: Found) -> None:
-    numbers["starts"] = [{"start": "svd", "core_alone": {"0": 1.0}, "core": {}, "full": {}, "merit": None}]
+    unknown = {"core": {}, "full": {}, "is_known": False, "merit": None}
+    numbers["starts"] = [{"start": "svd", "core_alone": {"0": 1.0}, **unknown}]
     starts = next(table for table in tables.tables(numbers) if table.title.startswith("How the low-rank"))
     assert starts.rows == (("svd", "1.00", "–", "–", "–"),)
 
 
 def test_no_start_is_the_best_before_all_are_known(numbers: Found) -> None:
     one = {"core_alone": {}, "core": {"0": 2.0}, "full": {"0": 3.0}}
-    numbers["starts"] = [{"start": "zero", **one, "merit": -2.0}, {"start": "svd", **one, "merit": None}]
+    numbers["starts"] = [
+        {"start": "zero", **one, "is_known": True, "merit": -2.0},
+        {"start": "svd", **one, "is_known": False, "merit": None},
+    ]
 
     def marked() -> list[str]:
         found = next(table for table in tables.tables(numbers) if table.title.startswith("How the low-rank"))
         return [row[0] for row in found.rows if "best" in row[0]]
 
     assert marked() == []
-    numbers["starts"][1]["merit"] = -1.5
+    numbers["starts"][1] |= {"is_known": True, "merit": -1.5}
     assert marked() == ["svd (best by validation)"]
+    numbers["starts"][1]["merit"] = None  # it has diverged
+    assert marked() == ["zero (best by validation)"]
+
+
+def test_what_diverged_at_equal_flops_is_said_in_its_column(numbers: Found) -> None:
+    numbers["lines"][0]["equal_flops_diverged"] = 2
+    assert tables.tables(numbers)[0].rows[0][-2:] == ("71.00 (1.41)", "–, 2 diverged")
+
+
+def test_the_criteria_of_a_figure_have_a_row_for_each_seed(numbers: Found) -> None:
+    values = {"c_norm²": [1.0, 2.0], "c_sim²": [1.0, 1.0], "c_align²": [None, 4.0], "cosine": [0.1, 0.2]}
+    curve = {"curve": "with dropout", "row": "core", "of": "network", "seeds": [0, 2], "negative": [0.0, 0.5]}
+    numbers["criteria"] = [curve | values]
+    rows = list(csv.DictReader(io.StringIO(tables.as_csv(numbers))))
+    assert [(row["seed"], row["c_align²"]) for row in rows] == [("0", ""), ("2", "4.0")]

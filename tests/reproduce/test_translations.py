@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.translation.settings import PRESETS, Translation
 from partialsgd.reproduce import experiment
 from partialsgd.reproduce.folder import Folder
-from partialsgd.reproduce.jobs import ready
+from partialsgd.reproduce.jobs import ready, waiting
 from partialsgd.reproduce.plans import Asked, Experiment
 from tests.reproduce.made import run
 
@@ -158,6 +159,18 @@ def test_width_has_no_starts(tmp_path: Path) -> None:
     text = settings(plan, folder, "rank-1_64")
     assert text is not None and (text.nest, text.ratio, text.alone) == ("low-rank", ("1/64",), "core")
     assert not plan.starts
+    with pytest.raises(WrongCall, match="--start svd: table2a has no use for it"):
+        experiment("table2a", replace(SMALL, start="svd"))
+
+
+def test_a_row_says_what_it_waits_for(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert waiting(experiment("table2a", SMALL), folder, ("full", "core-1_4")) == [
+        "full waits for its grid",
+        "core-1_4 waits for its grid",
+    ]
+    told = waiting(experiment("table1a", SMALL), folder, ("core-1_32-svd", "core-1_4"))
+    assert told == ["core-1_32-svd waits for its grid", "core-1_4 waits for the starts at r = 1/32, or --start"]
 
 
 @pytest.mark.parametrize("name", ["table1a", "table1b", "table2a", "table2b"])

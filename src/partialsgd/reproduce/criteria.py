@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.images.settings import PRESETS as IMAGES
 from partialsgd.recipes.images.settings import Images
 from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.translation.settings import PRESETS as TRANSLATION
 from partialsgd.recipes.translation.settings import Translation
-from partialsgd.reproduce.plans import Asked, Experiment, Figure, Grid, Line, Row, always, refuse
+from partialsgd.reproduce.plans import Asked, Experiment, Figure, Grid, Line, Row, always, refuse, refuse_depth
 
 _DROPOUT = "dropout(keep=0.8, unit='neurons')"
 _NARROWED = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
@@ -24,7 +23,7 @@ _OF_DROPOUT = (
     "and the second convolution of a block is divided by the root of the number of blocks.",
     "Both gradients are of the step's own batch: they share its noise, which makes them look more alike than the "
     "gradients of f are.",
-    "Learning rate, schedule, epochs, batch and augmentation are not in the paper.",
+    "The lines are running medians of five measurements.",
 )
 _OF_WIDTH = (
     "Which of its two corpora Figure 4 is of is not in the paper; here it is IWSLT14's setting.",
@@ -52,8 +51,8 @@ def experiment(name: str, asked: Asked) -> Experiment:
     rows = [Row(row, always(settings), asked.seeds, None, block=name) for row, settings in plan.rows.items()]
     is_images = name != "figure4"
     refuse(name, asked, "start", "epochs", *(("source", "target") if is_images else ()))
-    if is_images and asked.scale == "deep":
-        raise WrongCall(f"--scale deep is for Transformers; {name} has none: laptop, smoke or paper")
+    if is_images:
+        refuse_depth(name, asked)
     return Experiment(
         name=name,
         title=plan.title,
@@ -70,9 +69,10 @@ def experiment(name: str, asked: Asked) -> Experiment:
 
 
 def _figure_2(asked: Asked) -> _Plan:
-    rows: dict[str, Settings] = {"dropout": replace(_pictures(asked), method=_DROPOUT)}
+    base = _pictures(asked)
+    rows: dict[str, Settings] = {"dropout": replace(base, method=_DROPOUT)}
     title = "Figure 2: similarity and alignment of a residual network trained with dropout"
-    return _Plan(title, rows, Figure(2, {"with dropout": "dropout"}, smooth=5), _OF_DROPOUT)
+    return _Plan(title, rows, Figure(2, {"with dropout": "dropout"}, smooth=5), (_setting(base), *_OF_DROPOUT))
 
 
 def _figure_3(asked: Asked) -> _Plan:
@@ -83,7 +83,7 @@ def _figure_3(asked: Asked) -> _Plan:
     }
     curves = {"with dropout": "dropout", "without dropout": "without"}
     title = "Figure 3: alignment with the masks of dropout, trained with and without it"
-    return _Plan(title, rows, Figure(3, curves, smooth=5), _OF_DROPOUT)
+    return _Plan(title, rows, Figure(3, curves, smooth=5), (_setting(base), *_OF_DROPOUT))
 
 
 def _figure_4(asked: Asked) -> _Plan:
@@ -95,6 +95,15 @@ def _figure_4(asked: Asked) -> _Plan:
     curves = {"standard": "standard", "alternating": "alternating"}
     title = "Figure 4: overlap, similarity and alignment of a Transformer's half width"
     return _Plan(title, rows, Figure(4, curves, smooth=5, group="layers"), _OF_WIDTH)
+
+
+def _setting(base: Images) -> str:
+    length = f"{base.epochs} epochs" if base.max_steps is None else f"{base.max_steps:,} steps"
+    return (
+        f"Learning rate, schedule, length, batch and augmentation are not in the paper: {base.lr:g} and half a cosine "
+        f"down to 0 over {length}, {base.batch} images a batch. Network {base.network}, {base.width} channels in the "
+        f"first stage."
+    )
 
 
 def _pictures(asked: Asked) -> Images:

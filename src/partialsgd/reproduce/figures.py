@@ -79,16 +79,16 @@ def along_the_training(experiment: Experiment, folder: Folder) -> Drawn | None:
     """The validation score over the training FLOPs, joint and alone; a panel for each ratio."""
     from matplotlib.ticker import EngFormatter
 
-    shown = [
-        (each.label, curves)
-        for each in experiment.together(folder)
-        if folder.scored(each.joint) and (curves := dict(_curves(experiment, folder, each.joint, each.alone)))
-    ]
+    joint = [each for each in experiment.together(folder) if folder.scored(each.joint)]
+    drawn = [(each.label, dict(_curves(experiment, folder, each.joint, each.alone))) for each in joint]
+    shown = [(label, curves) for label, curves in drawn if any(curves.values())]
     if not shown:
         return None
     sheet = panels.sheet(len(shown))
+    names = [name for name in shown[0][1] if any(curves[name] for _, curves in shown)]  # one legend for all panels
     for axes, (label, curves) in zip(sheet.axes, shown, strict=True):
-        panels.draw(axes, curves, f"{experiment.score} (validation)", log=False)
+        lines = {name: curves[name] or [Series({})] for name in names}
+        panels.draw(axes, lines, f"{experiment.score} (validation)", log=False)
         axes.set_xlabel(f"training FLOPs, {label}")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return panels.finished(sheet, None)
@@ -97,13 +97,13 @@ def along_the_training(experiment: Experiment, folder: Folder) -> Drawn | None:
 def _curves(
     experiment: Experiment, folder: Folder, joint: str, alone: Mapping[str, str]
 ) -> Iterator[tuple[str, list[Series]]]:
+    """By label, the same labels for every ratio; those without a finished run have no series."""
     for level, row in alone.items():
         for label, ended, name in (
             (f"{level} jointly", folder.scored(joint), level),
             (f"{level} alone", folder.scored(row), "full"),
         ):
-            if series := _series([curve(each, name, experiment) for each in ended]):
-                yield label, series
+            yield label, _series([curve(each, name, experiment) for each in ended])
 
 
 def _series(curves: Sequence[Sequence[tuple[float, float]]]) -> list[Series]:

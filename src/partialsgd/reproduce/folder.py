@@ -96,6 +96,12 @@ class Folder:
         found = {cell: self.ended(self.cell(row, cell)) for cell in grid.cells}
         return {cell: ended for cell, ended in found.items() if ended is not None}
 
+    def tried_before(self, row: str, grid: Grid) -> dict[Cell, Ended]:
+        """Cells at their end that are no longer in the grid; nothing is chosen from them."""
+        known = {cell.name for cell in grid.cells}
+        paths = sorted(path for path in (self.path / "grid" / row).glob("lr*-warm*") if path.name not in known)
+        return {Cell.named(path.name): ended for path in paths if (ended := self.ended(path)) is not None}
+
     def chosen(self, row: str, grid: Grid, judge: str) -> Cell | None:
         """The best cell, once all of them are known; a grid of one cell needs no search."""
         if len(grid.cells) == 1:

@@ -18,10 +18,10 @@ def of_figure(figure: Figure, folder: Folder) -> Iterator[dict[str, Any]]:
     """A row for each curve, and where layers are grouped one more for these."""
     for group in dict.fromkeys([None, figure.group]):
         for label, row in figure.curves.items():
-            runs = [found for ended in folder.scored(row) if (found := _numbers(ended, group))]
+            runs = {run.settings.seed: found for run in folder.scored(row) if (found := _numbers(run, group))}
             if runs:
-                by_key = {key: [run[key] for run in runs] for key in runs[0]}
-                yield {"curve": label, "row": row, "of": group or "network", "seeds": len(runs)} | by_key
+                by_key = {key: [found[key] for found in runs.values()] for key in next(iter(runs.values()))}
+                yield {"curve": label, "row": row, "of": group or "network", "seeds": list(runs)} | by_key
 
 
 def _numbers(ended: Ended, group: str | None) -> dict[str, float | None]:

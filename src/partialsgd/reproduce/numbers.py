@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, TypeAlias
 
 from partialsgd.reproduce import elsewhere, medians
@@ -47,13 +47,18 @@ def _line(experiment: Experiment, folder: Folder, line: Line) -> Found:
         "paper": None if line.printed is None else str(line.printed),
         "scores": _scores(experiment, folder, line.row, line.level),
         "equal_flops": {} if line.equal_flops is None else _scores(experiment, folder, line.equal_flops, line.level),
-        "diverged": len(folder.seeds(line.row)) - len(ended),
+        "diverged": _diverged(folder, line.row),
+        "equal_flops_diverged": 0 if line.equal_flops is None else _diverged(folder, line.equal_flops),
         "parameters": _mean(run["levels"][line.level]["parameters"] for run in _summaries(ended)),
-        "epoch_seconds": _mean(each["seconds"] / _epochs(run) for run, each in _with_summaries(ended)),
+        "epoch_seconds": _median(each["seconds"] / _epochs(run) for run, each in _with_summaries(ended)),
         "epoch_flops": _mean(flops_of(each) / _epochs(run) for run, each in _with_summaries(ended)),
         "paper_epoch_flops": line.printed_flops,
         "as_the_paper_counts": _mean(_paper_flops(each) for each in _summaries(ended)),
     }
+
+
+def _diverged(folder: Folder, row: str) -> int:
+    return len(folder.seeds(row)) - len(folder.scored(row))
 
 
 def _scores(experiment: Experiment, folder: Folder, row: str, level: str) -> dict[str, float]:
@@ -66,7 +71,10 @@ def _scores(experiment: Experiment, folder: Folder, row: str, level: str) -> dic
 
 
 def _cost(folder: Folder, each: Together) -> Found:
-    """The joint run against those that train the same networks one by one: means over the seeds that all have."""
+    """The joint run against those that train the same networks one by one, with the seeds that all have.
+
+    FLOPs are means; times are medians, for a machine is disturbed now and then.
+    """
     rows = (each.joint, *each.alone.values())
     runs = {row: {run.settings.seed: summary for run, summary in _with_summaries(folder.scored(row))} for row in rows}
     seeds = sorted(set.intersection(*(set(found) for found in runs.values())))
@@ -75,9 +83,9 @@ def _cost(folder: Folder, each: Together) -> Found:
         "label": each.label,
         "seeds": seeds,
         "joint_flops": _mean(map(flops_of, joint)),
-        "joint_seconds": _mean(run["seconds"] for run in joint),
+        "joint_seconds": _median(run["seconds"] for run in joint),
         "alone_flops": sum(fmean(map(flops_of, found)) for found in alone) if seeds else None,
-        "alone_seconds": sum(fmean(run["seconds"] for run in found) for found in alone) if seeds else None,
+        "alone_seconds": sum(median(run["seconds"] for run in found) for found in alone) if seeds else None,
     }
 
 
@@ -120,13 +128,17 @@ def curve(ended: Ended, level: str, experiment: Experiment) -> list[tuple[float,
 
 
 def _starts(experiment: Experiment, folder: Folder) -> Iterator[Found]:
+    """What chooses among them is the run with seed 0; one that has diverged is worse than any other."""
     for start, rows in experiment.starts.items():
+        first = folder.ended(folder.run(rows.joint, 0))
+        merit = -math.inf if first is None else first.merit(experiment.judge)
         yield {
             "start": start,
             "core_alone": _scores(experiment, folder, rows.alone["core"], "full"),
             "core": _scores(experiment, folder, rows.joint, "core"),
             "full": _scores(experiment, folder, rows.joint, "full"),
-            "merit": _mean(run.merit(experiment.judge) for run in folder.scored(rows.joint)[:1]),
+            "is_known": first is not None,
+            "merit": merit if math.isfinite(merit) else None,
         }
 
 
@@ -134,7 +146,7 @@ def _grid(experiment: Experiment, folder: Folder) -> Iterator[Found]:
     for row in dict.fromkeys(row.name for row in experiment.rows(folder) if row.tuned_as == row.name):
         tried = folder.tried(row, experiment.grid)
         chosen = folder.chosen(row, experiment.grid, experiment.judge)
-        for cell, ended in tried.items():
+        for cell, ended in [*tried.items(), *folder.tried_before(row, experiment.grid).items()]:
             merit = ended.merit(experiment.judge)
             yield {
                 "row": row,
@@ -180,3 +192,8 @@ def _epochs(ended: Ended) -> float:
 def _mean(values: Any) -> float | None:
     known = list(values)
     return fmean(known) if known else None
+
+
+def _median(values: Any) -> float | None:
+    known = list(values)
+    return median(known) if known else None

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.images.settings import PRESETS, Images
 from partialsgd.reproduce.budgets import with_the_flops_of
-from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Row, Together, always, refuse
+from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Row, Together, always, refuse, refuse_depth
 from partialsgd.reproduce.printed import TABLE_3
 
 _RATIO = "1/2"
 
 _CHOICES = (
-    "Learning rate, schedule, epochs, batch and augmentation are not in the paper: half a cosine down to 0, random "
-    "crops and, on CIFAR-10, mirror images.",
     "Each network has BatchNorm layers of its own: weights, biases and running statistics.",
     "In a step of slimmable both networks see the batch and the mean of their losses is descended; in an epoch each "
     "makes as many updates as there are batches, under alternating half as many.",
@@ -30,9 +27,8 @@ _CHOICES = (
 
 def experiment(name: str, asked: Asked) -> Experiment:
     refuse(name, asked, "source", "target", "start")
-    if asked.scale == "deep":
-        raise WrongCall(f"--scale deep is for Transformers; {name} has none: laptop, smoke or paper")
-    base, seeds = base_of(asked), asked.seeds
+    refuse_depth(name, asked)
+    base, seeds = _base_of(asked), asked.seeds
     return Experiment(
         name=name,
         title="Table 3: a residual network and its half width, alternating and slimmable",
@@ -45,11 +41,19 @@ def experiment(name: str, asked: Asked) -> Experiment:
         together=lambda folder: [
             Together(method, method, {"core": "core", "full": "full"}) for method in TABLE_3 if folder.scored(method)
         ],
-        choices=lambda folder: _CHOICES,
+        choices=lambda folder: [_setting(base), *_CHOICES],
     )
 
 
-def base_of(asked: Asked) -> Images:
+def _setting(base: Images) -> str:
+    return (
+        "Learning rate, schedule, epochs, batch and augmentation are not in the paper: half a cosine down to 0 over "
+        f"{base.epochs} epochs, {base.batch} images a batch, random crops and, on CIFAR-10, mirror images; the "
+        f"rate is of the grid. Network {base.network}, {base.width} channels in the first stage."
+    )
+
+
+def _base_of(asked: Asked) -> Images:
     """CIFAR-10 where the data are given, and else scikit-learn's digits, which need no file."""
     chosen = _of_scale(asked)
     return replace(chosen, data=asked.data, epochs=asked.epochs or chosen.epochs)

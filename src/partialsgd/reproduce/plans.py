@@ -45,6 +45,11 @@ class Cell:
     def name(self) -> str:
         return f"lr{self.lr:g}-warm{self.warm_up}"
 
+    @classmethod
+    def named(cls, name: str) -> Cell:
+        lr, _, warm_up = name.removeprefix("lr").partition("-warm")
+        return cls(float(lr), int(warm_up))
+
     def of(self, settings: Settings) -> Settings:
         changes: Any = {"lr": self.lr, "warm_up": self.warm_up}
         return replace(settings, **changes)
@@ -158,6 +163,11 @@ def refuse(name: str, asked: Asked, *options: str) -> None:
     for option in options:
         if getattr(asked, option) is not None:
             raise WrongCall(f"--{option} {getattr(asked, option)}: {name} has no use for it; leave it out")
+
+
+def refuse_depth(name: str, asked: Asked) -> None:
+    if asked.scale == "deep":
+        raise WrongCall(f"--scale deep is for Transformers; {name} has none: laptop, smoke or paper")
 
 
 def default_out(name: str, asked: Asked) -> Path:

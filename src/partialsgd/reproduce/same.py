@@ -23,7 +23,10 @@ _PATHS = frozenset({"data", "start", "teacher"})
 
 def require_same(path: Path, settings: Settings) -> None:
     """Refuse a run that was made for something else."""
-    before, now = vars(Run(path).settings), vars(settings)
+    made = Run(path).settings
+    if made.recipe != settings.recipe:
+        raise AlreadyThere(f"{path} is a run of {made.recipe}, not of {settings.recipe}; give another --out")
+    before, now = vars(made), vars(settings)
     idle = _PLACES | (_OF_LEVELS if now.get("nest") == before.get("nest") == "none" else frozenset())
     told = [
         f"{name} {before[name]!r} instead of {value!r}"

@@ -13,6 +13,7 @@ from partialsgd.reproduce.layout import Table, as_markdown
 from partialsgd.reproduce.numbers import NEAR, Found
 
 _NONE = "–"
+_OUTCOMES = ("scores", "equal_flops", "diverged", "equal_flops_diverged")
 _MEASURED = ("c_norm²", "c_sim²", "c_align²", "cosine")
 _SHARED = "full"
 """The row that stands in every group, and makes none by itself."""
@@ -47,7 +48,7 @@ def made_with(found: Found) -> str:
 
 
 def as_csv(found: Found) -> str:
-    """The lines of the paper's table with a row for each seed, or the criteria of a figure."""
+    """The lines of the paper's table, or the criteria of a figure, with a row for each seed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows(_criteria_cells(found) if found["criteria"] else _line_cells(found))
@@ -65,10 +66,10 @@ def _line_cells(found: Found) -> Iterator[list[Any]]:
 
 def _criteria_cells(found: Found) -> Iterator[list[Any]]:
     keys = (*_MEASURED, "negative")
-    yield ["trained", "of", *keys]
+    yield ["trained", "of", "seed", *keys]
     for row in found["criteria"]:
-        for values in zip(*(row[key] for key in keys), strict=True):
-            yield [row["curve"], row["of"], *("" if value is None else value for value in values)]
+        for seed, *values in zip(row["seeds"], *(row[key] for key in keys), strict=True):
+            yield [row["curve"], row["of"], seed, *("" if value is None else value for value in values)]
 
 
 def spread(values: Iterable[float | None]) -> str:
@@ -82,7 +83,7 @@ def spread(values: Iterable[float | None]) -> str:
 
 def _shown(found: Found) -> list[Mapping[str, Any]]:
     """Lines with something to show, of the groups that have more than the row which stands in all of them."""
-    known = [line for line in found["lines"] if line["scores"] or line["equal_flops"] or line["diverged"]]
+    known = [line for line in found["lines"] if any(line[key] for key in _OUTCOMES)]
     groups = {line["group"] for line in known if line["row"] != _SHARED} or {line["group"] for line in known[:1]}
     return [line for line in known if line["group"] in groups]
 
@@ -91,7 +92,13 @@ def _main(found: Found) -> Table:
     lines = _shown(found)
     seeds = max((len(line[key]) for line in lines for key in ("scores", "equal_flops")), default=0)
     rows = tuple(
-        (*_words(line), line["paper"] or _NONE, _ours(line, seeds), _of(line["equal_flops"], seeds)) for line in lines
+        (
+            *_words(line),
+            line["paper"] or _NONE,
+            _ours(line["scores"], line["diverged"], seeds),
+            _ours(line["equal_flops"], line["equal_flops_diverged"], seeds),
+        )
+        for line in lines
     )
     head = ("r", "network", "trained", "paper", "ours", "at equal FLOPs")
     note = (
@@ -128,13 +135,10 @@ def _words(line: Mapping[str, Any]) -> tuple[str, str, str]:
     return line["group"], line["network"], line["trained"]
 
 
-def _ours(line: Mapping[str, Any], seeds: int) -> str:
-    return _of(line["scores"], seeds) + (f", {line['diverged']} diverged" if line["diverged"] else "")
-
-
-def _of(scores: Mapping[str, float], seeds: int) -> str:
+def _ours(scores: Mapping[str, float], diverged: int, seeds: int) -> str:
     """A mean of fewer seeds than other lines have says so."""
-    return spread(scores.values()) + (f" of {len(scores)}" if 0 < len(scores) < seeds else "")
+    few = f" of {len(scores)}" if 0 < len(scores) < seeds else ""
+    return spread(scores.values()) + few + (f", {diverged} diverged" if diverged else "")
 
 
 def _criteria(found: Found) -> Table:
@@ -190,13 +194,13 @@ def _near(found: Found) -> Table:
 
 def _starts(found: Found) -> Table:
     known = [row for row in found["starts"] if row["core"] or row["core_alone"]]
-    merits = [row["merit"] for row in found["starts"] if row["merit"] is not None]
-    best = max(merits) if len(merits) == len(found["starts"]) > 1 else None  # none is the best of one
+    is_over = len(found["starts"]) > 1 and all(row["is_known"] for row in found["starts"])  # none is the best of one
+    best = max((row["merit"] for row in found["starts"] if row["merit"] is not None), default=None) if is_over else None
     rows = tuple(
         (
             row["start"] + (" (best by validation)" if row["merit"] == best and best is not None else ""),
             *(spread(row[key].values()) for key in ("core_alone", "core", "full")),
-            _merit(row["merit"], found["judge"]) if row["core"] else _NONE,
+            _merit(row["merit"], found["judge"]) if row["is_known"] else _NONE,
         )
         for row in known
     )
@@ -210,7 +214,10 @@ def _grid(found: Found) -> Table:
         for row in found["grid"]
     )
     head = ("row", "learning rate", "warm-up", f"validation {found['judge']}", "chosen")
-    note = "Every row that is tuned has the same cells and as many looks. The number is the mean over trained levels."
+    note = (
+        "Every row that is tuned is tuned over the same cells, with as many looks. The number is the mean over trained "
+        "levels. Cells that only some rows have are of an earlier grid, and are not chosen from."
+    )
     return Table("The grid", head, rows, note=note)
 
 

@@ -11,7 +11,7 @@ from partialsgd.recipes.translation.settings import PRESETS, Translation
 from partialsgd.reproduce import instead
 from partialsgd.reproduce.budgets import with_the_flops_of
 from partialsgd.reproduce.folder import Folder
-from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Make, Row, Together
+from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Make, Row, Together, refuse
 from partialsgd.reproduce.printed import FULL_ALONE, LOW_RANK_64, TABLES
 
 _CORPUS = {"table1a": "iwslt14", "table1b": "wmt17", "table2a": "iwslt14", "table2b": "wmt17"}
@@ -54,8 +54,8 @@ _CHOICES = (
     "A core alone is taken out of the same family, from the same start, and trained by a plain loop.",
     "Optimizer state outside the trained network holds still: moments, step counts and weight decay.",
     "Adam's weight decay is decoupled, as in fairseq. The gradient is not clipped.",
-    "BLEU is sacrebleu's on detokenised text, beam search with length penalty 1, of one checkpoint, no average: the "
-    "best by validation loss, of a joint run by the mean of both networks' losses.",
+    "BLEU is sacrebleu's on detokenised text, of one checkpoint, no average: the best by validation loss, of a joint "
+    "run by the mean of both networks' losses.",
     "At equal FLOPs a network alone has other epochs than the joint run, and so other looks at the validation data.",
     "Deviations are over seeds, which change weights, order of batches and dropout together.",
 )
@@ -67,9 +67,13 @@ _OF_WIDTH = (
     "A narrow core has the first hidden units, and of each head the first dimensions of query and key, at least one."
 )
 
+_OF_RANK_64 = "The low-rank core of r = 1/64 starts as it would by itself ('zero')."
+
 
 def experiment(name: str, asked: Asked) -> Experiment:
     plan = _Plan(name, asked)
+    if plan.nest == "width":
+        refuse(name, asked, "start")
     return Experiment(
         name=name,
         title=plan.title,
@@ -145,9 +149,10 @@ class _Plan:
         return max(known, key=lambda start: known[start].merit("loss")) if len(known) == len(found) else None
 
     def choices(self, folder: Folder) -> list[str]:
-        if self.nest == "width":
-            return [self._tuning, _OF_WIDTH, *_CHOICES]
-        return [self._start_in_words(folder), self._tuning, _OF_RANK, *_CHOICES]
+        told = [self._tuning, self._translation, *_CHOICES]
+        if self.nest == "low-rank":
+            return [self._start_in_words(folder), _OF_RANK, *told]
+        return [_OF_WIDTH, *([_OF_RANK_64] if self.name == "table2b" else []), *told]
 
     def _start_in_words(self, folder: Folder) -> str:
         if self.asked.start is not None:
@@ -156,6 +161,12 @@ class _Plan:
         tried = f"How U, V and W start is not in the paper: {', '.join(_STARTS)} are tried at r = {_STARTED}, and the "
         tried += "start whose joint run with seed 0 has the least validation loss is used for all rows: "
         return tried + (f"{best}." if best else f"not known yet, so {_STARTS[0]} is shown.")
+
+    @property
+    def _translation(self) -> str:
+        base = self.base
+        search = f"by beam search over {base.beam} hypotheses with length penalty {base.lenpen:g}"
+        return f"The translation is from {base.source!r} into {base.target!r}, {search}."
 
     @property
     def _tuning(self) -> str:
@@ -189,12 +200,13 @@ class _Plan:
             yield self.tuned("rank-1_64", self.made("core", "1/64", "zero", nest="low-rank"), seeds)
 
     def tuned(self, name: str, make: Make, seeds: int, block: str = "") -> Row:
-        return Row(name, make, seeds, tuned_as=name, waits_for=_BEST, block=block or name)
+        return Row(name, make, seeds, tuned_as=name, block=block or name)
 
     def pair(self, ratio: str, start: str | None, seeds: int) -> Iterator[Row]:
         for kind in ("core", "joint"):
             name = self.row(kind, ratio, start)
-            yield self.tuned(name, self.made(kind, ratio, start), seeds, block=f"{ratio} {start}")
+            row = self.tuned(name, self.made(kind, ratio, start), seeds, block=f"{ratio} {start}")
+            yield row if start is not None else replace(row, waits_for=_BEST)
 
     def whole(self, folder: Folder, seed: int) -> Translation:
         return replace(self.base, nest="none", method="plain")

@@ -7,6 +7,7 @@ from pathlib import Path
 from partialsgd.report.page import levels
 from partialsgd.report.page.markup import Html
 from partialsgd.report.page.stored import read
+from partialsgd.reproduce.folder import FAILED
 from tests.report.page import made, seen
 
 
@@ -64,6 +65,14 @@ def test_a_run_that_is_not_at_its_end_says_so_and_shows_what_is_there(tmp_path: 
     (warning,) = [said for said in seen.paragraphs(part) if "half" in said]
     assert warning.startswith("half is not at its end: 20 steps so far, epoch 2 of 4.")
     assert f"partialsgd resume {tmp_path / 'half'}" in warning
+
+
+def test_a_run_that_has_diverged_is_not_said_to_go_on(tmp_path: Path) -> None:
+    path = made.run(tmp_path, "gone", ends=False)
+    (path / FAILED).write_text('{"error": "the loss is nan"}')
+    warning = next(text for text in seen.paragraphs(shown([path])) if text.startswith("gone"))
+    assert warning.startswith("gone has diverged after ") and warning.endswith("steps: the loss is nan")
+    assert "diverged" in seen.words(seen.tree(levels.meta(read([path]))))
 
 
 def test_a_run_without_a_step_has_no_table(tmp_path: Path) -> None:

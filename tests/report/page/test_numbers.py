@@ -38,6 +38,8 @@ from partialsgd.report.page import numbers
         (numbers.duration(7500), "2 h 5 min"),
         (numbers.duration(7200), "2 h"),
         (numbers.latency(0.00123), "1.23 ms"),
+        (numbers.signed(-0.9553), "−0.955"),
+        (numbers.signed(1.5), "+1.5"),
         (numbers.times(6896.2), "6,896"),
         (numbers.times(math.inf), "∞"),
         (numbers.counted(1, "step"), "1 step"),

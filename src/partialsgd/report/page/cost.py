@@ -144,7 +144,7 @@ def _gained(one: Comparison) -> str:
     score = str(one.joint.score)
     levels = {level.name: level for level in one.joint.trained}
     apart = [
-        f"{each.level} {float((levels[each.level].test or {})[score]) - each.score:+.3g}"
+        f"{each.level} {numbers.signed(float((levels[each.level].test or {})[score]) - each.score)}"
         for each in one.alone
         if each.score is not None
     ]

@@ -110,6 +110,9 @@ def _unfinished(run: Run) -> Html:
     if not run.steps:
         return joined([el("strong", run.name), " has made no step yet: there is nothing to show of it."])
     last = run.steps[-1]
+    if run.failure is not None:
+        made = numbers.counted(last["t"] + 1, "step")
+        return joined([el("strong", run.name), f" has diverged after {made}: {run.failure}"])
     epochs = f", epoch {last['epoch']:.3g} of {run.settings.get('epochs', '?')}" if "epoch" in last else ""
     return joined(
         [
@@ -155,6 +158,7 @@ def _meta(run: Run, is_named: bool) -> Html:
     said = [run.recipe, str(run.settings.get("method", "")), f"seed {run.settings.get('seed', '?')}"]
     levels = f"trains {numbers.named([level.name for level in run.trained])}" if run.trained else ""
     steps = numbers.counted(len(run.steps), "step")
-    time = f"{numbers.duration(run.seconds)} of training" if run.is_finished else "not at its end"
+    ended = "not at its end" if run.failure is None else "diverged"
+    time = f"{numbers.duration(run.seconds)} of training" if run.is_finished else ended
     line = " · ".join(part for part in (*said, levels, steps, time) if part)
     return joined([*([el("strong", run.name), " "] if is_named else []), line])

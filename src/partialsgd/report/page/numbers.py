@@ -62,6 +62,11 @@ def latency(seconds: float | None) -> str:
     return NOTHING if seconds is None else f"{1e3 * seconds:.3g}{_S}ms"
 
 
+def signed(value: float) -> str:
+    """A difference."""
+    return f"{value:+.3g}".replace("-", "−")
+
+
 def times(value: float) -> str:
     """A factor."""
     return "∞" if math.isinf(value) else f"{value:.3g}" if value < 999 else power(value)

@@ -40,6 +40,8 @@ class Run:
     config: Json
     steps: Sequence[Record]
     summary: Json | None
+    failure: str | None = None
+    """Of one whose numbers left the finite: what it said."""
 
     @property
     def recipe(self) -> str:

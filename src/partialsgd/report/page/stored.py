@@ -10,6 +10,8 @@ from pathlib import Path
 from partialsgd.report import series
 from partialsgd.report.page.runs import Json, Level, Run
 
+_FAILED = "failed.json"  # what `partialsgd reproduce` writes into a run that has diverged
+
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     """Each under a name of its own: that of its directory, with as much of the path as tells it from the others."""
@@ -25,7 +27,9 @@ def _run(path: Path, name: str) -> Run:
     config = _config(path)
     metrics, summary = path / "metrics.jsonl", path / "summary.json"
     steps = series.steps_of(metrics) if metrics.is_file() else []
-    return Run(path, name, config, steps, _summary(summary) if summary.is_file() else None)
+    failed = path / _FAILED
+    failure = str(_json(failed).get("error", "")) if failed.is_file() else None
+    return Run(path, name, config, steps, _summary(summary) if summary.is_file() else None, failure)
 
 
 def _config(path: Path) -> Json:
