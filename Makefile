@@ -12,7 +12,7 @@ run: $(INSTALLED)  ## train a Transformer and its low-rank core on phrases, both
 test: lint browser  ## style, types and tests; ends with the skipped tests and why
 	$(PYTEST) -m "not slow"
 
-test-all: lint browser  ## the same with the full product of methods, optimizers and problems
+test-all: lint browser  ## the same with more methods, problems and optimizers
 	$(PYTEST)
 
 lint: $(INSTALLED)

@@ -1,6 +1,6 @@
 """Three ways to train one network on scikit-learn's handwritten digits, side by side.
 
-    make run        # or: python examples/digits.py
+    python examples/digits.py
 
 The start, the batches and the optimizer are the same each time; only the method differs: which weights a
 step may move, and where its gradient is taken.

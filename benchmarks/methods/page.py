@@ -82,7 +82,7 @@ def _task(task: Task, folder: Path) -> str:
     settings = "\n".join(f"- `{summary.rows[0].settings}`" for summary in found)
     return "\n\n".join(
         [
-            f"## {task.name}",
+            f"### {task.name}",
             f"{all_rows[0].task_settings}. {_conditions(all_rows)}",
             table,
             "\n".join(f"- {sentence}" for sentence in reading(found)),

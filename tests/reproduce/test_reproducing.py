@@ -11,6 +11,7 @@ from rich.console import Console
 
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.runs import Run
+from partialsgd.report import panels
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked
 from partialsgd.reproduce.reproducing import reproduce, show
@@ -36,6 +37,13 @@ def test_data_that_are_not_there_are_told_before_anything_is_started(tmp_path: P
         reproduce("table1a", Asked("paper"), out=tmp_path / "a", console=quiet())
     with pytest.raises(WrongCall, match="--data nowhere does not exist"):
         reproduce("table3", Asked(data="nowhere"), out=tmp_path / "a", console=quiet())
+    assert not (tmp_path / "a").exists()
+
+
+def test_without_matplotlib_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panels, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"matplotlib is needed: pip install partialsgd\[report\]"):
+        reproduce("table3", Asked("smoke"), out=tmp_path / "a", console=quiet())
     assert not (tmp_path / "a").exists()
 
 

@@ -45,8 +45,9 @@ class Reproduce:
     epochs: int | None = None
     """Of each row, where the scale's are too many; the runs of another number need another --out."""
     rows: tuple[str, ...] = ()
-    """Only these: the name of a row, a part of names (1/32, joint), or a pattern ("core-*"); distilled, half and warm
-    are trained only if they are named."""
+    """Only these: the name of a row, a part of names (1/32, joint), a pattern ("core-*"), or ROW@CELL for a cell that
+    was not chosen (core-1_32-zero@lr0.006-warm240); distilled, half and warm, and in Table 3 core and full, are trained
+    only if they are named."""
     jobs: int = 1
     """Trainings side by side, of one thread each where there are several."""
     out: Path | None = None

@@ -30,7 +30,7 @@ class Train:
     config: Path | None = None
     """A TOML file with settings by these names, or the config.json of a run; options given here count more."""
     show_settings: bool = False
-    """Print the settings as such a file, with the paper's beside them, and stop."""
+    """Print the settings as such a file, for translation with the paper's Table 4 below them, and stop."""
 
     def __call__(self, settings: Settings) -> None:
         if self.show_settings:

@@ -32,10 +32,14 @@ _LETTERS, _LINE = 17, 0.16  # of the small size: how many to an inch, and how hi
 _SHAPES = {1: (1, 1, COLUMN, 2.3), 2: (2, 1, COLUMN, 3.9), 3: (1, 3, PAGE, 2.5), 4: (2, 2, PAGE, 4.1)}
 
 
-def sheet(count: int) -> Figure:
-    """So many panels with one axis of steps."""
+def require_matplotlib() -> None:
     if find_spec("matplotlib") is None:
         raise ImportError("to draw figures, matplotlib is needed: pip install partialsgd[report]")
+
+
+def sheet(count: int) -> Figure:
+    """So many panels with one axis of steps."""
+    require_matplotlib()
     from matplotlib.figure import Figure
 
     rows, columns, width, height = _SHAPES[count]

@@ -11,6 +11,7 @@ from partialsgd.export import files
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.progress import say
 from partialsgd.recipes.runs import Run
+from partialsgd.report import panels
 from partialsgd.reproduce import experiment, figures, jobs, layout, numbers, running, same, tables
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked, Experiment, default_out
@@ -31,6 +32,7 @@ def reproduce(
     plan = experiment(name, asked)
     folder = Folder(out or default_out(name, asked))
     jobs.asked_for(plan, folder, rows)  # names that there are not are refused now
+    panels.require_matplotlib()  # not after hours of training
     if train:
         _require_data(asked)
     same.require_all(plan, folder)

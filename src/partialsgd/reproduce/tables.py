@@ -194,12 +194,13 @@ def _near(found: Found) -> Table:
 
 def _starts(found: Found) -> Table:
     known = [row for row in found["starts"] if row["core"] or row["core_alone"]]
+    seeds = max((len(row[key]) for row in known for key in ("core_alone", "core")), default=0)
     is_over = len(found["starts"]) > 1 and all(row["is_known"] for row in found["starts"])  # none is the best of one
     best = max((row["merit"] for row in found["starts"] if row["merit"] is not None), default=None) if is_over else None
     rows = tuple(
         (
             row["start"] + (" (best by validation)" if row["merit"] == best and best is not None else ""),
-            *(spread(row[key].values()) for key in ("core_alone", "core", "full")),
+            *(_ours(row[key], 0, seeds) for key in ("core_alone", "core", "full")),
             _merit(row["merit"], found["judge"]) if row["is_known"] else _NONE,
         )
         for row in known
@@ -235,7 +236,10 @@ def _elsewhere(found: Found) -> Table:
         for row in found["elsewhere"]
     )
     head = ("row", "learning rate", "warm-up", "level", found["score"], f"validation {found['judge']}", "chosen")
-    note = "Trained as long as what is shown above, to see whether the grid of short runs has chosen well."
+    note = (
+        "Trained as long as what is shown above, to see whether the grid of short runs has chosen well. A network that "
+        "is trained alone has one level, which is called full."
+    )
     return Table("Whole runs at other cells of the grid", head, rows, note=note)
 
 
