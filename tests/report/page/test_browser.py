@@ -20,7 +20,7 @@ Open: TypeAlias = Callable[..., Page]
 
 PHONE, DESK = 390, 1280
 
-_FIGURES = """() => [...document.querySelectorAll("figure svg")].map((figure) => ({
+_FIGURES = """() => [...document.querySelectorAll("figure > svg")].map((figure) => ({
   ...figure.getBoundingClientRect().toJSON(),
   role: figure.getAttribute("role"),
   lines: [...figure.querySelectorAll("g[id*=line2d] > path")].map((line) => line.getBoundingClientRect().width),
