@@ -124,6 +124,20 @@ def test_what_diverged_at_equal_flops_is_said_in_its_column(numbers: Found) -> N
     assert tables.tables(numbers)[0].rows[0][-2:] == ("71.00 (1.41)", "–, 2 diverged")
 
 
+@pytest.mark.parametrize(("score", "groups"), [("accuracy", ["network"]), ("BLEU", ["network", "layers"])])
+def test_the_criteria_fit_into_eighty_columns_and_say_of_what_they_are(
+    numbers: Found, score: str, groups: list[str]
+) -> None:
+    values = {key: [11.11, 12.34] for key in ("c_norm²", "c_sim²", "c_align²", "cosine")}
+    curve = {"curve": "without dropout", "row": "core", "seeds": [0, 1], "negative": [0.1, 0.3]}
+    numbers |= {"score": score, "criteria": [{**curve, "of": group} | values for group in groups]}
+    (table,) = tables.tables(numbers)
+    page = io.StringIO()
+    Console(file=page, width=80).print(layout.rich_table(table))
+    assert "…" not in page.getvalue() and ("layers" in page.getvalue()) == (len(groups) == 2)
+    assert len({len(row) for row in (table.head, *table.rows)}) == 1 and ("of" in table.head) == (len(groups) == 2)
+
+
 def test_the_criteria_of_a_figure_have_a_row_for_each_seed(numbers: Found) -> None:
     values = {"c_norm²": [1.0, 2.0], "c_sim²": [1.0, 1.0], "c_align²": [None, 4.0], "cosine": [0.1, 0.2]}
     curve = {"curve": "with dropout", "row": "core", "of": "network", "seeds": [0, 2], "negative": [0.0, 0.5]}

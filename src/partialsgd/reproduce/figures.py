@@ -35,9 +35,10 @@ def write(figure: Drawn, to: Path, name: str) -> list[Path]:
     from matplotlib import rc_context
 
     paths = [to / f"{name}.{kind}" for kind in KINDS]
+    whole: dict[str, Any] = {"dpi": 200, "bbox_inches": "tight", "pad_inches": 0.05}  # also the last tick's number
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         for path in paths:
-            figure.savefig(path, dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
+            figure.savefig(path, **whole, metadata={"Date": None} if path.suffix == ".svg" else None)
     return paths
 
 

@@ -31,7 +31,8 @@ def as_markdown(table: Table, level: int = 2) -> str:
 def rich_table(table: Table) -> RichTable:
     shown = RichTable(title=table.title, caption=table.note or None)
     for k, name in enumerate(table.head):
-        shown.add_column(name, justify="left" if k < table.words else "right")
+        longest = max(map(len, name.split()), default=0)  # a head may be broken between words
+        shown.add_column(name, justify="left" if k < table.words else "right", min_width=longest)
     for k, row in enumerate(table.rows):
         ends = k + 1 < len(table.rows) and table.rows[k + 1][0] != row[0]
         shown.add_row(*row, end_section=ends)

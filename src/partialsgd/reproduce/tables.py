@@ -142,13 +142,12 @@ def _ours(scores: Mapping[str, float], diverged: int, seeds: int) -> str:
 
 
 def _criteria(found: Found) -> Table:
-    keys = _MEASURED
     scores = {line["row"]: spread(line["scores"].values()) for line in found["lines"]}
+    of = ("of",) if any(row["of"] != "network" for row in found["criteria"]) else ()
     rows = tuple(
         (
-            row["curve"],
-            row["of"],
-            *(spread(row[key]) for key in keys),
+            *(row[key] for key in ("curve", *of)),
+            *(spread(row[key]) for key in _MEASURED),
             f"{fmean(row['negative']):.0%}",
             scores[row["row"]],
         )
@@ -156,9 +155,10 @@ def _criteria(found: Found) -> Table:
     )
     note = (
         "Medians, of the cosine the mean, over the second half of each training; mean (deviation) of the seeds. "
-        f"{found['score']}: of the whole network on the test data."
+        f"< 0: how often the cosine is negative. {found['score']}: of the whole network on the test data."
     )
-    return Table("The criteria", ("trained", "of", *keys, "negative", found["score"]), rows, words=2, note=note)
+    head = ("trained", *of, *_MEASURED, "< 0", found["score"])
+    return Table("The criteria", head, rows, words=1 + len(of), note=note)
 
 
 def _costs(found: Found) -> Table:
