@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist worksteal
 
 .PHONY: run test test-all browser bench results convergence setup lint
 
