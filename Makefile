@@ -38,5 +38,5 @@ setup: $(INSTALLED)  ## only the installation, with all extras
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[recipes,report,lightning,export,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[recipes,report,lightning,export,dev]"
 	touch $(INSTALLED)
