@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# The tests start many processes: what one of them has compiled, the others find.
+export PYTHONDONTWRITEBYTECODE =
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist worksteal
 
 .PHONY: run test test-all browser bench results convergence setup lint

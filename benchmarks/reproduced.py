@@ -17,8 +17,9 @@ from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from benchmarks.figures import RESULTS
+from partialsgd.report.records import FAILED
 from partialsgd.reproduce import experiment, figures, numbers, tables
-from partialsgd.reproduce.folder import FAILED, Folder
+from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.layout import Table, as_markdown
 from partialsgd.reproduce.plans import Asked, Experiment
 from partialsgd.reproduce.same import require_all

@@ -11,7 +11,7 @@ from typing import Any
 from partialsgd.recipes.images.settings import Images
 from partialsgd.recipes.settings import Settings
 from partialsgd.report import records
-from partialsgd.reproduce.folder import FAILED, Folder
+from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Cell, Experiment, Grid, Line, Row, Together, always
 from partialsgd.reproduce.printed import Printed
 
@@ -44,7 +44,7 @@ def run(
             lines.append(records.line(more))
     path.joinpath("metrics.jsonl").write_bytes(b"".join(lines))
     if test is None:
-        path.joinpath(FAILED).write_text(json.dumps({"error": "NaN"}))
+        path.joinpath(records.FAILED).write_text(json.dumps({"error": "NaN"}))
         return path
     each = flops or dict.fromkeys(test, 100.0)
     levels = {

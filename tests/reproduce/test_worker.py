@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from partialsgd.recipes.images.settings import Images
-from partialsgd.reproduce.folder import FAILED, Folder
+from partialsgd.report.records import FAILED
+from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.worker import _done, work
 
 TINY = Images(epochs=1, limit=40, width=4, batch=20, threads=1)

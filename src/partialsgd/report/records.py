@@ -28,6 +28,8 @@ VALID = "valid/"
 """What the names of validation numbers begin with: valid/core/loss."""
 MODEL = "model"
 """The name of a network without levels."""
+FAILED = "failed.json"
+"""The file in a run whose numbers left the finite: it is at its end, without a score."""
 
 _OURS = frozenset({"t", "level", "loss", "lr", "backwards", "skipped", "criteria"})
 _WORDS = frozenset({"level", "probe", "alerts"})  # a level may be called "nan"

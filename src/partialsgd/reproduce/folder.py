@@ -17,9 +17,6 @@ from partialsgd.reproduce.plans import Cell, Grid, Row
 
 Summary: TypeAlias = dict[str, Any]
 
-FAILED = "failed.json"
-"""In a run whose numbers left the finite: it is at its end, without a score."""
-
 
 @final
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Folder:
 
     def ended(self, path: Path) -> Ended | None:
         """What is at its end stays as it is, and is read once."""
-        if path not in self._ended and any((path / name).exists() for name in ("summary.json", FAILED)):
+        if path not in self._ended and any((path / name).exists() for name in ("summary.json", records.FAILED)):
             self._ended[path] = Ended(path)
         return self._ended.get(path)
 

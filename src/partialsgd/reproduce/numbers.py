@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, TypeAlias
 
@@ -189,11 +189,9 @@ def _epochs(ended: Ended) -> float:
     return ended.looks[-1].epoch
 
 
-def _mean(values: Any) -> float | None:
-    known = list(values)
-    return fmean(known) if known else None
+def _mean(values: Iterable[float]) -> float | None:
+    return fmean(known) if (known := list(values)) else None
 
 
-def _median(values: Any) -> float | None:
-    known = list(values)
-    return median(known) if known else None
+def _median(values: Iterable[float]) -> float | None:
+    return median(known) if (known := list(values)) else None

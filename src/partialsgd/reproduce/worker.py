@@ -23,7 +23,7 @@ from partialsgd.recipes import RECIPES, loop
 from partialsgd.recipes.runs import Run
 from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.stopping import Stopped
-from partialsgd.reproduce.folder import FAILED
+from partialsgd.report import records
 from partialsgd.reproduce.same import require_same
 
 
@@ -50,7 +50,7 @@ def work(settings: Settings) -> None:
         _wait_for(run)
         loop.resume(run, show=False)
     except FloatingPointError as error:
-        run.write(FAILED, {"error": str(error)})
+        run.write(records.FAILED, {"error": str(error)})
 
 
 def _done(settings: Settings) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from partialsgd.report.page import levels
 from partialsgd.report.page.markup import Html
 from partialsgd.report.page.stored import read
-from partialsgd.reproduce.folder import FAILED
+from partialsgd.report.records import FAILED
 from tests.report.page import made, seen
 
 

@@ -7,10 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from partialsgd.report import series
+from partialsgd.report import records, series
 from partialsgd.report.page.runs import Json, Level, Run
-
-_FAILED = "failed.json"  # what `partialsgd reproduce` writes into a run that has diverged
 
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -27,7 +25,7 @@ def _run(path: Path, name: str) -> Run:
     config = _config(path)
     metrics, summary = path / "metrics.jsonl", path / "summary.json"
     steps = series.steps_of(metrics) if metrics.is_file() else []
-    failed = path / _FAILED
+    failed = path / records.FAILED
     failure = str(_json(failed).get("error", "")) if failed.is_file() else None
     return Run(path, name, config, steps, _summary(summary) if summary.is_file() else None, failure)
 
