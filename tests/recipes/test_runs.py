@@ -105,6 +105,9 @@ def test_a_summary_is_there_at_the_end_only(tmp_path: Path) -> None:
     run.write("summary.json", {"steps": 3})
     assert run.summary == {"steps": 3}
     assert run.settings == Toy(out=str(run.path)), "writing one file leaves the other"
+    (run.path / "summary.json").write_text('{"steps": ')
+    with pytest.raises(ValueError, match=r"summary\.json cannot be read .* damaged, or still being copied"):
+        _ = run.summary
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from typing import TypeAlias
 
 import pytest
 
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.images.settings import Images
 from partialsgd.reproduce import crew as module
 from partialsgd.reproduce.crew import Crew, crew
 from partialsgd.reproduce.jobs import Job
 
 TINY = Images(epochs=1, limit=40, width=4, batch=20, threads=1)
-SAYS_DONE = "print(json.dumps({'error': None}), flush=True)"
+SAYS_DONE = "print(json.dumps({}), flush=True)"
 
 Told: TypeAlias = Callable[[str], None]
 
@@ -59,13 +60,20 @@ def test_one_process_does_job_after_job_and_saves_when_it_is_told_to_end(tmp_pat
 
 
 def test_a_failure_is_told_and_the_next_job_has_a_new_process(tmp_path: Path, workers_that: Told) -> None:
-    workers_that("for line in sys.stdin: print(json.dumps({'error': 'no' if 'bad' in line else None}), flush=True)")
+    workers_that("for line in sys.stdin: print(json.dumps({'error': 'no'} if 'bad' in line else {}), flush=True)")
     with crew(1, tmp_path / "logs") as working:
         working.give(bad := job(tmp_path / "bad"))
         (before,) = working._processes.values()
         assert answer(working) == (bad, f"no; all that it said is in {tmp_path / 'logs' / 'worker0.log'}")
         working.give(good := job(tmp_path / "good"))
         assert answer(working) == (good, None) and working._processes[0] is not before
+
+
+def test_a_wrong_call_ends_all_of_it(tmp_path: Path, workers_that: Told) -> None:
+    workers_that("for line in sys.stdin: print(json.dumps({'wrong call': 'no such data'}), flush=True)")
+    with crew(1, tmp_path / "logs") as working, pytest.raises(WrongCall, match="no such data"):
+        working.give(job(tmp_path / "a"))
+        answer(working)
 
 
 @pytest.mark.parametrize("code", ["sys.exit(3)", "input(); sys.exit(3)", "os.close(0); time.sleep(0.1); sys.exit(3)"])

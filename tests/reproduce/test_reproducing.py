@@ -32,6 +32,12 @@ def test_nothing_is_shown_of_a_place_that_there_is_not(tmp_path: Path) -> None:
         reproduce("table3", Asked(), out=tmp_path / "nothing", train=False, console=quiet())
 
 
+def test_the_runs_of_another_experiment_are_not_shown_as_a_table_of_blanks(tmp_path: Path) -> None:
+    run(Folder(tmp_path).run("alternating", 0), [look(core=0.3, full=0.4)], {"core": 0.5, "full": 0.6})
+    with pytest.raises(WrongCall, match="has no finished run of figure3"):
+        reproduce("figure3", Asked(), out=tmp_path, train=False, console=quiet())
+
+
 def test_data_that_are_not_there_are_told_before_anything_is_started(tmp_path: Path) -> None:
     with pytest.raises(WrongCall, match="--scale paper is for the paper's data"):
         reproduce("table1a", Asked("paper"), out=tmp_path / "a", console=quiet())

@@ -50,10 +50,17 @@ def test_numbers_that_leave_the_finite_are_kept_as_an_outcome(tmp_path: Path) ->
 
 
 def test_where_something_went_wrong_is_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = _done(replace(TINY, data=str(tmp_path / "nothing"), out=str(tmp_path / "r")))
-    assert error is not None and error.startswith("WrongCall: ") and "nothing" in error
-    said = capsys.readouterr().err
-    assert f"{tmp_path / 'r'} has failed\nTraceback (most recent call last)" in said and "worker.py" in said
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "config.json").write_text("half of it")
+    said = _done(replace(TINY, out=str(tmp_path / "r")))
+    assert said.keys() == {"error"} and said["error"].startswith("ValueError: ")
+    log = capsys.readouterr().err
+    assert f"{tmp_path / 'r'} has failed\nTraceback (most recent call last)" in log and "worker.py" in log
+
+
+def test_a_wrong_call_is_told_as_one(tmp_path: Path) -> None:
+    said = _done(replace(TINY, data=str(tmp_path / "nothing"), out=str(tmp_path / "r")))
+    assert said.keys() == {"wrong call"} and "nothing" in said["wrong call"]
 
 
 def test_a_process_that_is_told_to_end_in_the_last_step_of_a_run_answers_and_ends() -> None:
@@ -64,7 +71,7 @@ def test_a_process_that_is_told_to_end_in_the_last_step_of_a_run_answers_and_end
         process.stdin.flush()
         assert process.stderr.readline() == "begun\n"
         process.stdin.close()
-        assert process.stdout.read() == '{"error": null}\n'
+        assert process.stdout.read() == "{}\n"
         try:
             assert process.wait(60) == 0
         finally:

@@ -107,7 +107,10 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         """What came out, or None while the run is not at its end."""
         path = self.path / "summary.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be read ({error}); it is damaged, or still being copied") from error
 
     def write(self, name: str, record: dict[str, Any]) -> None:
         """A JSON file of the run, whole or not at all."""

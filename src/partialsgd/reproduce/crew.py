@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import TypeAlias, final
 
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.reproduce import worker
 from partialsgd.reproduce.jobs import Job
 
@@ -49,7 +50,7 @@ class Crew:
             process.stdin.flush()
 
     def done(self, seconds: float) -> tuple[Job, str | None] | None:
-        """A job that was answered within so many seconds, and what went wrong with it."""
+        """A job that was answered within so many seconds, and what went wrong with it; a wrong call ends all."""
         try:
             number, process, answer = self._answers.get(timeout=seconds)
         except Empty:
@@ -62,11 +63,13 @@ class Crew:
 
     def _error(self, number: int, answer: str | None) -> str | None:
         """What an answer says went wrong. The next job begins in a new process then."""
-        error = json.loads(answer)["error"] if answer else "its process has ended"
-        if error is None:
+        said = json.loads(answer) if answer else {"error": "its process has ended"}
+        if "wrong call" in said:
+            raise WrongCall(said["wrong call"])
+        if "error" not in said:
             return None
         code = self._forget(number)
-        return f"{error}{'' if answer else f', exit code {code}'}; all that it said is in {self._log(number)}"
+        return f"{said['error']}{'' if answer else f', exit code {code}'}; all that it said is in {self._log(number)}"
 
     def _start(self, number: int) -> _Process:
         self.logs.mkdir(parents=True, exist_ok=True)

@@ -39,8 +39,8 @@ def reproduce(
     failures: list[str] = []
     if train:
         failures = _train(plan, folder, rows, at_once, told)
-    elif not any(folder.path.glob("*/*/*/summary.json")):
-        raise WrongCall(f"{folder.path} has no finished run of {name}; without --show they are made there")
+    else:
+        _require_runs(plan, folder)
     found = numbers.found(plan, folder)
     for path in write(plan, folder, found):
         say(told, f"{path}")
@@ -53,6 +53,13 @@ def _require_data(asked: Asked) -> None:
         raise WrongCall("--scale paper is for the paper's data: give the folder with --data")
     if asked.data is not None and not Path(asked.data).exists():
         raise WrongCall(f"--data {asked.data} does not exist")
+
+
+def _require_runs(plan: Experiment, folder: Folder) -> None:
+    """The runs of another experiment make a table of blanks."""
+    rows = {row.name for row in plan.rows(folder)}
+    if not any(path.parent.parent.name in rows for path in folder.path.glob("*/*/*/summary.json")):
+        raise WrongCall(f"{folder.path} has no finished run of {plan.name}; without --show they are made there")
 
 
 def _train(plan: Experiment, folder: Folder, rows: Sequence[str], at_once: int, told: Console) -> list[str]:

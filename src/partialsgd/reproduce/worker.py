@@ -20,6 +20,7 @@ from typing import Any
 
 from partialsgd.export import files
 from partialsgd.recipes import RECIPES, loop
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.runs import Run
 from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.stopping import Stopped
@@ -34,7 +35,7 @@ def main() -> None:
     threading.Thread(target=_receive, args=[given], daemon=True).start()
     while (line := given.get()) is not None:
         job = json.loads(line)
-        print(json.dumps({"error": _done(_settings(job["recipe"], job["settings"]))}), file=answers, flush=True)
+        print(json.dumps(_done(_settings(job["recipe"], job["settings"]))), file=answers, flush=True)
 
 
 def work(settings: Settings) -> None:
@@ -53,17 +54,19 @@ def work(settings: Settings) -> None:
         run.write(records.FAILED, {"error": str(error)})
 
 
-def _done(settings: Settings) -> str | None:
-    """What went wrong, if something did; where, is for the log."""
+def _done(settings: Settings) -> dict[str, str]:
+    """What went wrong, if something did; where, is for the log. A wrong call is wrong for all jobs."""
     try:
         work(settings)
     except Stopped:
         sys.exit(0)
+    except WrongCall as error:
+        return {"wrong call": str(error)}
     except Exception as error:
         print(f"{settings.out} has failed", file=sys.stderr)
         traceback.print_exc()
-        return f"{type(error).__name__}: {error}"
-    return None
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {}
 
 
 def _settings(recipe: str, values: dict[str, Any]) -> Settings:
