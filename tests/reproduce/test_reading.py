@@ -17,7 +17,7 @@ def by_seed(scores: list[float]) -> dict[str, float]:
 
 
 def read(*lines: dict[str, Any], score: str = "BLEU", costs: tuple[dict[str, Any], ...] = ()) -> list[str]:
-    return sentences({"score": score, "lines": list(lines), "costs": list(costs), "grid": []})
+    return sentences({"score": score, "lines": list(lines), "costs": list(costs), "grid": [], "elsewhere": []})
 
 
 def test_a_clear_difference_is_told_beside_the_papers() -> None:
@@ -67,7 +67,7 @@ def test_the_cost_is_that_of_the_joint_run_over_both() -> None:
 def test_a_best_cell_at_the_edge_of_the_grid_is_told() -> None:
     cells = [("full", 0.1, False), ("full", 0.2, True), ("core", 0.2, False), ("core", 0.4, True)]
     grid = [{"row": row, "lr": lr, "chosen": chosen} for row, lr, chosen in cells]
-    found = {"score": "BLEU", "lines": [], "costs": [], "grid": grid}
+    found = {"score": "BLEU", "lines": [], "costs": [], "grid": grid, "elsewhere": []}
     assert sentences(found) == [
         "The chosen learning rate is the outermost of the grid for core: better ones may lie beyond."
     ]
@@ -84,3 +84,32 @@ def test_only_seeds_that_both_have_are_compared_and_diverged_ones_are_told() -> 
     alone = {**line("core", "alone", [], diverged=1), "scores": {"1": 20.0, "2": 20.0}}
     (said,) = read(alone, line("core", "jointly", [99.0, 21.0, 21.2]))
     assert "1.10 BLEU ahead" in said and "diverged and left out: 1 alone" in said
+
+
+def at(row: str, lr: float, scores: list[float], *, chosen: bool = False, level: str = "full") -> dict[str, Any]:
+    return {"row": row, "lr": lr, "warm_up": 60, "level": level, "scores": by_seed(scores), "chosen": chosen}
+
+
+def test_a_whole_run_at_another_cell_is_told_for_better_or_worse() -> None:
+    shown = [
+        line("core", "alone", [], row="core-1_8"),
+        *(line("full", "alone", [], row="full", group=ratio) for ratio in ("1/8", "1/4")),
+        *(line(network, "jointly", [], row="joint-1_8") for network in ("core", "full")),
+    ]
+    rows = [
+        *(at("core-1_8", 0.1, [30.0]), at("core-1_8", 0.2, [29.0, 31.0], chosen=True), at("core-1_8", 0.4, [28.5])),
+        *(at("full", 0.2, [30.0], chosen=True), at("full", 0.4, [32.0])),
+        *(at("joint-1_8", lr, [lr], chosen=lr == 1, level=level) for lr in (1, 2) for level in ("core", "full")),
+        *(at("core-1_32-svd", 0.2, [30.0], chosen=True), at("core-1_32-svd", 0.4, [30.0])),
+        at("not-yet-chosen", 0.1, [1.0]),
+    ]
+    found = {"score": "BLEU", "lines": shown, "costs": [], "grid": [], "elsewhere": rows}
+    words = "and warm-up 60, which the grid of short runs has not chosen, it is"
+    assert sentences(found) == [
+        f"r = 1/8, core alone: at learning rate 0.1 {words} 1.00 BLEU ahead of what is shown, by one seed.",
+        f"r = 1/8, core alone: at learning rate 0.4 {words} 0.50 BLEU behind what is shown, by one seed.",
+        f"full alone: at learning rate 0.4 {words} 2.00 BLEU ahead of what is shown, by one seed.",
+        f"r = 1/8, core jointly: at learning rate 2 {words} 1.00 BLEU ahead of what is shown, by one seed.",
+        f"r = 1/8, full jointly: at learning rate 2 {words} 1.00 BLEU ahead of what is shown, by one seed.",
+        f"core-1_32-svd, full: at learning rate 0.4 {words} 0.00 BLEU ahead of what is shown, by one seed.",
+    ]

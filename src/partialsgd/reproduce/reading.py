@@ -16,7 +16,7 @@ _MANY = 2.23
 
 def sentences(found: Found) -> list[str]:
     """One for each comparison that the finished runs allow, one for each cost, and what the grid leaves open."""
-    return [*_compared(found), *_costs(found), *_edges(found)]
+    return [*_compared(found), *_costs(found), *_edges(found), *_elsewhere(found)]
 
 
 def _compared(found: Found) -> Iterator[str]:
@@ -95,3 +95,28 @@ def _edges(found: Found) -> Iterator[str]:
     if rows:
         told = ", ".join(rows)
         yield f"The chosen learning rate is the outermost of the grid for {told}: better ones may lie beyond."
+
+
+def _elsewhere(found: Found) -> Iterator[str]:
+    """Whole runs at cells that were not chosen, for better or worse: how much the comparisons owe to the tuning."""
+    shown = {(row["row"], row["level"]): row["scores"] for row in found["elsewhere"] if row["chosen"]}
+    for row in found["elsewhere"]:
+        chosen = shown.get((row["row"], row["level"]), {})
+        if row["chosen"] or not set(row["scores"]) & set(chosen):
+            continue
+        apart, doubt = _apart(row["scores"], chosen, found["score"])
+        yield (
+            f"{_named(found, row)}: at learning rate {row['lr']:g} and warm-up {row['warm_up']}, which the grid of "
+            f"short runs has not chosen, it is {apart} what is shown{doubt}."
+        )
+
+
+def _named(found: Found, row: Mapping[str, Any]) -> str:
+    """As the table names it; the name of the row where the table does not have it."""
+    lines = [line for line in found["lines"] if line["row"] == row["row"]]
+    own = [line for line in lines if line["network"] == row["level"]] or lines  # trained alone, any network is "full"
+    names = {f"{line['network']} {line['trained']}": line["group"] for line in own}
+    if len(names) != 1:
+        return f"{row['row']}, {row['level']}"
+    ((name, group),) = names.items()
+    return name if len(own) > 1 else f"r = {group}, {name}"
