@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# The tests start many processes: what one of them has compiled, the others find.
+# Empty, so that bytecode is written even where the environment forbids it: the tests start many processes.
 export PYTHONDONTWRITEBYTECODE =
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist worksteal
 

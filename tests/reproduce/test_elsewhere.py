@@ -52,6 +52,15 @@ def test_the_chosen_cell_stands_beside_the_others(tmp_path: Path) -> None:
     assert "80.00" not in "".join(tables.tables(numbers)[0].rows[0])  # the line of the table is of the chosen cell
 
 
+def test_what_has_diverged_there_is_told(tmp_path: Path) -> None:
+    plan, folder = experiment(trio()), Folder(tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    settings = GRID.cells[1].of(Images(epochs=1))
+    run(folder.run(OTHER, 0), [look(full=0.1)], None, settings=settings)
+    shown = next(table for table in tables.tables(found(plan, folder)) if table.title.startswith("Whole runs"))
+    assert shown.rows == (("core", "0.2", "5", "–", "–, 1 diverged", "diverged", ""),)
+
+
 def test_a_run_of_another_cell_under_that_name_is_refused(tmp_path: Path) -> None:
     plan, folder = experiment(trio()), Folder(tmp_path)
     run(folder.run(OTHER, 0), [look(full=0.1)], {"full": 0.1}, settings=GRID.cells[0].of(Images(epochs=3)))

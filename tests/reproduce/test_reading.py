@@ -9,7 +9,7 @@ from partialsgd.reproduce.reading import sentences
 
 def line(network: str, trained: str, scores: list[float], paper: str | None = None, **more: Any) -> dict[str, Any]:
     told = {"group": "1/8", "network": network, "trained": trained, "scores": by_seed(scores), "paper": paper}
-    return {**told, "equal_flops": {}, "diverged": 0, **more}
+    return {**told, "row": f"{network} {trained}", "equal_flops": {}, "diverged": 0, **more}
 
 
 def by_seed(scores: list[float]) -> dict[str, float]:
@@ -60,7 +60,7 @@ def test_what_is_not_trained_is_not_compared() -> None:
 def test_the_cost_is_that_of_the_joint_run_over_both() -> None:
     cost = {"label": "r = 1/8", "joint_flops": 3.0, "alone_flops": 6.0, "joint_seconds": 4.0, "alone_seconds": 5.0}
     (said,) = read(costs=(cost,))
-    assert "0.50 of the FLOPs and 0.80 of the time" in said
+    assert "0.50 of the FLOPs of the separate runs together, and 0.80 of their time" in said
     assert read(costs=({**cost, "alone_flops": None},)) == []
 
 
@@ -90,26 +90,22 @@ def at(row: str, lr: float, scores: list[float], *, chosen: bool = False, level:
     return {"row": row, "lr": lr, "warm_up": 60, "level": level, "scores": by_seed(scores), "chosen": chosen}
 
 
-def test_a_whole_run_at_another_cell_is_told_for_better_or_worse() -> None:
-    shown = [
-        line("core", "alone", [], row="core-1_8"),
-        *(line("full", "alone", [], row="full", group=ratio) for ratio in ("1/8", "1/4")),
-        *(line(network, "jointly", [], row="joint-1_8") for network in ("core", "full")),
+def test_whole_runs_at_other_cells_are_told_for_better_or_worse() -> None:
+    lines = [line("core", "alone", [29.0], row="core-1_8"), line("core", "jointly", [30.0], row="joint-1_8")]
+    cells = [
+        *(at("core-1_8", 0.1, [32.0]), at("core-1_8", 0.2, [29.0], chosen=True), at("core-1_8", 0.4, [])),
+        *(at("joint-1_8", 0.4, [28.0], level="core"), at("joint-1_8", 0.4, [1.0], level="full")),
+        at("another", 0.4, [1.0]),
     ]
-    rows = [
-        *(at("core-1_8", 0.1, [30.0]), at("core-1_8", 0.2, [29.0, 31.0], chosen=True), at("core-1_8", 0.4, [28.5])),
-        *(at("full", 0.2, [30.0], chosen=True), at("full", 0.4, [32.0])),
-        *(at("joint-1_8", lr, [lr], chosen=lr == 1, level=level) for lr in (1, 2) for level in ("core", "full")),
-        *(at("core-1_32-svd", 0.2, [30.0], chosen=True), at("core-1_32-svd", 0.4, [30.0])),
-        at("not-yet-chosen", 0.1, [1.0]),
-    ]
-    found = {"score": "BLEU", "lines": shown, "costs": [], "grid": [], "elsewhere": rows}
-    words = "and warm-up 60, which the grid of short runs has not chosen, it is"
-    assert sentences(found) == [
-        f"r = 1/8, core alone: at learning rate 0.1 {words} 1.00 BLEU ahead of what is shown, by one seed.",
-        f"r = 1/8, core alone: at learning rate 0.4 {words} 0.50 BLEU behind what is shown, by one seed.",
-        f"full alone: at learning rate 0.4 {words} 2.00 BLEU ahead of what is shown, by one seed.",
-        f"r = 1/8, core jointly: at learning rate 2 {words} 1.00 BLEU ahead of what is shown, by one seed.",
-        f"r = 1/8, full jointly: at learning rate 2 {words} 1.00 BLEU ahead of what is shown, by one seed.",
-        f"core-1_32-svd, full: at learning rate 0.4 {words} 0.00 BLEU ahead of what is shown, by one seed.",
-    ]
+    (said,) = sentences({"score": "BLEU", "lines": lines, "costs": [], "grid": [], "elsewhere": cells})
+    words = "and warm-up 60, which the grid has not chosen for it,"
+    assert said == (
+        "r = 1/8, core: jointly trained it is 1.00 BLEU ahead of the one trained alone, of as many epochs, by one seed"
+        f"; 2.00 BLEU behind the one at learning rate 0.1 {words} by one seed"
+        f"; at learning rate 0.4 {words} 1.00 BLEU behind the other, by one seed."
+    )
+
+
+def test_a_seed_that_only_one_side_has_is_left_out_and_this_is_told() -> None:
+    (said,) = read(line("core", "alone", [20.0, 30.0]), line("core", "jointly", [22.0]))
+    assert "2.00 BLEU ahead of the one trained alone, of as many epochs, with the one seed that both have." in said

@@ -12,6 +12,7 @@ from rich.console import Console
 from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.runs import Run
 from partialsgd.report import panels
+from partialsgd.reproduce import experiment, jobs
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked
 from partialsgd.reproduce.reproducing import reproduce, show
@@ -36,6 +37,14 @@ def test_the_runs_of_another_experiment_are_not_shown_as_a_table_of_blanks(tmp_p
     run(Folder(tmp_path).run("alternating", 0), [look(core=0.3, full=0.4)], {"core": 0.5, "full": 0.6})
     with pytest.raises(WrongCall, match="has no finished run of figure3"):
         reproduce("figure3", Asked(), out=tmp_path, train=False, console=quiet())
+
+
+def test_a_run_at_another_cell_is_one_of_the_experiment(tmp_path: Path) -> None:
+    plan, row = experiment("table3", Asked(seeds=1)), "alternating@lr0.1-warm0"
+    (job,) = jobs.ready(plan, Folder(tmp_path), [row])
+    run(job.path, [look(core=0.3, full=0.4)], {"core": 0.5, "full": 0.6}, settings=job.settings)
+    found, _ = reproduce("table3", Asked(seeds=1), out=tmp_path, train=False, console=quiet())
+    assert [cell["scores"] for cell in found["elsewhere"]] == [{"0": 50.0}, {"0": 60.0}]
 
 
 def test_data_that_are_not_there_are_told_before_anything_is_started(tmp_path: Path) -> None:

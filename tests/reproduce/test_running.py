@@ -22,6 +22,7 @@ import pytest
 from rich.console import Console
 
 from partialsgd.cli import main
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.images.settings import Images
 from partialsgd.recipes.stopping import Stopped
 from partialsgd.reproduce import running
@@ -42,11 +43,15 @@ one_long_run(Path(sys.argv[1]))
 """
 
 
+class Interrupted(Exception):
+    """Stands for Ctrl-C."""
+
+
 @final
 class Crew:
     """Does each job at once, or says why not."""
 
-    def __init__(self, errors: dict[str, str]) -> None:
+    def __init__(self, errors: dict[str, Exception]) -> None:
         self.size, self.errors = 2, errors
         self.busy: dict[int, Job] = {}
         self.given: list[str] = []
@@ -58,10 +63,10 @@ class Crew:
         self.given.append(job.label)
         self.busy[len(self.given)] = job
 
-    def done(self, seconds: float) -> tuple[Job, str | None] | None:
+    def done(self, seconds: float) -> tuple[Job, Exception | None] | None:
         job = self.busy.pop(min(self.busy))
         error = self.errors.get(job.label)
-        if error == "Ctrl-C":
+        if isinstance(error, Interrupted):
             raise KeyboardInterrupt
         if error is None:
             made.run(job.path, [made.look(full=0.1)], {"full": 0.1})
@@ -69,7 +74,7 @@ class Crew:
 
 
 def run(
-    path: Path, errors: dict[str, str], page: io.StringIO, patch: pytest.MonkeyPatch
+    path: Path, errors: dict[str, Exception], page: io.StringIO, patch: pytest.MonkeyPatch
 ) -> tuple[list[str], list[str]]:
     """What has failed, and what was given."""
     crew, console = Crew(errors), Console(file=page, width=200)
@@ -114,9 +119,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_failure_is_told_at_the_end_and_all_else_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = io.StringIO()
-    errors = {"full, seed 1": "no memory", "joint, seed 0": "KeyError: 'x'"}
+    errors = {"full, seed 1": RuntimeError("no memory"), "joint, seed 0": WrongCall("no teacher")}
     failed, given = run(tmp_path, errors, page, monkeypatch)
-    assert failed == ["full, seed 1: no memory", "joint, seed 0: KeyError: 'x'"]
+    assert failed == ["full, seed 1: no memory", "joint, seed 0: no teacher"]
     assert sorted(given) == [f"{row}, seed {seed}" for row in ("core", "full", "joint") for seed in (0, 1)]
     assert "full, seed 1 has failed, 0.0 minutes: no memory\n" in page.getvalue()
     assert run(tmp_path, {}, page, monkeypatch) == ([], ["full, seed 1", "joint, seed 0"])
@@ -125,8 +130,16 @@ def test_a_failure_is_told_at_the_end_and_all_else_goes_on(tmp_path: Path, monke
 def test_interrupted_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = io.StringIO()
     with pytest.raises(Stopped, match=r"^stopped; the same call goes on$"):
-        run(tmp_path, {"core, seed 0": "Ctrl-C"}, page, monkeypatch)
+        run(tmp_path, {"core, seed 0": Interrupted()}, page, monkeypatch)
     assert page.getvalue().strip().endswith("once more to stop at once, without saving.")
+
+
+def test_a_call_that_is_wrong_for_the_first_job_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    assert main([*CALL, str(tmp_path / "out"), "--data", str(tmp_path / "data"), "--jobs", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "partialsgd: alternating, learning rate" in said and "data_batch" in said
+    assert said.count(" begins") == 2 and not (tmp_path / "out" / "grid").exists(), "nothing else was started"
 
 
 def test_killed_it_leaves_nobody_behind_and_goes_on_where_it_was(undisturbed: Path, tmp_path: Path) -> None:

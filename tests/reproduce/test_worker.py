@@ -58,9 +58,10 @@ def test_where_something_went_wrong_is_in_the_log(tmp_path: Path, capsys: pytest
     assert f"{tmp_path / 'r'} has failed\nTraceback (most recent call last)" in log and "worker.py" in log
 
 
-def test_a_wrong_call_is_told_as_one(tmp_path: Path) -> None:
+def test_a_wrong_call_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = _done(replace(TINY, data=str(tmp_path / "nothing"), out=str(tmp_path / "r")))
     assert said.keys() == {"wrong call"} and "nothing" in said["wrong call"]
+    assert capsys.readouterr().err == f"{tmp_path / 'r'} has failed: {said['wrong call']}\n"
 
 
 def test_a_process_that_is_told_to_end_in_the_last_step_of_a_run_answers_and_ends() -> None:

@@ -15,6 +15,7 @@ from partialsgd.export import files
 from partialsgd.recipes import RECIPES
 from partialsgd.recipes.errors import AlreadyThere, NotThere
 from partialsgd.recipes.settings import Settings
+from partialsgd.report import records
 
 
 @final
@@ -107,10 +108,7 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         """What came out, or None while the run is not at its end."""
         path = self.path / "summary.json"
-        try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        except ValueError as error:
-            raise ValueError(f"{path} cannot be read ({error}); it is damaged, or still being copied") from error
+        return records.load(path) if path.exists() else None
 
     def write(self, name: str, record: dict[str, Any]) -> None:
         """A JSON file of the run, whole or not at all."""

@@ -58,6 +58,20 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
     return [parse(line, f"line {k} of {os.fspath(path)}") for k, line in enumerate(whole.split(b"\n"), 1) if whole]
 
 
+def load(file: Path) -> dict[str, Any]:
+    """What is in config.json, summary.json or another file of a run."""
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{file} cannot be read ({error}); it is damaged, or still being copied: bring it back, or remove the run "
+            "and train it again"
+        ) from error
+    if not isinstance(said, dict):
+        raise ValueError(f"{file} is not of a run: it holds {type(said).__name__}, and a JSON object was expected")
+    return said
+
+
 def line(found: Record) -> bytes:
     return json.dumps(_spelled(found), allow_nan=False).encode() + b"\n"
 

@@ -49,8 +49,8 @@ class Crew:
             process.stdin.write(json.dumps({"recipe": job.settings.recipe, "settings": asdict(job.settings)}) + "\n")
             process.stdin.flush()
 
-    def done(self, seconds: float) -> tuple[Job, str | None] | None:
-        """A job that was answered within so many seconds, and what went wrong with it; a wrong call ends all."""
+    def done(self, seconds: float) -> tuple[Job, Exception | None] | None:
+        """A job that was answered within so many seconds, and what went wrong with it."""
         try:
             number, process, answer = self._answers.get(timeout=seconds)
         except Empty:
@@ -61,15 +61,16 @@ class Crew:
         error = self._error(number, answer)
         return None if job is None else (job, error)
 
-    def _error(self, number: int, answer: str | None) -> str | None:
+    def _error(self, number: int, answer: str | None) -> Exception | None:
         """What an answer says went wrong. The next job begins in a new process then."""
         said = json.loads(answer) if answer else {"error": "its process has ended"}
-        if "wrong call" in said:
-            raise WrongCall(said["wrong call"])
-        if "error" not in said:
+        if not said:
             return None
         code = self._forget(number)
-        return f"{said['error']}{'' if answer else f', exit code {code}'}; all that it said is in {self._log(number)}"
+        if "wrong call" in said:
+            return WrongCall(said["wrong call"])
+        died = "" if answer else f", exit code {code}"
+        return RuntimeError(f"{said['error']}{died}; all that it said is in {self._log(number)}")
 
     def _start(self, number: int) -> _Process:
         self.logs.mkdir(parents=True, exist_ok=True)

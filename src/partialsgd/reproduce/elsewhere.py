@@ -13,6 +13,7 @@ from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Cell, Experiment, Make, Row
 
 _AT = "@"
+_NO_LEVEL = "–"
 
 
 def named(folder: Folder) -> list[str]:
@@ -46,13 +47,17 @@ def _at(cell: Cell, make: Make) -> Make:
 
 
 def found(experiment: Experiment, folder: Folder) -> Iterator[dict[str, Any]]:
-    """Of each row with runs at another cell, these and the chosen one: scores by level and seed, and what chooses."""
+    """Of each row with runs at another cell, these and the chosen one: scores by level and seed, and what chooses.
+
+    Where all runs have diverged there is no level, and no score.
+    """
     for of in dict.fromkeys(name.partition(_AT)[0] for name in named(folder)):
         chosen = folder.chosen(of, experiment.grid, experiment.judge)
         for cell in experiment.grid.cells:
-            runs = folder.scored(of if cell == chosen else f"{of}{_AT}{cell.name}")
+            runs = folder.seeds(of if cell == chosen else f"{of}{_AT}{cell.name}")
             trained = [(run, run.summary["levels"]) for run in runs if run.summary is not None]
-            for level in dict.fromkeys(level for _, levels in trained for level in levels):
+            none = [_NO_LEVEL] if runs and not trained else []
+            for level in dict.fromkeys(level for _, levels in trained for level in levels) or none:
                 yield {
                     "row": of,
                     "lr": cell.lr,
@@ -63,5 +68,6 @@ def found(experiment: Experiment, folder: Folder) -> Iterator[dict[str, Any]]:
                         str(run.settings.seed): experiment.factor * levels[level]["test"][experiment.score]
                         for run, levels in trained
                     },
-                    "merit": fmean(run.merit(experiment.judge) for run, _ in trained),
+                    "diverged": len(runs) - len(trained),
+                    "merit": fmean(run.merit(experiment.judge) for run, _ in trained) if trained else None,
                 }

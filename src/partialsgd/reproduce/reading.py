@@ -16,7 +16,7 @@ _MANY = 2.23
 
 def sentences(found: Found) -> list[str]:
     """One for each comparison that the finished runs allow, one for each cost, and what the grid leaves open."""
-    return [*_compared(found), *_costs(found), *_edges(found), *_elsewhere(found)]
+    return [*_compared(found), *_costs(found), *_edges(found)]
 
 
 def _compared(found: Found) -> Iterator[str]:
@@ -25,7 +25,7 @@ def _compared(found: Found) -> Iterator[str]:
             own = [line for line in found["lines"] if (line["group"], line["network"]) == (group, network)]
             pair = _pair(own)
             if pair is not None:
-                yield _sentence(found["score"], group, network, *pair)
+                yield _sentence(found, group, network, *pair)
 
 
 def _pair(lines: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
@@ -37,19 +37,32 @@ def _pair(lines: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mappin
     return ours, other
 
 
-def _sentence(score: str, group: str, network: str, ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    apart, doubt = _apart(ours["scores"], other["scores"], score)
+def _sentence(found: Found, group: str, network: str, ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    apart, doubt = _apart(ours["scores"], other["scores"], found["score"])
     trained = {"jointly": "jointly trained"}.get(ours["trained"], f"by {ours['trained']} training")
     beside = {"alone": "the one trained alone"}.get(other["trained"], f"that of {other['trained']} training")
     said = f"r = {group}, {network}: {trained} it is {apart} {beside}, of as many epochs{doubt}"
     if set(ours["scores"]) & set(other["equal_flops"]):
-        apart, doubt = _apart(ours["scores"], other["equal_flops"], score)
+        apart, doubt = _apart(ours["scores"], other["equal_flops"], found["score"])
         said += f"; {apart} it at equal FLOPs{doubt}"
+    said += "".join(_elsewhere(found, network, ours, other))
     if gone := [f"{line['diverged']} {line['trained']}" for line in (ours, other) if line["diverged"]]:
         said += f"; diverged and left out: {', '.join(gone)}"
     if ours["paper"] and other["paper"]:
         said += f" (paper: {_direction(_printed(ours['paper']) - _printed(other['paper']))} at equal epochs)"
     return said + "."
+
+
+def _elsewhere(found: Found, network: str, ours: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """How the comparison falls with whole runs at cells that the grid has not chosen, for better or worse."""
+    for cell in (cell for cell in found["elsewhere"] if not cell["chosen"]):
+        at = f"at learning rate {cell['lr']:g} and warm-up {cell['warm_up']}, which the grid has not chosen for it"
+        if cell["row"] == other["row"] and set(ours["scores"]) & set(cell["scores"]):
+            apart, doubt = _apart(ours["scores"], cell["scores"], found["score"])
+            yield f"; {apart} the one {at}{doubt}"
+        if cell["row"] == ours["row"] and cell["level"] == network and set(cell["scores"]) & set(other["scores"]):
+            apart, doubt = _apart(cell["scores"], other["scores"], found["score"])
+            yield f"; {at}, {apart} the other{doubt}"
 
 
 def _apart(ours: Mapping[str, float], other: Mapping[str, float], score: str) -> tuple[str, str]:
@@ -58,7 +71,8 @@ def _apart(ours: Mapping[str, float], other: Mapping[str, float], score: str) ->
     first, second = [ours[seed] for seed in seeds], [other[seed] for seed in seeds]
     difference = fmean(first) - fmean(second)
     if len(seeds) < 2:
-        return _points(difference, score), ", by one seed"
+        has_more = len(ours) > 1 or len(other) > 1
+        return _points(difference, score), ", with the one seed that both have" if has_more else ", by one seed"
     error = math.sqrt((variance(first) + variance(second)) / len(seeds))
     is_clear = abs(difference) > _STUDENT.get(len(seeds), _MANY) * error
     return _points(difference, score), "" if is_clear else ", no more than the seeds differ"
@@ -82,8 +96,8 @@ def _costs(found: Found) -> Iterator[str]:
         if row["alone_flops"]:
             flops, seconds = (row[f"joint_{unit}"] / row[f"alone_{unit}"] for unit in ("flops", "seconds"))
             yield (
-                f"{row['label']}: the joint run took {flops:.2f} of the FLOPs and {seconds:.2f} of the time of the "
-                "separate runs together."
+                f"{row['label']}: the joint run took {flops:.2f} of the FLOPs of the separate runs together, and "
+                f"{seconds:.2f} of their time, each with whatever ran beside it."
             )
 
 
@@ -95,28 +109,3 @@ def _edges(found: Found) -> Iterator[str]:
     if rows:
         told = ", ".join(rows)
         yield f"The chosen learning rate is the outermost of the grid for {told}: better ones may lie beyond."
-
-
-def _elsewhere(found: Found) -> Iterator[str]:
-    """Whole runs at cells that were not chosen, for better or worse: how much the comparisons owe to the tuning."""
-    shown = {(row["row"], row["level"]): row["scores"] for row in found["elsewhere"] if row["chosen"]}
-    for row in found["elsewhere"]:
-        chosen = shown.get((row["row"], row["level"]), {})
-        if row["chosen"] or not set(row["scores"]) & set(chosen):
-            continue
-        apart, doubt = _apart(row["scores"], chosen, found["score"])
-        yield (
-            f"{_named(found, row)}: at learning rate {row['lr']:g} and warm-up {row['warm_up']}, which the grid of "
-            f"short runs has not chosen, it is {apart} what is shown{doubt}."
-        )
-
-
-def _named(found: Found, row: Mapping[str, Any]) -> str:
-    """As the table names it; the name of the row where the table does not have it."""
-    lines = [line for line in found["lines"] if line["row"] == row["row"]]
-    own = [line for line in lines if line["network"] == row["level"]] or lines  # trained alone, any network is "full"
-    names = {f"{line['network']} {line['trained']}": line["group"] for line in own}
-    if len(names) != 1:
-        return f"{row['row']}, {row['level']}"
-    ((name, group),) = names.items()
-    return name if len(own) > 1 else f"r = {group}, {name}"

@@ -12,7 +12,7 @@ from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.progress import say
 from partialsgd.recipes.runs import Run
 from partialsgd.report import panels
-from partialsgd.reproduce import experiment, figures, jobs, layout, numbers, running, same, tables
+from partialsgd.reproduce import elsewhere, experiment, figures, jobs, layout, numbers, running, same, tables
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked, Experiment, default_out
 
@@ -57,7 +57,7 @@ def _require_data(asked: Asked) -> None:
 
 def _require_runs(plan: Experiment, folder: Folder) -> None:
     """The runs of another experiment make a table of blanks."""
-    rows = {row.name for row in plan.rows(folder)}
+    rows = {row.name for row in plan.rows(folder)} | set(elsewhere.named(folder))
     if not any(path.parent.parent.name in rows for path in folder.path.glob("*/*/*/summary.json")):
         raise WrongCall(f"{folder.path} has no finished run of {plan.name}; without --show they are made there")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.progress import say
 from partialsgd.recipes.stopping import Stopped
 from partialsgd.reproduce.crew import Crew, crew
@@ -32,8 +33,12 @@ def run(experiment: Experiment, folder: Folder, wanted: Sequence[str], *, at_onc
 
 
 def _train(experiment: Experiment, folder: Folder, wanted: Sequence[str], working: Crew, shown: Display) -> list[str]:
-    """What has failed is not tried again here, and what needs it never gets ready; all else goes on."""
+    """What has failed is not tried again here, and what needs it never gets ready; all else goes on.
+
+    A call that is wrong for the first job is wrong for all: the data are not what they should be.
+    """
     failed: dict[Path, str] = {}
+    is_first = True
     while True:
         taken = {job.path for job in working.busy.values()} | failed.keys()
         waiting = [job for job in ready(experiment, folder, wanted) if job.path not in taken]
@@ -46,6 +51,9 @@ def _train(experiment: Experiment, folder: Folder, wanted: Sequence[str], workin
         while (done := working.done(_PAUSE)) is None:
             shown.refresh()
         job, error = done
+        if isinstance(error, WrongCall) and is_first:
+            raise WrongCall(f"{job.label}: {error}")
+        is_first = False
         shown.ended(job, error)
         if error is not None:
             failed[job.path] = f"{job.label}: {error}"

@@ -48,7 +48,7 @@ class Display:
         else:
             say(self.console, f"{job.label} {again}")
 
-    def ended(self, job: Job, error: str | None = None) -> None:
+    def ended(self, job: Job, error: Exception | None = None) -> None:
         minutes = (time.monotonic() - self._began[job.path]) / 60
         if job.path in self._bars:
             self._progress.remove_task(self._bars.pop(job.path)[0])

@@ -229,7 +229,7 @@ def _elsewhere(found: Found) -> Table:
             f"{row['lr']:g}",
             str(row["warm_up"]),
             row["level"],
-            spread(row["scores"].values()),
+            _ours(row["scores"], row["diverged"], len(row["scores"])),
             _merit(row["merit"], found["judge"]),
             "✓" * row["chosen"],
         )

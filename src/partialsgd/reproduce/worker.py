@@ -55,12 +55,13 @@ def work(settings: Settings) -> None:
 
 
 def _done(settings: Settings) -> dict[str, str]:
-    """What went wrong, if something did; where, is for the log. A wrong call is wrong for all jobs."""
+    """What went wrong, if something did; where, is for the log."""
     try:
         work(settings)
     except Stopped:
         sys.exit(0)
     except WrongCall as error:
+        print(f"{settings.out} has failed: {error}", file=sys.stderr)
         return {"wrong call": str(error)}
     except Exception as error:
         print(f"{settings.out} has failed", file=sys.stderr)

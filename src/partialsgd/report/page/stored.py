@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ def _run(path: Path, name: str) -> Run:
     metrics, summary = path / "metrics.jsonl", path / "summary.json"
     steps = series.steps_of(metrics) if metrics.is_file() else []
     failed = path / records.FAILED
-    failure = str(_json(failed).get("error", "")) if failed.is_file() else None
+    failure = str(records.load(failed).get("error", "")) if failed.is_file() else None
     return Run(path, name, config, steps, _summary(summary) if summary.is_file() else None, failure)
 
 
@@ -34,7 +33,7 @@ def _config(path: Path) -> Json:
     file = path / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{path} is no run: {_why(path)}")
-    config = _json(file)
+    config = records.load(file)
     if isinstance(config.get("settings"), dict) and "recipe" in config:
         return config
     if (path.parent / "metrics.jsonl").is_file():
@@ -56,23 +55,13 @@ def _why(path: Path) -> str:
 
 
 def _summary(file: Path) -> Json:
-    said = _json(file)
+    said = records.load(file)
     try:
         for name, level in said["levels"].items():
             _ = (Level(name, **level), float(level["test"][said["score"]]))
         _ = (float(said["seconds"]), int(said["steps"]))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{file} is damaged, or of another version of partialsgd: {error!r}") from error
-    return said
-
-
-def _json(file: Path) -> Json:
-    try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read ({error}); it is damaged, or still being copied") from error
-    if not isinstance(said, dict):
-        raise ValueError(f"{file} is not of a run: it holds {type(said).__name__}, and a JSON object was expected")
     return said
 
 
