@@ -101,9 +101,10 @@ def _main(found: Found) -> Table:
         for line in lines
     )
     head = ("r", "network", "trained", "paper", "ours", "at equal FLOPs")
+    ours = "alternating training" if any(line["trained"] == "alternating" for line in lines) else "the joint run"
     note = (
         f"{found['score']} on the test data: mean (deviation) of {seeds} seed{'s' * (seeds > 1)}, unless told. "
-        "The paper's is of its own data and sizes. At equal FLOPs: with as many training FLOPs as the joint run."
+        f"The paper's is of its own data and sizes. At equal FLOPs: with as many training FLOPs as {ours}."
     )
     return Table("Beside the paper", head, rows, words=3, note=note)
 
