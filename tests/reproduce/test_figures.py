@@ -61,6 +61,10 @@ def test_a_curve_looks_the_same_in_every_panel_also_where_the_first_lacks_one(fo
     assert {"core jointly", "core alone", "full jointly"} == set(second) and len(set(second.values())) == 3
     assert first == {label: second[label] for label in first}
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["core jointly", "core alone", "full jointly"]
+    left, right = figure.axes
+    assert left.get_xlim() == right.get_xlim() and left.get_ylim() == right.get_ylim()
+    assert left.get_position().y0 == right.get_position().y0, "they stand beside each other"
+    assert [axes.get_ylabel() for axes in figure.axes] == ["accuracy (validation)", ""]
 
 
 def test_without_a_joint_run_there_are_no_curves(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ COLORS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#E69F00", "#56
 _STYLES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _OFF_SCALE = {"negative": ("▼", "v", True), "infinite": ("△", "^", False), "undefined": ("×", "x", True)}
-_SMALL, _LARGE, _ROW = 8, 9, 5  # points
+_SMALL, LARGE, _ROW = 8, 9, 5  # points
 _LETTERS, _LINE = 17, 0.16  # of the small size: how many to an inch, and how high
 _SHAPES = {1: (1, 1, COLUMN, 2.3), 2: (2, 1, COLUMN, 3.9), 3: (1, 3, PAGE, 2.5), 4: (2, 2, PAGE, 4.1)}
 
@@ -46,7 +46,17 @@ def sheet(count: int) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, squeeze=False)
     for axes in panels[-1]:
-        axes.set_xlabel("step $t$", fontsize=_LARGE)
+        axes.set_xlabel("step $t$", fontsize=LARGE)
+    return figure
+
+
+def row(count: int) -> Figure:
+    """So many panels beside each other, to be compared: with one scale of values."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(COLUMN if count == 1 else PAGE, 2.5), layout="constrained")
+    figure.subplots(1, count, sharex=True, sharey=True)
     return figure
 
 
@@ -75,14 +85,14 @@ def draw(
 
 def finish(axes: Axes, label: str, letter: str = "", notes: Sequence[str] = ()) -> None:
     """What every panel has: the name of its values, a quiet grid, and notes above it."""
-    axes.set_ylabel(label, fontsize=_LARGE)
+    axes.set_ylabel(label, fontsize=LARGE)
     axes.tick_params(labelsize=_SMALL)
     axes.set_axisbelow(True)
     axes.grid(visible=True, color="0.9", linewidth=0.5)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if letter:
-        axes.set_xlabel(f"{axes.get_xlabel()}\n({letter})", fontsize=_LARGE)
+        axes.set_xlabel(f"{axes.get_xlabel()}\n({letter})", fontsize=LARGE)
     if notes:
         axes.set_title("\n".join(reversed(notes)), loc="right", fontsize=_SMALL, pad=5 + _ROW * len(notes))
 

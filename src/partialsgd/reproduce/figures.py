@@ -71,7 +71,7 @@ def against_size(found: Found) -> Drawn:
         means = [fmean(line["scores"].values()) for line in own]
         axes.errorbar([line["parameters"] for line in own], means, deviations, label=trained, capsize=2, **look)
     panels.finish(axes, f"{found['score']} (test)")
-    axes.set_xlabel("parameters")
+    axes.set_xlabel("parameters", fontsize=panels.LARGE)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return panels.finished(sheet, None)
 
@@ -85,12 +85,13 @@ def along_the_training(experiment: Experiment, folder: Folder) -> Drawn | None:
     shown = [(label, curves) for label, curves in drawn if any(curves.values())]
     if not shown:
         return None
-    sheet = panels.sheet(len(shown))
+    sheet = panels.row(len(shown))
     names = [name for name in shown[0][1] if any(curves[name] for _, curves in shown)]  # one legend for all panels
     for axes, (label, curves) in zip(sheet.axes, shown, strict=True):
         lines = {name: curves[name] or [Series({})] for name in names}
         panels.draw(axes, lines, f"{experiment.score} (validation)", log=False)
-        axes.set_xlabel(f"training FLOPs, {label}")
+        axes.set_xlabel(f"training FLOPs, {label}", fontsize=panels.LARGE)
+        axes.label_outer()
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return panels.finished(sheet, None)
 
