@@ -106,6 +106,13 @@ def test_whole_runs_at_other_cells_are_told_for_better_or_worse() -> None:
     )
 
 
+def test_of_a_method_that_trains_both_networks_each_is_compared_with_its_own() -> None:
+    lines = [line("core", trained, [90.0], row=trained) for trained in ("alternating", "slimmable")]
+    cells = [at("slimmable", 0.1, [score], level=level) for level, score in (("core", 91.0), ("full", 99.0))]
+    (said,) = sentences({"score": "accuracy", "lines": lines, "costs": [], "grid": [], "elsewhere": cells})
+    assert "; 1.00 points behind the one at learning rate 0.1" in said and said.count("learning rate") == 1
+
+
 def test_a_seed_that_only_one_side_has_is_left_out_and_this_is_told() -> None:
     (said,) = read(line("core", "alone", [20.0, 30.0]), line("core", "jointly", [22.0]))
     assert "2.00 BLEU ahead of the one trained alone, of as many epochs, with the one seed that both have." in said

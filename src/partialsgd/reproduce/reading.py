@@ -57,7 +57,8 @@ def _elsewhere(found: Found, network: str, ours: Mapping[str, Any], other: Mappi
     """How the comparison falls with whole runs at cells that the grid has not chosen, for better or worse."""
     for cell in (cell for cell in found["elsewhere"] if not cell["chosen"]):
         at = f"at learning rate {cell['lr']:g} and warm-up {cell['warm_up']}, which the grid has not chosen for it"
-        if cell["row"] == other["row"] and set(ours["scores"]) & set(cell["scores"]):
+        is_its = cell["level"] == network or other["trained"] == "alone"  # alone, any network is its level "full"
+        if cell["row"] == other["row"] and is_its and set(ours["scores"]) & set(cell["scores"]):
             apart, doubt = _apart(ours["scores"], cell["scores"], found["score"])
             yield f"; {apart} the one {at}{doubt}"
         if cell["row"] == ours["row"] and cell["level"] == network and set(cell["scores"]) & set(other["scores"]):
