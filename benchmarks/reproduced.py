@@ -167,7 +167,9 @@ def _made(path: Path) -> str:
     """How many runs, and how long they trained."""
     summaries = [json.loads(each.read_text(encoding="utf-8")) for each in path.glob("*/*/*/summary.json")]
     hours = sum(each["seconds"] for each in summaries) / 3600
-    return f"{len(summaries)} runs, {hours:.1f} hours of steps on one thread each; evaluations come on top."
+    wall = sum(each["wall"] for each in summaries) / 3600 if all("wall" in each for each in summaries) else None
+    whole = "evaluations come on top" if wall is None else f"{wall:.1f} hours of wall time with evaluations"
+    return f"{len(summaries)} runs, {hours:.1f} hours of steps on one thread each; {whole}."
 
 
 def _rows(table: Table) -> str:

@@ -74,6 +74,16 @@ def test_a_section_says_what_was_run_and_what_came_out(made: Path, tmp_path: Pat
         assert part in text
 
 
+def test_wall_time_is_told_once_every_run_has_counted_it(made: Path, tmp_path: Path) -> None:
+    for seed, wall in enumerate((1800.0, 3600.0)):
+        to = reproduced.store(made, ABOUT, tmp_path / f"stored{seed}")
+        assert "evaluations come on top" in reproduced.sections(to.parent)
+        file = made / "rows" / "alternating" / f"seed{seed}" / "summary.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "wall": wall}))
+    to = reproduced.store(made, ABOUT, tmp_path / "stored")
+    assert "1.5 hours of wall time with evaluations" in reproduced.sections(to.parent)
+
+
 @pytest.mark.parametrize("page", [reproduced.PAGE, reproduced.README], ids=["results", "readme"])
 def test_the_pages_are_what_is_stored(page: Path) -> None:
     assert reproduced.stored()  # else there is nothing to compare

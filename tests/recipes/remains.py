@@ -17,7 +17,7 @@ def remains(run: Path) -> dict[str, Any]:
     found = checkpoints.latest(run / "checkpoints")
     assert found is not None, f"{run} has no checkpoint"
     position, state = found
-    del state["seconds"]
+    del state["seconds"], state["wall"]
     hashes = {f"state {name}": _hashed(value) for name, value in state.items()}
     weights = {name: _sha256(run / name / files.WEIGHTS) for name in ("best", "last")}
     return {"position": position, "metrics": (run / "metrics.jsonl").read_text(), **hashes, **weights, **_summary(run)}
@@ -49,7 +49,7 @@ def _summary(run: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     summary = json.loads(path.read_text())
-    del summary["seconds"]
+    del summary["seconds"], summary["wall"]
     for level in summary["levels"].values():
         del level["latency"]
     return {"summary": summary}

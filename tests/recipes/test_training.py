@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import partialsgd as ps
-from partialsgd.recipes import launch, loop
+from partialsgd.recipes import checkpoints, launch, loop
+from partialsgd.recipes.methods import method_of
 from partialsgd.recipes.tabular.settings import Tabular
 from partialsgd.recipes.tabular.task import build
 from partialsgd.recipes.training import Training
@@ -36,7 +37,17 @@ def test_measuring_is_not_training_and_each_pass_has_the_price_of_its_level(tmp_
 @pytest.fixture
 def training(tmp_path: Path) -> Training:
     task = build(SMALL)
-    return Training(task, ps.PartialSGD(task.network, list(task.optimizers)), launch.accelerator(SMALL, tmp_path))
+    sgd = ps.PartialSGD(task.network, list(task.optimizers), method_of(SMALL.method, task.network))
+    return Training(task, sgd, launch.accelerator(SMALL, tmp_path))
+
+
+def test_wall_time_has_the_evaluations_and_goes_on_after_a_checkpoint(training: Training, tmp_path: Path) -> None:
+    run = loop.train(replace(SMALL, out=str(tmp_path / "a")), show=False)
+    found = checkpoints.latest(run.checkpoints)
+    assert found is not None and run.summary is not None
+    wall = found[1]["wall"]
+    assert found[1]["seconds"] < wall < run.summary["wall"] + 0.05  # the summary is rounded
+    assert training.load(run) and training.before == wall < training.wall
 
 
 def test_when_another_level_is_trained_the_best_is_chosen_anew(training: Training) -> None:

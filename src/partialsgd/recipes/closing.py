@@ -46,6 +46,7 @@ def summarise(run: Run, task: Task, training: Training, console: Console) -> Sum
             summary["levels"][level] = _level(task, training, level)
         shown.update(doing, description="a few more numbers")
         summary["extras"] = task.extras()
+    summary["wall"] = round(training.wall, 1)
     run.write("summary.json", summary)
     return summary
 

@@ -70,7 +70,7 @@ class Run:
 
     def require_data(self, digest: str) -> None:
         """Refuse data that the run was not begun with: its test phrases may be training phrases there."""
-        said = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        said = records.load(self.path / "config.json")
         known = said.get("data")
         changed = [part for part in digest.split() if known is not None and part not in known.split()]
         if changed and ":" in changed[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -39,9 +40,17 @@ class Training:
     """Of the last evaluation."""
     seconds: float = 0.0
     """Of the steps, without evaluations and checkpoints, over all processes that have worked on it."""
+    before: float = 0.0
+    """Wall time of the processes before this one, up to the checkpoint that it goes on from."""
 
     def __post_init__(self) -> None:
+        self._began = time.monotonic()
         self._largest = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.task.optimizers]
+
+    @property
+    def wall(self) -> float:
+        """Seconds with evaluations and checkpoints; what a kill has undone is not in it."""
+        return self.before + time.monotonic() - self._began
 
     def set_rate(self, total: int) -> None:
         """γ_t, a function of t: there is no scheduler whose state could be lost or stepped twice."""
@@ -95,6 +104,7 @@ class Training:
         launch.set_random_states(self.here, state["random"])
         for name in ("best", "judges", "updates", "flops", "glances", "seconds"):
             setattr(self, name, state[name])
+        self.before = state["wall"]
         return True
 
     def _state(self, random: list[dict[str, Any]]) -> dict[str, Any]:
@@ -111,4 +121,5 @@ class Training:
             "flops": self.flops,
             "glances": self.glances,
             "seconds": self.seconds,
+            "wall": self.wall,
         }

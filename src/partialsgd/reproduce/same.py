@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePath
 from typing import Any
 
 from partialsgd.recipes.errors import AlreadyThere
 from partialsgd.recipes.runs import Run
 from partialsgd.recipes.settings import Settings
+from partialsgd.report import records
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.jobs import Job, every
 from partialsgd.reproduce.plans import Experiment
@@ -48,7 +48,7 @@ def require_all(experiment: Experiment, folder: Folder) -> None:
 
 def _require_same_data(job: Job, known: dict[object, tuple[Path, str]]) -> None:
     """By the hash that a run has of its data; which images are held out is drawn by the seed."""
-    said = json.loads((job.path / "config.json").read_text(encoding="utf-8")).get("data")
+    said = records.load(job.path / "config.json").get("data")
     if said is None:
         return
     group = None if job.settings.recipe == "translation" else job.settings.seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from partialsgd.report.page import levels
@@ -73,6 +74,15 @@ def test_a_run_that_has_diverged_is_not_said_to_go_on(tmp_path: Path) -> None:
     warning = next(text for text in seen.paragraphs(shown([path])) if text.startswith("gone"))
     assert warning.startswith("gone has diverged after ") and warning.endswith("steps: the loss is nan")
     assert "diverged" in seen.words(seen.tree(levels.meta(read([path]))))
+
+
+def test_wall_time_is_told_where_it_is_known(tmp_path: Path) -> None:
+    path = made.run(tmp_path, "done")
+    before = seen.words(seen.tree(levels.meta(read([path]))))
+    file = path / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "wall": 150.0}))
+    after = seen.words(seen.tree(levels.meta(read([path]))))
+    assert before.endswith("1 min 30 s of training") and after == f"{before}, 2 min 30 s with evaluations"
 
 
 def test_a_run_without_a_step_has_no_table(tmp_path: Path) -> None:

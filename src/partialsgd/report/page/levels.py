@@ -160,5 +160,6 @@ def _meta(run: Run, is_named: bool) -> Html:
     steps = numbers.counted(len(run.steps), "step")
     ended = "not at its end" if run.failure is None else "diverged"
     time = f"{numbers.duration(run.seconds)} of training" if run.is_finished else ended
+    time += f", {numbers.duration(run.wall)} with evaluations" if run.wall is not None else ""
     line = " · ".join(part for part in (*said, levels, steps, time) if part)
     return joined([*([el("strong", run.name), " "] if is_named else []), line])

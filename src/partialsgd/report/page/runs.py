@@ -94,6 +94,11 @@ class Run:
         return None if self.summary is None else float(self.summary["seconds"])
 
     @property
+    def wall(self) -> float | None:
+        """Seconds with evaluations; a run of an earlier version has not counted them."""
+        return None if self.summary is None else self.summary.get("wall")
+
+    @property
     def extras(self) -> Json:
         return {} if self.summary is None else dict(self.summary.get("extras", {}))
 
