@@ -4,6 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Empty, so that bytecode is written even where the environment forbids it: the tests start many processes.
 export PYTHONDONTWRITEBYTECODE =
+# Two at once: chromium is installed beside the packages.
+MAKEFLAGS += --jobs=2
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist worksteal
 
 .PHONY: run test test-all browser bench results convergence setup lint
@@ -40,5 +42,5 @@ setup: $(INSTALLED)  ## only the installation, with all extras
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[recipes,report,lightning,export,dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[recipes,report,lightning,export,dev]"
 	touch $(INSTALLED)

@@ -39,7 +39,8 @@ def test_the_svd_has_the_epochs_that_the_whole_network_leaves(
     epochs: int, before: int, after: int, tmp_path: Path
 ) -> None:
     folder = Folder(tmp_path)
-    half, warm = instead.warm("core-1_4", always(Translation(epochs=epochs, nest="none")), CORE, epochs, 1)
+    half = instead.half(always(Translation(epochs=epochs, nest="none")), epochs, 1)
+    warm = instead.warm("core-1_4", CORE, epochs, 1)
     first = made(half, folder)
     assert first is not None and (first.epochs, first.nest) == (before, "none")
     assert (half.name, half.tuned_as, warm.name, warm.tuned_as) == ("half", "full", "warm-core-1_4", "core-1_4")
@@ -53,7 +54,7 @@ def test_nothing_starts_from_what_diverged_or_is_not_known(tmp_path: Path) -> No
     folder = Folder(tmp_path)
     for name in ("full", "half"):
         run(folder.run(name, 0), [look(full=0.1)], None)
-    _, warm = instead.warm("core-1_4", CORE, CORE, 4, 1)
+    warm = instead.warm("core-1_4", CORE, 4, 1)
     assert made(instead.distilled("core-1_4", CORE, 1), folder) is made(warm, folder) is None
     run(folder.run("full", 1), [look(full=0.1)], {"full": 0.1})
     assert made(instead.distilled("core-1_4", unknown, 1), folder, 1) is None

@@ -76,8 +76,8 @@ def test_starts_are_judged_by_the_first_seed_also_if_it_diverged(folder: Folder)
 def test_cells_of_an_earlier_grid_are_shown_and_not_chosen(folder: Folder) -> None:
     run(folder.cell("core", Cell(1e-05, 60)), [look(full=0.99)], {"full": 0.99})
     grid = found(experiment(trio()), Folder(folder.path))["grid"]
-    told = [(row["lr"], row["warm_up"], row["chosen"]) for row in grid]
-    assert told == [(0.1, 0, True), (0.2, 5, False), (1e-05, 60, False)]
+    told = [(row["lr"], row["warm_up"], row["chosen"], row["earlier"]) for row in grid]
+    assert told == [(0.1, 0, True, False), (0.2, 5, False, False), (1e-05, 60, False, True)]
 
 
 def test_what_diverged_at_equal_flops_is_counted(folder: Folder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,11 @@ def test_slimmable_also_runs_with_the_flops_of_alternating(tmp_path: Path) -> No
 
 
 def test_at_the_papers_scale_it_is_resnet_18() -> None:
-    plan = experiment("table3", Asked("paper", "cifar"))
-    assert plan.grid.cells[0].of(PRESETS["cifar10"]) == PRESETS["cifar10"] and len(plan.grid.cells) == 1
+    plan, folder = experiment("table3", Asked("paper", "cifar", seeds=1)), Folder(Path("nowhere"))
+    for row in plan.rows(folder)[:2]:
+        settings = folder.settings(row, 0, plan.grid, plan.judge)
+        assert settings == replace(PRESETS["cifar10"], data="cifar", method=row.name)
+    assert [row.name for row in plan.rows(folder)[:2]] == ["alternating", "slimmable"]
 
 
 def test_what_means_nothing_here_is_refused() -> None:

@@ -66,12 +66,14 @@ def test_the_cost_is_that_of_the_joint_run_over_both() -> None:
 
 def test_a_best_cell_at_the_edge_of_the_grid_is_told() -> None:
     cells = [("full", 0.1, False), ("full", 0.2, True), ("core", 0.2, False), ("core", 0.4, True)]
-    grid = [{"row": row, "lr": lr, "chosen": chosen} for row, lr, chosen in cells]
+    grid = [{"row": row, "lr": lr, "chosen": chosen, "earlier": False} for row, lr, chosen in cells]
     found = {"score": "BLEU", "lines": [], "costs": [], "grid": grid, "elsewhere": []}
     assert sentences(found) == [
         "The chosen learning rate is the outermost of the grid for core: better ones may lie beyond."
     ]
     assert sentences({**found, "grid": grid[:1]}) == []
+    before = {"row": "core", "lr": 0.8, "chosen": False, "earlier": True}  # nothing is chosen from it
+    assert sentences({**found, "grid": [*grid, before]}) == sentences(found)
 
 
 def test_two_standard_errors_of_three_seeds_are_not_enough() -> None:

@@ -33,6 +33,19 @@ def test_nothing_is_shown_of_a_place_that_there_is_not(tmp_path: Path) -> None:
         reproduce("table3", Asked(), out=tmp_path / "nothing", train=False, console=quiet())
 
 
+def test_with_show_the_table_is_of_all_rows_and_it_is_told(tmp_path: Path) -> None:
+    for row in ("alternating@lr0.1-warm0", "slimmable@lr0.1-warm0"):
+        (job,) = jobs.ready(experiment("table3", Asked(seeds=1)), Folder(tmp_path), [row])
+        run(job.path, [look(core=0.3, full=0.4)], {"core": 0.5, "full": 0.6}, settings=job.settings)
+    for rows, is_told in ((["slimmable"], True), ([], False)):
+        console = quiet()
+        found, _ = reproduce("table3", Asked(seeds=1), rows=rows, out=tmp_path, train=False, console=console)
+        assert {cell["row"] for cell in found["elsewhere"]} == {"alternating", "slimmable"}
+        assert isinstance(console.file, io.StringIO)
+        said = " ".join(console.file.getvalue().split())
+        assert ("of all that is there: --rows says what is trained" in said) == is_told
+
+
 def test_the_runs_of_another_experiment_are_not_shown_as_a_table_of_blanks(tmp_path: Path) -> None:
     run(Folder(tmp_path).run("alternating", 0), [look(core=0.3, full=0.4)], {"core": 0.5, "full": 0.6})
     with pytest.raises(WrongCall, match="has no finished run of figure3"):

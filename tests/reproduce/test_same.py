@@ -61,6 +61,19 @@ def test_a_finished_run_of_another_scale_or_corpus_is_not_mixed_in(tmp_path: Pat
             require_all(experiment("table3", other), Folder(tmp_path))
 
 
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_seed_that_is_not_asked_for_is_not_mixed_in_either(is_finished: bool, tmp_path: Path) -> None:
+    """The table is of all seeds that are there."""
+    plan, folder = experiment("figure3", Asked("laptop", "here/cifar", seeds=2)), Folder(tmp_path)
+    dropout = [job for job in ready(plan, folder) if job.path.parent.name == "dropout"]
+    for job, lr in zip(dropout, (0.02, 0.5), strict=True):
+        path = run(job.path, [look(full=0.1)], {"full": 0.1}, settings=replace(job.settings, lr=lr))
+    if not is_finished:
+        (path / "summary.json").unlink()
+    with pytest.raises(AlreadyThere, match=r"seed1 is a run with other settings \(lr 0\.5 instead of 0\.02\)"):
+        require_all(experiment("figure3", Asked("laptop", "here/cifar", seeds=1)), Folder(tmp_path))
+
+
 def test_data_that_were_changed_under_finished_runs_are_noticed(tmp_path: Path) -> None:
     plan, folder = experiment("table3", Asked("laptop", "here/cifar", seeds=1)), Folder(tmp_path)
     for job, digest in zip(ready(plan, folder)[:3], ("a", "a", "b"), strict=True):

@@ -99,7 +99,6 @@ def test_choices_are_those_of_the_table(tmp_path: Path) -> None:
     )
     assert "svd, matched are tried" in rank and "tried" not in told and "as told, 'svd'" in told
     assert "U, V" not in width and "query and key" in width and "query and key" not in rank
-    assert "1 epoch of 8" in width
 
 
 def test_a_teacher_that_has_diverged_teaches_nobody(tmp_path: Path) -> None:
@@ -126,13 +125,20 @@ def test_every_tuned_row_has_the_same_six_cells(tmp_path: Path) -> None:
     assert len({frozenset(each) for each in cells.values()}) == 1 and len(cells["full"]) == 6
 
 
-def test_at_the_papers_scale_it_is_the_papers_setting_and_nothing_is_searched(tmp_path: Path) -> None:
-    plan, folder = experiment("table1b", Asked("paper", "wmt")), Folder(tmp_path)
-    first = ready(plan, folder)[0]
-    assert first.label == "full, seed 0"
-    expected = replace(PRESETS["wmt17"], data="wmt", nest="none", method="plain", out=first.settings.out, look_bleu=500)
-    assert first.settings == expected
-    assert (expected.lr, expected.warm_up, expected.layers, expected.epochs) == (7e-4, 4000, 6, 22)
+@pytest.mark.parametrize("name", ["table1a", "table1b", "table2a", "table2b"])
+def test_at_the_papers_scale_it_is_the_papers_setting_and_nothing_is_searched(name: str, tmp_path: Path) -> None:
+    plan, folder = experiment(name, Asked("paper", "folder", seeds=1)), Folder(tmp_path)
+    corpus = PRESETS["iwslt14" if name.endswith("a") else "wmt17"]
+    jobs = ready(plan, folder)
+    assert jobs[0].label == "full, seed 0" and all("seed 0" in job.label for job in jobs)
+    nest, joint = ("low-rank", "joint-1_32-zero") if name.startswith("table1") else ("width", "joint-1_32")
+    shared = {"data": "folder", "look_bleu": 500}
+    whole = replace(corpus, **shared, nest="none", method="plain", out=jobs[0].settings.out)
+    both = replace(corpus, **shared, nest=nest, ratio=("1/32",), init="zero")
+    found = next(job.settings for job in jobs if job.path.parent.name == joint)
+    assert jobs[0].settings == whole and found == replace(both, method="alternating", out=found.out)
+    assert (whole.lr, whole.epochs) == ((5e-4, 30) if name.endswith("a") else (7e-4, 22))
+    assert (whole.warm_up, whole.layers) == (4000, 6)
 
 
 def test_at_the_scale_deep_only_the_depth_is_another(tmp_path: Path) -> None:
@@ -176,16 +182,29 @@ def test_a_row_says_what_it_waits_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["table1a", "table1b", "table2a", "table2b"])
 def test_every_line_is_of_a_row_that_there_is(name: str, tmp_path: Path) -> None:
     plan, folder = experiment(name, SMALL), Folder(tmp_path)
-    rows = set(names(plan, folder))
-    optional = {line.row for line in plan.lines(folder)} - rows
-    assert all(row.startswith(("distilled", "warm")) for row in optional)  # of ratios at which they are not tried
+    assert {line.row for line in plan.lines(folder)} <= set(names(plan, folder))
     for start in plan.starts:
         trained(folder, f"joint-1_32-{start}", 1.0)
     rows = set(names(plan, folder))
     for line in plan.lines(folder):
-        assert line.equal_flops is None or line.equal_flops in rows
+        assert line.row in rows and (line.equal_flops is None or line.equal_flops in rows)
     for each in plan.together(folder):
         assert {each.joint, *each.alone.values()} <= rows
+
+
+def test_what_a_user_would_do_instead_is_there_at_every_ratio(tmp_path: Path) -> None:
+    plan, folder = experiment("table1a", replace(SMALL, start="zero")), Folder(tmp_path)
+    trained(folder, "full", 1.0)
+    trained(folder, "half", 1.0)
+    for ratio in ("1_4", "1_8"):
+        distilled, warm = (settings(plan, folder, f"{kind}-core-{ratio}") for kind in ("distilled", "warm"))
+        assert distilled is not None and warm is not None
+        assert distilled.ratio == warm.ratio == (ratio.replace("_", "/"),)
+        assert (distilled.init, warm.init) == ("zero", "svd")
+    narrow = experiment("table2a", SMALL)
+    distilled = settings(narrow, folder, "distilled-core-1_4")
+    assert distilled is not None and (distilled.nest, distilled.alone) == ("width", "core")
+    assert not [name for name in names(narrow, folder) if "warm" in name or name == "half"]  # width has no SVD
 
 
 def test_what_a_user_would_do_instead_names_the_finished_run(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from partialsgd.recipes.images.settings import Images
 from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.translation.settings import PRESETS as TRANSLATION
 from partialsgd.recipes.translation.settings import Translation
+from partialsgd.reproduce import choices
 from partialsgd.reproduce.plans import Asked, Experiment, Figure, Grid, Line, Row, always, refuse, refuse_depth
 
 _DROPOUT = "dropout(keep=0.8, unit='neurons')"
@@ -23,15 +24,13 @@ _OF_DROPOUT = (
     "and the second convolution of a block is divided by the root of the number of blocks.",
     "Both gradients are of the step's own batch: they share its noise, which makes them look more alike than the "
     "gradients of f are.",
-    "The lines are running medians of five measurements.",
+    f"{choices.SMOOTH}.",
 )
 _OF_WIDTH = (
-    "Which of its two corpora Figure 4 is of is not in the paper; here it is IWSLT14's setting.",
     "The core is measured at full steps and at core steps alike, from the step's own batch, with the same dropout in "
     "both gradients.",
     "The first units of each layer and head form the core.",
-    "The lines are running medians of five measurements; under alternation they come in turns from before full and "
-    "before core steps.",
+    f"{choices.SMOOTH}; under alternation they come in turns from before full and before core steps.",
 )
 
 
@@ -72,7 +71,7 @@ def _figure_2(asked: Asked) -> _Plan:
     base = _pictures(asked)
     rows: dict[str, Settings] = {"dropout": replace(base, method=_DROPOUT)}
     title = "Figure 2: similarity and alignment of a residual network trained with dropout"
-    return _Plan(title, rows, Figure(2, {"with dropout": "dropout"}, smooth=5), (_setting(base), *_OF_DROPOUT))
+    return _Plan(title, rows, Figure(2, {"with dropout": "dropout"}, smooth=5), _of_dropout(base))
 
 
 def _figure_3(asked: Asked) -> _Plan:
@@ -83,7 +82,7 @@ def _figure_3(asked: Asked) -> _Plan:
     }
     curves = {"with dropout": "dropout", "without dropout": "without"}
     title = "Figure 3: alignment with the masks of dropout, trained with and without it"
-    return _Plan(title, rows, Figure(3, curves, smooth=5), (_setting(base), *_OF_DROPOUT))
+    return _Plan(title, rows, Figure(3, curves, smooth=5), _of_dropout(base))
 
 
 def _figure_4(asked: Asked) -> _Plan:
@@ -94,16 +93,20 @@ def _figure_4(asked: Asked) -> _Plan:
     }
     curves = {"standard": "standard", "alternating": "alternating"}
     title = "Figure 4: overlap, similarity and alignment of a Transformer's half width"
-    return _Plan(title, rows, Figure(4, curves, smooth=5, group="layers"), _OF_WIDTH)
+    return _Plan(title, rows, Figure(4, curves, smooth=5, group="layers"), _of_width(base, asked))
 
 
-def _setting(base: Images) -> str:
-    length = f"{base.epochs} epochs" if base.max_steps is None else f"{base.max_steps:,} steps"
-    return (
-        f"Learning rate, schedule, length, batch and augmentation are not in the paper: {base.lr:g} and half a cosine "
-        f"down to 0 over {length}, {base.batch} images a batch. Network {base.network}, {base.width} channels in the "
-        f"first stage."
-    )
+def _of_dropout(base: Images) -> tuple[str, ...]:
+    return (choices.of_residual_network(base, f"{base.lr:g}"), *_OF_DROPOUT, choices.OF_SEEDS_OF_IMAGES)
+
+
+def _of_width(base: Translation, asked: Asked) -> tuple[str, ...]:
+    small = f"a smaller network, and {'the corpus that was given' if asked.data else 'the embedded corpus'}."
+    corpus = "Which of its two corpora Figure 4 is of is not in the paper; here it is "
+    corpus += "IWSLT14's setting." if asked.scale == "paper" else small
+    rate = f"The learning rate is {base.lr:g} after a warm-up of {base.warm_up} steps, for both trainings."
+    told = (corpus, choices.of_transformer(base), rate, choices.of_search(base))
+    return (*told, *_OF_WIDTH, *choices.OF_ALTERNATION, choices.OF_SEEDS)
 
 
 def _pictures(asked: Asked) -> Images:

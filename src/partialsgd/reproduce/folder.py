@@ -80,9 +80,16 @@ class Folder:
 
     def seeds(self, row: str) -> list[Ended]:
         """The runs of a row that are at their end."""
-        there = (path for path in (self.path / "rows" / row).glob("seed*") if path.name.removeprefix("seed").isdigit())
-        paths = sorted(there, key=lambda path: int(path.name.removeprefix("seed")))
+        paths = (self.run(row, seed) for seed in self._begun(row))
         return [ended for path in paths if (ended := self.ended(path)) is not None]
+
+    def begun(self, row: str) -> int:
+        """How many seeds, from 0 on, have all that is there among them, finished or not."""
+        return 1 + max(self._begun(row), default=-1)
+
+    def _begun(self, row: str) -> list[int]:
+        names = (path.name.removeprefix("seed") for path in (self.path / "rows" / row).glob("seed*"))
+        return sorted(int(name) for name in names if name.isdigit())
 
     def scored(self, row: str) -> list[Ended]:
         """Those that have a score."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +15,19 @@ def distilled(core: str, make: Make, seeds: int) -> Row:
     return Row(f"distilled-{core}", _after("full", "teacher", make), seeds, core, "full", optional=True)
 
 
-def warm(core: str, whole: Make, svd: Make, epochs: int, seeds: int) -> Iterator[Row]:
-    """Pufferfish: the whole network for half of the epochs, and then its SVD for the others."""
-    before = max(1, epochs // 2)
-    yield Row("half", _lasting(whole, before), seeds, "full", optional=True)
-    after = _after("half", "start", _lasting(svd, max(1, epochs - before)))
-    yield Row(f"warm-{core}", after, seeds, core, "half", optional=True)
+def half(whole: Make, epochs: int, seeds: int) -> Row:
+    """The whole network for half of the epochs: what Pufferfish takes the SVD of."""
+    return Row("half", _lasting(whole, _before(epochs)), seeds, "full", optional=True)
+
+
+def warm(core: str, svd: Make, epochs: int, seeds: int) -> Row:
+    """Pufferfish: the SVD of that network, for the other half."""
+    after = _after("half", "start", _lasting(svd, max(1, epochs - _before(epochs))))
+    return Row(f"warm-{core}", after, seeds, core, "half", optional=True)
+
+
+def _before(epochs: int) -> int:
+    return max(1, epochs // 2)
 
 
 def _lasting(make: Make, epochs: int) -> Make:

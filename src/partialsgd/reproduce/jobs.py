@@ -35,7 +35,9 @@ def ready(experiment: Experiment, folder: Folder, wanted: Sequence[str] = ()) ->
 def every(experiment: Experiment, folder: Folder) -> list[Job]:
     """All that can be told by now, finished or not, optional rows among them."""
     rows = experiment.rows(folder)
-    return _jobs(experiment, folder, [*rows, *elsewhere.rows(experiment, rows, elsewhere.named(folder))])
+    rows = [*rows, *elsewhere.rows(experiment, rows, elsewhere.named(folder))]
+    begun = {row.name: folder.begun(row.name) for row in rows}  # more seeds than are asked for now
+    return _jobs(experiment, folder, [replace(row, seeds=max(row.seeds, begun[row.name])) for row in rows])
 
 
 def asked_for(experiment: Experiment, folder: Folder, wanted: Sequence[str]) -> list[Row]:

@@ -154,6 +154,7 @@ def _grid(experiment: Experiment, folder: Folder) -> Iterator[Found]:
                 "warm_up": cell.warm_up,
                 "merit": merit if math.isfinite(merit) else None,
                 "chosen": cell == chosen,
+                "earlier": cell not in tried,
             }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from partialsgd.recipes.images.settings import PRESETS, Images
+from partialsgd.reproduce import choices
 from partialsgd.reproduce.budgets import with_the_flops_of
 from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Row, Together, always, refuse, refuse_depth
 from partialsgd.reproduce.printed import TABLE_3
@@ -13,15 +14,14 @@ from partialsgd.reproduce.printed import TABLE_3
 _RATIO = "1/2"
 
 _CHOICES = (
+    "The first channels of each layer form the core.",
     "Each network has BatchNorm layers of its own: weights, biases and running statistics.",
-    "In a step of slimmable both networks see the batch and the mean of their losses is descended; in an epoch each "
-    "makes as many updates as there are batches, under alternating half as many.",
+    "In a step of slimmable both networks see the batch and the sum of their losses is descended, as its authors do; "
+    "in an epoch each makes as many updates as there are batches, under alternating half as many.",
     "The paper counts FLOPs of an epoch as 2 × multiply-adds of a forward pass, with BatchNorm, of 45,000 images; "
     "torch counts forward and backward of convolutions and products. Both are shown.",
     "A part of the training images is held out, a tenth of CIFAR-10's; the best checkpoint by the mean accuracy of "
     "both networks on them is scored.",
-    "Both methods are tuned over the same six cells, each two epochs with seed 0 and a cosine of its own; the run at "
-    "equal FLOPs takes the cell of slimmable.",
 )
 
 
@@ -41,16 +41,19 @@ def experiment(name: str, asked: Asked) -> Experiment:
         together=lambda folder: [
             Together(method, method, {"core": "core", "full": "full"}) for method in TABLE_3 if folder.scored(method)
         ],
-        choices=lambda folder: [_setting(base), *_CHOICES],
+        choices=lambda folder: _choices(base, _grid(asked, base)),
     )
 
 
-def _setting(base: Images) -> str:
-    return (
-        "Learning rate, schedule, epochs, batch and augmentation are not in the paper: half a cosine down to 0 over "
-        f"{base.epochs} epochs, {base.batch} images a batch, random crops and, on CIFAR-10, mirror images; the "
-        f"rate is of the grid. Network {base.network}, {base.width} channels in the first stage."
-    )
+def _choices(base: Images, grid: Grid) -> list[str]:
+    rate = f"{base.lr:g}" if len(grid.cells) == 1 else "a rate out of the grid"
+    return [
+        choices.of_residual_network(base, rate),
+        *_CHOICES,
+        choices.of_tuning(grid, base, "Learning rate and warm-up are the usual ones of this network, for every row."),
+        *choices.OF_ALTERNATION,
+        choices.OF_SEEDS_OF_IMAGES,
+    ]
 
 
 def _base_of(asked: Asked) -> Images:

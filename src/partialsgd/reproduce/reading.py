@@ -104,7 +104,7 @@ def _costs(found: Found) -> Iterator[str]:
 
 def _edges(found: Found) -> Iterator[str]:
     """A best cell with no neighbour beyond it: a better one may lie outside the grid."""
-    rates = {row["lr"] for row in found["grid"]}
+    rates = {row["lr"] for row in found["grid"] if not row["earlier"]}
     outermost = {min(rates), max(rates)} if len(rates) > 1 else set()
     rows = [row["row"] for row in found["grid"] if row["chosen"] and row["lr"] in outermost]
     if rows:

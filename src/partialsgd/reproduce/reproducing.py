@@ -41,6 +41,8 @@ def reproduce(
         failures = _train(plan, folder, rows, at_once, told)
     else:
         _require_runs(plan, folder)
+        if rows:
+            say(told, "The table is of all that is there: --rows says what is trained, and here nothing is.")
     found = numbers.found(plan, folder)
     for path in write(plan, folder, found):
         say(told, f"{path}")

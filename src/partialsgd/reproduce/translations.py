@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, final
 
 from partialsgd.recipes.translation.settings import PRESETS, Translation
-from partialsgd.reproduce import instead
+from partialsgd.reproduce import choices, instead
 from partialsgd.reproduce.budgets import with_the_flops_of
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Make, Row, Together, refuse
@@ -50,14 +50,10 @@ _SMOKE = replace(
 _LOCAL = {"smoke": _SMOKE, "laptop": _SMALL, "deep": replace(_SMALL, layers=6)}
 """The scales that need no GPU; at "deep" the network has the paper's six blocks on each side."""
 
-_CHOICES = (
+_OF_ALONE = (
     "A core alone is taken out of the same family, from the same start, and trained by a plain loop.",
-    "Optimizer state outside the trained network holds still: moments, step counts and weight decay.",
-    "Adam's weight decay is decoupled, as in fairseq. The gradient is not clipped.",
-    "BLEU is sacrebleu's on detokenised text, of one checkpoint, no average: the best by validation loss, of a joint "
-    "run by the mean of both networks' losses.",
+    "Adam's weight decay is decoupled, as in fairseq.",
     "At equal FLOPs a network alone has other epochs than the joint run, and so other looks at the validation data.",
-    "Deviations are over seeds, which change weights, order of batches and dropout together.",
 )
 _OF_RANK = (
     "The low-rank layers have one bias, shared by both networks. The parameters of the whole network count U and V, "
@@ -149,7 +145,15 @@ class _Plan:
         return max(known, key=lambda start: known[start].merit("loss")) if len(known) == len(found) else None
 
     def choices(self, folder: Folder) -> list[str]:
-        told = [self._tuning, self._translation, *_CHOICES]
+        untuned = "Learning rate and warm-up are the paper's for every row."
+        told = [
+            choices.of_transformer(self.base),
+            choices.of_tuning(self.grid, self.base, untuned),
+            choices.of_search(self.base),
+            *_OF_ALONE,
+            *choices.OF_ALTERNATION,
+            choices.OF_SEEDS,
+        ]
         if self.nest == "low-rank":
             return [self._start_in_words(folder), _OF_RANK, *told]
         return [_OF_WIDTH, *([_OF_RANK_64] if self.name == "table2b" else []), *told]
@@ -161,22 +165,6 @@ class _Plan:
         tried = f"How U, V and W start is not in the paper: {', '.join(_STARTS)} are tried at r = {_STARTED}, and the "
         tried += "start whose joint run with seed 0 has the least validation loss is used for all rows: "
         return tried + (f"{best}." if best else f"not known yet, so {_STARTS[0]} is shown.")
-
-    @property
-    def _translation(self) -> str:
-        base = self.base
-        search = f"by beam search over {base.beam} hypotheses with length penalty {base.lenpen:g}"
-        return f"The translation is from {base.source!r} into {base.target!r}, {search}."
-
-    @property
-    def _tuning(self) -> str:
-        if len(self.grid.cells) == 1:
-            return "Learning rate and warm-up are the paper's for every row."
-        epochs = f"{self.grid.shorter['epochs']} epoch of {self.base.epochs}"
-        return (
-            f"Every row is tuned over the same {len(self.grid.cells)} cells, each {epochs} with seed 0 and one look; "
-            "runs at equal FLOPs, distilled, and started from another take the cell of the row that they follow."
-        )
 
     def row(self, kind: str, ratio: str, start: str | None) -> str:
         """Only where starts are compared is one in the name; the other rows have the best."""
@@ -195,7 +183,7 @@ class _Plan:
                 yield from self.pair(ratio, best, seeds)
         for ratio in reversed(self.ratios):
             yield from self.at_equal_flops(ratio, best, seeds)
-        yield from self.instead(self.ratios[-1], best, seeds)
+        yield from self.instead(best, seeds)
         if self.name == "table2b":
             yield self.tuned("rank-1_64", self.made("core", "1/64", "zero", nest="low-rank"), seeds)
 
@@ -228,11 +216,15 @@ class _Plan:
         for kind, alone in (("core", self.row("core", ratio, start)), ("full", "full")):
             yield with_the_flops_of(joint, alone, f"{self.row(kind, ratio, start)}-flops", seeds)
 
-    def instead(self, ratio: str, start: str | None, seeds: int) -> Iterator[Row]:
-        if self.nest == "low-rank":
-            core, svd = self.row("core", ratio, start), self.made("core", ratio, "svd")
+    def instead(self, start: str | None, seeds: int) -> Iterator[Row]:
+        """At every ratio the core taught by the whole network and, where it has an SVD, started from it."""
+        cores = {self.row("core", ratio, start): ratio for ratio in reversed(self.ratios)}
+        for core, ratio in cores.items():
             yield instead.distilled(core, self.made("core", ratio, start), seeds)
-            yield from instead.warm(core, self.whole, svd, self.base.epochs, seeds)
+        if self.nest == "low-rank":
+            yield instead.half(self.whole, self.base.epochs, seeds)
+            for core, ratio in cores.items():
+                yield instead.warm(core, self.made("core", ratio, "svd"), self.base.epochs, seeds)
 
     def together(self, ratio: str, start: str | None) -> Together:
         alone = {"core": self.row("core", ratio, start), "full": "full"}
@@ -246,7 +238,8 @@ class _Plan:
             yield Line(ratio, "core", "alone", core, "full", printed.core_alone, f"{core}-flops")
             yield Line(ratio, "core", "jointly", rows.joint, "core", printed.core, rows.joint)
             yield Line(ratio, "core", "distilled from full", f"distilled-{core}", "full")
-            yield Line(ratio, "core", "SVD of full at half time", f"warm-{core}", "full")
+            if self.nest == "low-rank":
+                yield Line(ratio, "core", "SVD of full at half time", f"warm-{core}", "full")
             yield Line(ratio, "full", "alone", "full", "full", FULL_ALONE[_CORPUS[self.name]], f"{whole}-flops")
             yield Line(ratio, "full", "jointly", rows.joint, "full", printed.full, rows.joint)
         if self.name == "table2b":
