@@ -112,9 +112,8 @@ def in_place(text: str, found: str) -> str:
 
 def sections(folder: Path = FOLDER) -> str:
     """Everything, a section for each reproduction."""
-    return (
-        "\n\n".join(_section(path, about) for path, about in stored(folder).items()) or "No reproduction is stored yet."
-    )
+    every = [_section(path, about) for path, about in stored(folder).items()]
+    return "\n\n".join([f"All together: {_made(folder)}", *every]) if every else "No reproduction is stored yet."
 
 
 def in_short(folder: Path = FOLDER) -> str:
@@ -158,14 +157,18 @@ def _section(path: Path, about: About) -> str:
         *map(_rows, first),
         tables.in_words(found),
         *images,
-        *(_folded(table) if table.title == "The grid" else f"**{table.title}**\n\n{_rows(table)}" for table in rest),
+        *(
+            _folded(table.title, _rows(table)) if table.title == "The grid" else f"**{table.title}**\n\n{_rows(table)}"
+            for table in rest
+        ),
+        _folded("Choices that the paper leaves open, and versions", _chosen(found)),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
 def _made(path: Path) -> str:
-    """How many runs, and how long they trained."""
-    summaries = [json.loads(each.read_text(encoding="utf-8")) for each in path.glob("*/*/*/summary.json")]
+    """How many runs, and how long they trained; one that stands in two tables counts once."""
+    summaries = [json.loads(text) for text in {each.read_text(encoding="utf-8") for each in path.rglob("summary.json")}]
     hours = sum(each["seconds"] for each in summaries) / 3600
     wall = sum(each["wall"] for each in summaries) / 3600 if all("wall" in each for each in summaries) else None
     whole = "evaluations come on top" if wall is None else f"{wall:.1f} hours of wall time with evaluations"
@@ -173,11 +176,19 @@ def _made(path: Path) -> str:
 
 
 def _rows(table: Table) -> str:
-    return as_markdown(table).partition("\n\n")[2]
+    return _below(as_markdown(table))
 
 
-def _folded(table: Table) -> str:
-    return f"<details><summary>{table.title}</summary>\n\n{_rows(table)}\n\n</details>"
+def _chosen(found: numbers.Found) -> str:
+    return f"{_below(tables.choices(found))}\n\n{tables.made_with(found)}"
+
+
+def _below(titled: str) -> str:
+    return titled.partition("\n\n")[2]
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def made(tmp_path: Path) -> Path:
     (unfinished / "summary.json").unlink()
     summary = folder.run("alternating", 0) / "summary.json"
     told = json.loads(summary.read_text())
+    told["versions"] = {"torch": "9.9"}
     told["extras"]["samples"] = [{"source": "a sentence of somebody"}]
     summary.write_text(json.dumps(told))
     return folder.path
@@ -70,6 +71,8 @@ def test_a_section_says_what_was_run_and_what_came_out(made: Path, tmp_path: Pat
         "Commit abc",
         "2 runs",
         "65.00 (7.07)",
+        "Network resnet18, 16 channels in the first stage.",  # a choice
+        "Made with torch 9.9.",
     ):
         assert part in text
 
