@@ -82,6 +82,16 @@ def test_axes_are_logarithmic_where_values_span_decades() -> None:
     assert plot_losses({"a": run(*[measured()] * 60)}).axes[0].get_yscale() == "log"
 
 
+def test_a_logarithmic_axis_says_1_and_2_and_5_in_one_size() -> None:
+    figure = plot_criteria({"a": run(*(measured(1.5, 0.5, c) for c in (1.0, 6.0)))}, figure=4)
+    axis = figure.axes[2].yaxis
+    FigureCanvasAgg(figure).draw()  # ticks are made when they are drawn
+    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    shown = {tick.label1.get_text(): tick.label1.get_fontsize() for tick in ticks if tick.label1.get_text()}
+    assert {"1", "2", "5", "10"} <= set(shown) and len(set(shown.values())) == 1
+    assert [panels._power(value) for value in (1e-4, 0.01, 100.0, 1e5)] == ["$10^{-4}$", "0.01", "100", "$10^{5}$"]
+
+
 def test_a_zero_has_a_place_on_a_logarithmic_axis() -> None:
     axes = plot_criteria({"a": run(*(measured(c_sim=c) for c in (0.0, 0.01, 1.0)))}, figure=2).axes[0]
     assert axes.get_yscale() == "symlog"

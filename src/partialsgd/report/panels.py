@@ -86,7 +86,7 @@ def draw(
 def finish(axes: Axes, label: str, letter: str = "", notes: Sequence[str] = ()) -> None:
     """What every panel has: the name of its values, a quiet grid, and notes above it."""
     axes.set_ylabel(label, fontsize=LARGE)
-    axes.tick_params(labelsize=_SMALL)
+    axes.tick_params(which="both", labelsize=_SMALL)
     axes.set_axisbelow(True)
     axes.grid(visible=True, color="0.9", linewidth=0.5)
     for side in ("top", "right"):
@@ -213,8 +213,14 @@ def _rescale(axes: Axes, values: Sequence[float]) -> None:
             axes.set_yscale("symlog", linthresh=min(positive))
         else:
             axes.set_yscale("log")
-            # Between two powers of ten matplotlib writes 6 × 10⁰; 6 is enough.
+            # matplotlib writes 10⁰, and between two powers of ten 6 × 10⁰; 1 and 6 are enough.
+            axes.yaxis.set_major_formatter(lambda value, _: _power(value))
             axes.yaxis.set_minor_formatter(lambda value, _: _between_powers(axes, value))
+
+
+def _power(value: float) -> str:
+    exponent = round(math.log10(value))
+    return f"{value:g}" if -3 < exponent < 3 else f"$10^{{{exponent}}}$"
 
 
 def _between_powers(axes: Axes, value: float) -> str:
