@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist worksteal
 
 .PHONY: run test test-all browser bench results convergence setup lint
 
-run: $(INSTALLED)  ## train a Transformer and its low-rank core on phrases, both at once: at most 6 minutes
+run: $(INSTALLED)  ## train a Transformer and its low-rank core on phrases, both at once: 5 to 7 minutes
 	$(BIN)/partialsgd train
 
 test: lint browser  ## style, types and tests; ends with the skipped tests and why
@@ -27,7 +27,7 @@ lint: $(INSTALLED)
 browser:  ## Debian's chromium, in which the page of `partialsgd report` is tested, where it can be installed
 	@sh tests/report/page/browser.sh
 
-bench: $(INSTALLED)  ## every figure of benchmarks/README.md, measured again (about 10 minutes)
+bench: $(INSTALLED)  ## the figures of benchmarks/README.md with two threads, measured again (about 10 minutes)
 	$(BIN)/python -m benchmarks
 
 results: $(INSTALLED)  ## every method trained on digits, and with DATA=folder on CIFAR-10, into docs/results.md

@@ -102,8 +102,8 @@ def reading(found: Sequence[Summary]) -> list[str]:
     plain = next((summary for summary in found if summary.method == "plain"), None)
     if plain is None or not others:
         return ["There is nothing to compare yet."]
-    near = [s.method for s in others if s.behind is not None and s.behind <= NEAR]
-    far = [f"{s.method} (−{100 * s.behind:.1f})" for s in _by(others, "behind") if s.behind and s.behind > NEAR]
+    near = [s.method for s in others if s.behind is not None and not _is_far(s)]
+    far = [f"{s.method} (−{100 * s.behind:.1f})" for s in _by(others, "behind") if s.behind and _is_far(s)]
     less = [f"{s.method} ({s.flops:.2f})" for s in _by(others, "flops") if s.flops and s.flops < 0.995]
     faster = [f"{s.method} ({s.time:.2f})" for s in _by(others, "time") if s.time and s.time < 0.95]
     return [
@@ -112,6 +112,11 @@ def reading(found: Sequence[Summary]) -> list[str]:
         f"Fewer FLOPs than plain training (its own are 1): {_listed(less)}.",
         f"Less time by 5 % or more: {_listed(faster)}.",
     ]
+
+
+def _is_far(found: Summary) -> bool:
+    """As it is shown, with one decimal."""
+    return found.behind is not None and round(100 * found.behind, 1) > 100 * NEAR
 
 
 def _by(found: Sequence[Summary], number: str) -> list[Summary]:

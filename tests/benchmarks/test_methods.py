@@ -198,6 +198,9 @@ def test_a_line_of_the_table_is_beside_plain_training_of_the_same_seed(tmp_path:
     assert found["sam"].cells()[1:] == ("90.0%", "–", "–", "–", "0.1")
     said = page.reading(list(found.values()))
     assert "alternating (−15.0)" in said[1] and "alternating (0.75)" in said[2]
+    for behind, line in ((0.0104, 0), (0.0106, 1)):  # a point and 1.1, as they are shown
+        found["sam"].behind = behind
+        assert "sam" in page.reading(list(found.values()))[line]
 
 
 def test_nothing_stored_says_so(tmp_path: Path) -> None:

@@ -277,6 +277,33 @@ def test_hf_trainer_resumes_to_the_bit(tmp_path: Path, method: ps.Method, gradie
     assert_same(whole.model, parts.model)
 
 
+def nested_trainer(output: Path, *, resume: str | None = None) -> tuple[Any, ps.Nested]:
+    """The example's Trainer, given a whole family instead of one network."""
+    from transformers import BertConfig, BertForSequenceClassification, set_seed
+
+    set_seed(0)
+    config = BertConfig(vocab_size=16, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    data = [{"input_ids": tokens, "labels": int(tokens[0] < 8)} for tokens in torch.randint(16, (256, 8))]
+    nested = ps.nest(BertForSequenceClassification(config), ps.LowRank(1 / 4))
+    told = arguments(output)
+    told.remove_unused_columns = False  # a family takes what its model takes, which the Trainer cannot see
+    trainer = example("hf_trainer").PartialTrainer(ps.methods.alternating(nested), nested, told, train_dataset=data)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer, nested
+
+
+def test_the_trainer_trains_a_family_resumes_it_to_the_bit_and_each_level_comes_out(tmp_path: Path) -> None:
+    whole, nested = nested_trainer(tmp_path)
+    parts, again = nested_trainer(tmp_path, resume=str(tmp_path / "checkpoint-32"))
+    assert whole.sgd.t == parts.sgd.t == 64
+    assert_same(nested, again)
+    tokens = torch.randint(16, (3, 8))
+    core = nested.extract("core", example={"input_ids": tokens}).eval()
+    nested.eval()
+    with torch.no_grad(), nested.at("core"):
+        torch.testing.assert_close(core(tokens).logits, nested(tokens).logits)
+
+
 # --- lightning_module
 
 
@@ -340,3 +367,27 @@ def test_lightning_module_resumes_to_the_bit(tmp_path: Path, method: ps.Method, 
     parts = train(method, second, resume=str(checkpoint))
     assert parts.sgd.t == second.global_step == whole.sgd.t
     assert_same(whole, parts)
+
+
+@lightning_warns
+def test_lightning_trains_a_family(tmp_path: Path) -> None:
+    """As the family alone: what lies around it has no parameters here."""
+    lightning_module = example("lightning_module")
+
+    def built() -> tuple[Any, ps.Nested]:
+        torch.manual_seed(0)
+        module = lightning_module.PartialModule(ps.Method())
+        module.network = nested = ps.nest(module.network, ps.LowRank(1 / 4, where="0"))
+        module.method = ps.methods.alternating(nested)
+        return module, nested
+
+    (module, nested), (_, alone) = built(), built()
+    lightning_trainer(tmp_path, 1).fit(module, lightning_module.batches())
+    optimizer = torch.optim.AdamW(alone.parameters(), lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    sgd = ps.PartialSGD(alone, optimizer, ps.methods.alternating(alone), clip_norm=1.0)
+    for x, y in lightning_module.batches():
+        sgd.step(partial(forward_backward, alone, x, y))
+        scheduler.step()
+    assert sgd.t == module.sgd.t > 0
+    assert_same(alone, nested)
