@@ -4,20 +4,21 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Empty, so that bytecode is written even where the environment forbids it: the tests start many processes.
 export PYTHONDONTWRITEBYTECODE =
-# Two at once: chromium is installed beside the packages.
-MAKEFLAGS += --jobs=2
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist worksteal --durations=15
 
-.PHONY: run test test-all browser bench results convergence setup lint
+.PHONY: run test test-all checked browser bench results convergence setup lint
 
 run: $(INSTALLED)  ## train a Transformer and its low-rank core on phrases, both at once: 5 to 7 minutes
 	$(BIN)/partialsgd train
 
-test: lint browser  ## style, types and tests; ends with the skipped tests and why
+test: checked  ## style, types and tests; ends with the skipped tests and why
 	$(PYTEST) -m "not slow"
 
-test-all: lint browser  ## the same with more methods, problems and optimizers
+test-all: checked  ## the same with more methods, problems and optimizers
 	$(PYTEST)
+
+checked:  # chromium is installed beside the packages
+	@$(MAKE) --no-print-directory --jobs=2 lint browser
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

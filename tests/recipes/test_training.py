@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,33 @@ def training(tmp_path: Path) -> Training:
     return Training(task, sgd, launch.accelerator(SMALL, tmp_path))
 
 
-def test_wall_time_has_the_evaluations_and_goes_on_after_a_checkpoint(training: Training, tmp_path: Path) -> None:
+def test_wall_time_has_the_evaluations_and_goes_on_after_a_checkpoint(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated = loop._evaluated
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.3)
+        return evaluated(*args)
+
+    monkeypatch.setattr(loop, "_evaluated", slowly)
     run = loop.train(replace(SMALL, out=str(tmp_path / "a")), show=False)
     found = checkpoints.latest(run.checkpoints)
     assert found is not None and run.summary is not None
     wall = found[1]["wall"]
-    assert found[1]["seconds"] < wall < run.summary["wall"] + 0.05  # the summary is rounded
+    assert found[1]["seconds"] + 0.3 <= wall < run.summary["wall"] + 0.05  # the summary is rounded
     assert training.load(run) and training.before == wall < training.wall
+
+
+def test_a_run_that_has_not_counted_its_wall_time_goes_on(training: Training, tmp_path: Path) -> None:
+    run = loop.train(replace(SMALL, out=str(tmp_path / "a")), show=False)
+    found = checkpoints.latest(run.checkpoints)
+    assert found is not None
+    position, state = found
+    del state["wall"]
+    checkpoints.save(run.checkpoints, position + 1, state, keep=1)
+    assert training.load(run) and training.position == position + 1
+    assert training.before == training.seconds == state["seconds"] > 0
 
 
 def test_when_another_level_is_trained_the_best_is_chosen_anew(training: Training) -> None:

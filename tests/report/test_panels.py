@@ -89,7 +89,12 @@ def test_a_logarithmic_axis_says_1_and_2_and_5_in_one_size() -> None:
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
     shown = {tick.label1.get_text(): tick.label1.get_fontsize() for tick in ticks if tick.label1.get_text()}
     assert {"1", "2", "5", "10"} <= set(shown) and len(set(shown.values())) == 1
-    assert [panels._power(value) for value in (1e-4, 0.01, 100.0, 1e5)] == ["$10^{-4}$", "0.01", "100", "$10^{5}$"]
+    assert [panels._power(figure.axes[0], value) for value in (0.0, 1e-4, 100.0)] == ["0", "0.0001", "100"]
+    long = plot_criteria({"a": run(*(measured(1.5, 0.5, c) for c in (1.0, 600.0)))}, figure=4).axes[2]
+    powers = [panels._power(long, value) for value in (1e-4, 0.01, 100.0, 1e5)]
+    assert powers == ["$10^{-4}$", "0.01", "100", "$10^{5}$"]
+    zero = plot_criteria({"a": run(*(measured(c_sim=c) for c in (0.0, 0.01, 1.0)))}, figure=2).axes[0]
+    assert zero.yaxis.get_major_formatter()(1.0) == "1"
 
 
 def test_a_zero_has_a_place_on_a_logarithmic_axis() -> None:

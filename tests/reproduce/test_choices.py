@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from partialsgd.recipes import build
 from partialsgd.recipes.images.settings import Images
 from partialsgd.recipes.translation.settings import Translation
 from partialsgd.reproduce import EXPERIMENTS, choices, experiment
@@ -61,6 +62,14 @@ def test_which_corpus_figure_4_is_of(tmp_path: Path) -> None:
     assert "here it is IWSLT14's setting." in told("figure4", "paper", tmp_path)
     assert "a smaller network, and the corpus that was given." in told("figure4", "laptop", tmp_path)
     assert "a smaller network, and the embedded corpus." in told("figure4", "laptop", tmp_path, None)
+
+
+def test_digits_have_epochs_enough_for_the_steps_that_are_told(tmp_path: Path) -> None:
+    plan, folder = experiment("figure3", Asked("laptop", seeds=1)), Folder(tmp_path)
+    settings = plan.rows(folder)[0].make(folder, 0)
+    assert settings is not None and settings.max_steps is not None
+    assert f"over {settings.max_steps:,} steps" in told("figure3", "laptop", tmp_path, None)
+    assert len(build(settings).batches) * settings.epochs >= settings.max_steps
     assert "The learning rate is 0.001 after a warm-up of 100 steps" in told("figure4", "laptop", tmp_path)
 
 
@@ -68,7 +77,8 @@ def test_which_corpus_figure_4_is_of(tmp_path: Path) -> None:
 def test_what_alternation_leaves_open_is_told_wherever_there_is_one(name: str, tmp_path: Path) -> None:
     said = experiment(name, Asked("laptop", "data")).choices(Folder(tmp_path))
     assert {*choices.OF_ALTERNATION} <= {*said}
-    assert any("first" in choice and ("core" in choice) for choice in said)
+    own = [choice for choice in said if choice not in choices.OF_ALTERNATION]
+    assert any("first" in choice and "core" in choice for choice in own) == (not name.startswith("table1"))
 
 
 def test_how_the_rate_falls() -> None:

@@ -13,7 +13,7 @@ from partialsgd.reproduce import experiment
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.jobs import ready, waiting
 from partialsgd.reproduce.plans import Asked, Experiment
-from tests.reproduce.made import run
+from tests.reproduce.made import run, search
 
 SMALL = Asked("laptop", seeds=2)
 
@@ -177,6 +177,18 @@ def test_a_row_says_what_it_waits_for(tmp_path: Path) -> None:
     ]
     told = waiting(experiment("table1a", SMALL), folder, ("core-1_32-svd", "core-1_4"))
     assert told == ["core-1_32-svd waits for its grid", "core-1_4 waits for the starts at r = 1/32, or --start"]
+
+
+def test_nothing_is_trained_instead_of_a_core_that_is_not_known_yet(tmp_path: Path) -> None:
+    """It would have the name of another start, once the best one is known."""
+    plan, folder = experiment("table1a", replace(SMALL, seeds=1)), Folder(tmp_path)
+    for name in ("full", "half"):
+        trained(folder, name, 1.0)
+        search(folder, name, [1.0] * 6, plan.grid)
+    search(folder, "core-1_32-zero", [1.0] * 6, plan.grid)
+    assert ready(plan, folder, ("distilled", "warm")) == []
+    told = waiting(plan, folder, ("distilled", "warm"))
+    assert len(told) == 6 and all(line.endswith("waits for the starts at r = 1/32, or --start") for line in told)
 
 
 @pytest.mark.parametrize("name", ["table1a", "table1b", "table2a", "table2b"])

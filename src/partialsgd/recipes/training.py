@@ -104,7 +104,7 @@ class Training:
         launch.set_random_states(self.here, state["random"])
         for name in ("best", "judges", "updates", "flops", "glances", "seconds"):
             setattr(self, name, state[name])
-        self.before = state["wall"]
+        self.before = state.get("wall", self.seconds)  # a run of an earlier version has not counted it
         return True
 
     def _state(self, random: list[dict[str, Any]]) -> dict[str, Any]:

@@ -211,20 +211,27 @@ def _rescale(axes: Axes, values: Sequence[float]) -> None:
     if positive and max(positive) / min(positive) > LOG_FROM and not any(value < 0 for value in values):
         if 0 in values:
             axes.set_yscale("symlog", linthresh=min(positive))
+            axes.yaxis.set_major_formatter(lambda value, _: _power(axes, value))
         else:
             axes.set_yscale("log")
             # matplotlib writes 10⁰, and between two powers of ten 6 × 10⁰; 1 and 6 are enough.
-            axes.yaxis.set_major_formatter(lambda value, _: _power(value))
+            axes.yaxis.set_major_formatter(lambda value, _: _power(axes, value))
             axes.yaxis.set_minor_formatter(lambda value, _: _between_powers(axes, value))
 
 
-def _power(value: float) -> str:
-    exponent = round(math.log10(value))
-    return f"{value:g}" if -3 < exponent < 3 else f"$10^{{{exponent}}}$"
+def _power(axes: Axes, value: float) -> str:
+    """1 and 100, and from there on 10³, but for an axis that has 2000 between them."""
+    if value <= 0 or 0.005 < value < 500 or _is_short(axes):
+        return f"{value:g}"
+    return f"$10^{{{round(math.log10(value))}}}$"
 
 
 def _between_powers(axes: Axes, value: float) -> str:
     """2, 3 and 5 where the axis shows less than two powers of ten, and nothing where they are enough."""
-    low, high = axes.get_ylim()
     digit = round(value / 10 ** math.floor(math.log10(value)))
-    return f"{value:g}" if high < 100 * low and digit in (2, 3, 5) else ""
+    return f"{value:g}" if _is_short(axes) and digit in (2, 3, 5) else ""
+
+
+def _is_short(axes: Axes) -> bool:
+    low, high = axes.get_ylim()
+    return high < 100 * low

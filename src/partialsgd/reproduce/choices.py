@@ -8,6 +8,7 @@ from typing import Any
 from partialsgd.recipes.images.settings import Images
 from partialsgd.recipes.settings import Settings
 from partialsgd.recipes.translation.settings import Translation
+from partialsgd.report.page.numbers import counted
 from partialsgd.reproduce.plans import Grid
 
 OF_ALTERNATION = (
@@ -17,7 +18,9 @@ OF_ALTERNATION = (
     "not clipped.",
 )
 OF_SEEDS = "Deviations are over seeds, which change weights, order of batches and dropout together."
-OF_SEEDS_OF_IMAGES = "Deviations are over seeds, which change weights, batches, crops and the images that are held out."
+OF_SEEDS_OF_IMAGES = (
+    "Deviations are over seeds, which change weights, batches, crops, masks, and which images are used and held out."
+)
 SMOOTH = "The lines are running medians of five measurements"
 
 _FALLS = {"linear": "along a line to 0", "inverse-sqrt": "with the root of the steps"}
@@ -26,7 +29,7 @@ _FALLS = {"linear": "along a line to 0", "inverse-sqrt": "with the root of the s
 def of_transformer(base: Translation) -> str:
     """The sizes, and how it is trained but for what the grid says."""
     return (
-        f"Network: {_counted(base.layers, 'block')} on each side of width {base.d_model}, {base.ffn:,} hidden units, "
+        f"Network: {counted(base.layers, 'block')} on each side of width {base.d_model}, {base.ffn:,} hidden units, "
         f"{base.heads} heads, dropout {base.dropout:g}. Training: {_length(base)} of batches with at most "
         f"{base.max_tokens:,} pieces on a side, out of a vocabulary of {base.vocabulary:,}; label smoothing "
         f"{base.label_smoothing:g}; after its warm-up the rate falls {_FALLS[base.schedule]}."
@@ -65,8 +68,4 @@ def of_tuning(grid: Grid, base: Settings, untuned: str) -> str:
 
 
 def _length(base: Settings) -> str:
-    return _counted(base.epochs, "epoch") if base.max_steps is None else _counted(base.max_steps, "step")
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number > 1)}"
+    return counted(base.epochs, "epoch") if base.max_steps is None else counted(base.max_steps, "step")

@@ -219,12 +219,13 @@ class _Plan:
     def instead(self, start: str | None, seeds: int) -> Iterator[Row]:
         """At every ratio the core taught by the whole network and, where it has an SVD, started from it."""
         cores = {self.row("core", ratio, start): ratio for ratio in reversed(self.ratios)}
-        for core, ratio in cores.items():
-            yield instead.distilled(core, self.made("core", ratio, start), seeds)
+        rows = [instead.distilled(core, self.made("core", ratio, start), seeds) for core, ratio in cores.items()]
         if self.nest == "low-rank":
             yield instead.half(self.whole, self.base.epochs, seeds)
-            for core, ratio in cores.items():
-                yield instead.warm(core, self.made("core", ratio, "svd"), self.base.epochs, seeds)
+            svds = {core: self.made("core", ratio, "svd") for core, ratio in cores.items()}
+            rows += [instead.warm(core, svd, self.base.epochs, seeds) for core, svd in svds.items()]
+        for row in rows:
+            yield row if start is not None else replace(row, make=lambda folder, seed: None, waits_for=_BEST)
 
     def together(self, ratio: str, start: str | None) -> Together:
         alone = {"core": self.row("core", ratio, start), "full": "full"}
