@@ -38,8 +38,10 @@ def test_every_method_trains_alike_on_two_ranks(tmp_path: Path) -> None:
                 assert all(torch.equal(a, b) for a, b in zip(zero[key], one[key], strict=True)), f"ranks differ: {key}"
             for ours, alone in zip(zero[f"{name} {views}"], model.parameters(), strict=True):
                 torch.testing.assert_close(ours, alone, rtol=1e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
-        same = zip(zero[f"{name} False"], zero[f"{name} True"], strict=True)
-        assert all(torch.equal(a, b) for a, b in same), f"{name}: a bucket view was overwritten"
+        for a, b in zip(zero[f"{name} False"], zero[f"{name} True"], strict=True):
+            # Not to the bit: where a gradient lies decides how some processors add.
+            said = f"{name}: a bucket view was overwritten"
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=said)
 
 
 def _both_halves(model: nn.Module, t: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from partialsgd import LayerSum, LowRank, Nested, Width, export, nest
 from partialsgd.nested.examples import tensors_of
@@ -26,9 +26,16 @@ def test_a_native_level_is_read_by_from_pretrained(tmp_path: Path, name: str, ki
     small = type(before).from_pretrained(tmp_path)
     assert type(small) is type(before) and small.num_parameters() < before.num_parameters()
     inputs, plain = network.inputs(3), nested.extract("core").eval()
+    assert all(torch.equal(small.state_dict()[name], values) for name, values in plain.state_dict().items())
     with torch.no_grad():
         pairs = [list(tensors_of(model(**inputs))) for model in (small.eval(), plain)]
-    assert all(torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+    assert_one_function(*pairs)
+
+
+def assert_one_function(a: list[Tensor], b: list[Tensor]) -> None:
+    """from_pretrained leaves weights where they lie in the file; where that is, decides how some processors add."""
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-7)
 
 
 @torch.no_grad()
@@ -103,7 +110,8 @@ def test_save_pretrained_of_a_nested_model_loses_it(tmp_path: Path, kind: str, t
     logits, full = back.eval()(**inputs).logits, nested(**inputs).logits
     assert not torch.allclose(logits, core)
     if kind == "depth":  # blocks keep their names: all of them are there, whatever the level was
-        assert torch.equal(logits, full) and not report["missing_keys"]
+        assert not report["missing_keys"]
+        assert_one_function([logits], [full])
     else:
         with safe_open(tmp_path / "model.safetensors", "pt") as file:
             assert any(key.endswith(told) for key in file.keys())  # noqa: SIM118  # no mapping

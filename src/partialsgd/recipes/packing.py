@@ -42,7 +42,7 @@ def unpack(said: Json, tensors: Mapping[str, Tensor]) -> Any:
         return said
     ((kind, inside),) = said.items()
     if kind == "tensor":
-        return tensors[inside]
+        return tensors[inside].clone()  # in a file it may lie at any byte, and there some processors add otherwise
     if kind == "tuple":
         return tuple(unpack(inner, tensors) for inner in inside)
     return {key: unpack(inner, tensors) for key, inner in inside}
