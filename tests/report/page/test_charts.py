@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from partialsgd.report.page import curves
+from partialsgd.report.page import charts, curves
 from partialsgd.report.page.charts import Charts
 from partialsgd.report.page.stored import read
 from partialsgd.report.series import Series
@@ -41,3 +41,13 @@ def test_sizes_are_said_in_words(tmp_path: Path) -> None:
     assert "core: 1,000 parameters, BLEU 21.5; full: 10,000 parameters, BLEU 30.12." in drawn
     texts = [seen.words(text) for text in seen.tree(drawn).iter("text")]
     assert {"core", "full", "parameters"} <= set(texts)
+
+
+def test_levels_of_one_name_and_size_have_one_label_at_the_best_of_them(tmp_path: Path) -> None:
+    runs = read(made.three(tmp_path))
+    points = [(f"{run.name} · {level.name}", run, level) for run in runs for level in run.levels]
+    labels = [seen.words(text) for text in seen.tree(Charts(runs).sizes(points, "BLEU")).iter() if "text" in text.tag]
+    assert len(points) > 2 and labels.count("core") == labels.count("full") == 1
+    best = max((level.test or {})["BLEU"] for _, _, level in points if level.name == "core")
+    size = next(level.parameters for _, _, level in points if level.name == "core")
+    assert charts._highest(points, "BLEU")["core", size] == (size, best)

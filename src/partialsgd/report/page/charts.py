@@ -70,9 +70,10 @@ class Charts:
             at = (float(level.parameters or 0), (level.test or {})[score])
             look = panels.look_of(self._names.index(name))
             axes.plot([at[0]], [at[1]], linestyle="none", markersize=5, **_marker(look))
-            if len(points) <= _ANNOTATED:
+        if len(points) <= _ANNOTATED:
+            for (named, _), at in _highest(points, score).items():
                 axes.annotate(
-                    svg.label(level.name), at, (5, 5), textcoords="offset points", fontsize=8, annotation_clip=False
+                    svg.label(named), at, (5, 5), textcoords="offset points", fontsize=8, annotation_clip=False
                 )
         panels.finish(axes, "")
         axes.margins(0.15)
@@ -116,6 +117,16 @@ def _without_offset(formatter: Any) -> None:
 
 def _marker(look: dict[str, Any]) -> dict[str, Any]:
     return {key: look[key] for key in ("color", "marker")}
+
+
+def _highest(points: Sequence[Point], score: str) -> dict[tuple[str, int | None], tuple[float, float]]:
+    """Of levels with one name and one size the best: several labels would lie on each other, and the legend has all."""
+    found: dict[tuple[str, int | None], tuple[float, float]] = {}
+    for _, _, level in points:
+        at = (float(level.parameters or 0), (level.test or {})[score])
+        known = found.get((level.name, level.parameters), at)
+        found[level.name, level.parameters] = max(at, known)
+    return found
 
 
 def _short(value: float) -> str:
