@@ -123,6 +123,7 @@ def check_extracted(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # statistics that were never updated
         plain = nested.extract(level, example=inputs)
+        assert nested.size(level) == sum(p.numel() for p in plain.parameters())
         assert_no_trace(plain)
         plain.train(nested.training)
         outputs, theirs = outputs_and_gradients(plain, inputs, over=plain)

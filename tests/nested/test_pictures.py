@@ -50,7 +50,7 @@ def test_the_summary_has_a_line_for_each_layer_nested_or_not_and_why() -> None:
     assert line("transformer.h.2.mlp.c_proj") == "transformer.h.2.mlp.c_proj Width 12 of 25 inputs (25 → 16)"
     assert line("lm_head") == "lm_head - not nested: its weight is tied to 'transformer.wte.weight'"
     assert "not nested" in line("transformer.h.1.mlp.c_fc") and "exclude" in line("transformer.h.1.mlp.c_fc")
-    counts = {level: sum(p.numel() for p in nested.parameters(level=level)) for level in nested.levels}
+    counts = {level: sum(p.numel() for p in nested.extract(level).parameters()) for level in nested.levels}
     assert lines[-1].strip() == f"core: {counts['core']:,} parameters, full: {counts['full']:,} parameters"
 
 

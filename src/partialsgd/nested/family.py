@@ -16,7 +16,7 @@ from partialsgd.names import Parameters, parameters_of, unwrap
 from partialsgd.nested import examples, extraction, fast_paths, pictures
 from partialsgd.nested.arithmetic import exact
 from partialsgd.nested.examples import Call, Example
-from partialsgd.nested.layers import NestedModule, level_parameters
+from partialsgd.nested.layers import NestedModule, level_parameters, level_size
 from partialsgd.nested.levels import Levels
 from partialsgd.nested.norms import Norms, recalibrate
 from partialsgd.nested.sums import OutputSum
@@ -158,8 +158,8 @@ class Nested(nn.Module):
         return {name: m for name, m in self.model.named_modules() if isinstance(m, NestedModule)}
 
     def size(self, level: str) -> int:
-        """How many parameters the level uses."""
-        return sum(p.numel() for p in self.parameters(level=level))
+        """How many parameters the level has when it is taken out; a family may hold more, which are merged then."""
+        return level_size(self.model, self._switch.known(level))
 
     def extra_repr(self) -> str:
         return f"levels={self.levels}, level={self.level!r}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
 from partialsgd.nested.switch import Switch
+
+Part: TypeAlias = nn.Parameter | nn.Module
 
 
 class NestedModule(nn.Module):
@@ -17,9 +19,13 @@ class NestedModule(nn.Module):
     by: str
     """What asked for it."""
 
-    def parts(self, level: str) -> Iterator[nn.Parameter | nn.Module]:
+    def parts(self, level: str) -> Iterator[Part]:
         """The parameters and modules inside that the level uses."""
         raise NotImplementedError
+
+    def shipped(self, level: str) -> Iterator[Part]:
+        """Those of them that are left in size when the level is taken out: what is merged into another is not."""
+        return self.parts(level)
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
         """A module of torch that computes what this one computes at the level; `memo` as in `deepcopy`."""
@@ -70,21 +76,30 @@ class NestedLayer(NestedModule):
 
 def level_parameters(module: nn.Module, level: str) -> Iterator[nn.Parameter]:
     """The parameters that a level of the network uses, each once."""
-    yield from dict.fromkeys(part for part in _walk(module, level) if isinstance(part, nn.Parameter))
+    used = _walk(module, lambda nested: nested.parts(level))
+    yield from dict.fromkeys(part for part in used if isinstance(part, nn.Parameter))
+
+
+def level_size(module: nn.Module, level: str) -> int:
+    """How many numbers the level has when it is taken out of the network."""
+    left = _walk(module, lambda nested: nested.shipped(level))
+    return sum(part.numel() for part in dict.fromkeys(left) if isinstance(part, nn.Parameter))
 
 
 def level_modules(module: nn.Module, level: str) -> Iterator[nn.Module]:
     """The modules that a level of the network runs, outermost first."""
-    yield from dict.fromkeys(part for part in _walk(module, level) if isinstance(part, nn.Module))
+    run = _walk(module, lambda nested: nested.parts(level))
+    yield from dict.fromkeys(part for part in run if isinstance(part, nn.Module))
 
 
-def _walk(part: nn.Module | nn.Parameter, level: str) -> Iterator[nn.Module | nn.Parameter]:
+def _walk(part: Part, chosen: Callable[[NestedModule], Iterator[Part]]) -> Iterator[Part]:
+    """The part, and all inside it; of a nested module what is chosen."""
     yield part
     if isinstance(part, NestedModule):
-        inside = part.parts(level)
+        inside = chosen(part)
     elif isinstance(part, nn.Module):
         inside = iter([*part.parameters(recurse=False), *part.children()])
     else:
         return
     for one in inside:
-        yield from _walk(one, level)
+        yield from _walk(one, chosen)

@@ -82,6 +82,11 @@ class LowRankLayer(NestedLayer):
         if self.bias is not None:
             yield self.bias
 
+    def shipped(self, level: str) -> Iterator[nn.Parameter]:
+        """At full VU goes into W."""
+        merged = [] if level in self.small else [part for name, part in self.named_parameters() if name[0] in "UV"]
+        return (part for part in self.parts(level) if not any(part is each for each in merged))
+
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
         u, v = self._factors(level)
         if level not in self.small:

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor, fx, nn
 
-from partialsgd.nested.forms import form_of, weight_of
-from partialsgd.nested.layers import NestedModule
+from partialsgd.nested.forms import Form, form_of, weight_of
+from partialsgd.nested.layers import NestedModule, Part
 from partialsgd.nested.switch import FULL, Switch
 
 Taken: TypeAlias = Sequence[int | str]
@@ -80,6 +80,15 @@ class SumLayer(Sum):
     def bias(self) -> Tensor | None:
         terms = [self.old, self.new] if self.is_sum(self.switch.level) else [getattr(self, self.core_name)]
         return _total([layer._parameters.get("bias") for layer in terms])
+
+    def shipped(self, level: str) -> Iterator[Part]:
+        """Two linear layers become one, with a bias if either has one."""
+        if not self.is_sum(level) or _shared_form(self.old, self.new) is None:
+            yield from self.parts(level)
+            return
+        yield self.old.get_parameter("weight")
+        biases = (layer._parameters["bias"] for layer in (self.old, self.new))
+        yield from [bias for bias in biases if bias is not None][:1]
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
         if level in self.small:
@@ -160,11 +169,16 @@ def require_same_signature(old: nn.Module, new: nn.Module, name: str) -> None:
 
 def _merged(old: nn.Module, new: nn.Module) -> nn.Module | None:
     """One layer with the weights added, where both are linear in the same way."""
-    form, other = form_of(old), form_of(new)
-    if isinstance(form, str) or form != other:
+    form = _shared_form(old, new)
+    if form is None:
         return None
     weight = old.get_parameter("weight") + new.get_parameter("weight")
     return form.plain(form.as_stored(weight), _total([layer._parameters["bias"] for layer in (old, new)]))
+
+
+def _shared_form(old: nn.Module, new: nn.Module) -> Form | None:
+    form = form_of(old)
+    return None if isinstance(form, str) or form != form_of(new) else form
 
 
 def _total(terms: Sequence[Tensor | None]) -> Tensor | None:

@@ -56,8 +56,8 @@ _OF_ALONE = (
     "At equal FLOPs a network alone has other epochs than the joint run, and so other looks at the validation data.",
 )
 _OF_RANK = (
-    "The low-rank layers have one bias, shared by both networks. The parameters of the whole network count U and V, "
-    "which are merged into W when it is taken out."
+    "The low-rank layers have one bias, shared by both networks. Parameters are those of a network that is taken out: "
+    "of the whole one VU is merged into W."
 )
 _OF_WIDTH = (
     "A narrow core has the first hidden units, and of each head the first dimensions of query and key, at least one."

@@ -76,10 +76,10 @@ def _alone(joint: Run, level: Level, runs: Sequence[Run]) -> Alone:
 
 
 def _is_alone(run: Run, joint: Run, level: Level) -> bool:
-    """Whether a run is of that level alone. A plain network has fewer parameters than one that holds factors too."""
+    """Whether a run is of that level alone."""
     if not run.is_finished or [one.name for one in run.trained] != [level.name]:
         return False
-    is_same_size = level == joint.levels[-1] or run.trained[0].parameters == level.parameters
+    is_same_size = run.trained[0].parameters == level.parameters
     is_same_data = (run.recipe, run.config.get("data")) == (joint.recipe, joint.config.get("data"))
     return is_same_size and is_same_data and _is_same_network(run.settings, joint.settings)
 
