@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from benchmarks.figures import RESULTS
+from partialsgd.recipes.settings import PATHS
 from partialsgd.report.records import FAILED
 from partialsgd.reproduce import experiment, figures, numbers, tables
 from partialsgd.reproduce.folder import Folder
@@ -28,9 +29,6 @@ FOLDER = RESULTS / "reproduce"
 ROOT = Path(__file__).parents[1]
 PAGE, README, PICTURES = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "figures"
 _BEGIN, _END = "<!-- written by `python -m benchmarks.reproduced --write` -->", "<!-- end of reproduced -->"
-_PATHS = ("out", "data", "start", "teacher")
-"""Settings that name a place on the machine that trained."""
-
 About: TypeAlias = dict[str, Any]
 
 
@@ -49,23 +47,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def store(reproduction: Path, about: About, folder: Path = FOLDER) -> Path:
-    """The runs at their end: settings, summary, evaluations and criteria, without places and without any text."""
-    to = folder / reproduction.name
-    if to.exists():
-        shutil.rmtree(to)
-    to.mkdir(parents=True)
-    for kind in ("grid", "rows"):
-        for run in sorted((reproduction / kind).glob("*/*")):
-            if any((run / name).exists() for name in ("summary.json", FAILED)):
-                _store_run(run, to / run.relative_to(reproduction))
-    (to / "about.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """The runs at their end: settings, summary, evaluations and criteria, without places and without any text.
+
+    What was stored of it before gives way when all is there.
+    """
+    from_, to = Folder(reproduction.resolve()), folder / reproduction.resolve().name
+    runs = [run for kind in ("grid", "rows") for run in sorted((from_.path / kind).glob("*/*")) if from_.ended(run)]
+    if not runs:
+        raise SystemExit(f"{reproduction} has no finished run; give the directory of a reproduction")
+    stage = folder / f".{to.name}"
+    shutil.rmtree(stage, ignore_errors=True)
+    for run in runs:
+        _store_run(run, stage / run.relative_to(from_.path))
+    (stage / "about.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    shutil.rmtree(to, ignore_errors=True)
+    stage.rename(to)
     return to
 
 
 def _store_run(run: Path, to: Path) -> None:
     to.mkdir(parents=True)
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-    for name in _PATHS:
+    for name in ("out", *PATHS):
         if config["settings"].get(name) is not None:
             config["settings"][name] = None if name == "out" else PurePath(config["settings"][name]).name
     _write(to / "config.json", config)
@@ -73,8 +76,12 @@ def _store_run(run: Path, to: Path) -> None:
         if (run / name).exists():
             found = json.loads((run / name).read_text(encoding="utf-8"))
             found.get("extras", {}).pop("samples", None)  # sentences of a corpus are not ours to publish
+            found |= (
+                {"error": found["error"].partition(". What to try")[0]} if "error" in found else {}
+            )  # the rest names places
             _write(to / name, found)
-    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []  # it diverged at once
     (to / "metrics.jsonl").write_bytes(b"".join(line for line in lines if b'"valid/' in line or b'"criteria"' in line))
 
 
@@ -122,7 +129,9 @@ def in_short(folder: Path = FOLDER) -> str:
         if about["name"] == "table1a":
             found = numbers.found(*opened(path, about))
             (table, *_) = tables.tables(found)
-            image = f"![{about['says']}: validation BLEU along the training](docs/figures/{path.name}-curves.png)"
+            image = (
+                f"![{about['says']}: validation BLEU along the training](docs/figures/{picture(path, 'curves')}.png)"
+            )
             parts = [
                 about["says"] + ":",
                 f"```sh\n{about['command']}\n```",

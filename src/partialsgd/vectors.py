@@ -14,7 +14,8 @@ from partialsgd.names import Parameters, require_strided
 from partialsgd.selects import rows_of
 
 _SMALL = 1 << 15
-_PIECE = 1 << 14  # with more, some processors' dot products lose the seventh digit
+_PIECE = 1 << 17
+_DOT = 1 << 14  # with more, some processors' dot products lose the seventh digit
 
 
 @final
@@ -75,7 +76,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
         a, b = a.float(), b.float()  # a product in half precision would lose most of its digits
     if a.device.type != "cpu":
         return (a * b).sum(dtype=torch.float64)
-    return torch.stack([torch.dot(x, y) for x, y in _pieces(a, b)]).sum(dtype=torch.float64)
+    return torch.stack([torch.dot(x, y) for x, y in _pieces(a, b, _DOT)]).sum(dtype=torch.float64)
 
 
 @torch.no_grad()
@@ -83,11 +84,11 @@ def apart(a: Tensor, b: Tensor) -> Tensor:
     """‖a − b‖², in the same way; on a CPU without a copy of the whole."""
     if a.device.type != "cpu":
         return inner(difference := a.float() - b.float(), difference)
-    return torch.stack([inner(d := x - y, d) for x, y in _pieces(a, b)]).sum()
+    return torch.stack([inner(d := x - y, d) for x, y in _pieces(a, b, _PIECE)]).sum()
 
 
-def _pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(torch.split(a.reshape(-1), _PIECE), torch.split(b.reshape(-1), _PIECE), strict=True)
+def _pieces(a: Tensor, b: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.split(a.reshape(-1), size), torch.split(b.reshape(-1), size), strict=True)
 
 
 @torch.no_grad()

@@ -39,6 +39,9 @@ def made(tmp_path: Path) -> Path:
         run(folder.run("alternating", seed), looks, {"core": 0.5, "full": 0.6 + seed / 10}, settings=settings)
     unfinished = run(folder.run("slimmable", 0), [look(core=0.3, full=0.4)], {"core": 0.3, "full": 0.4})
     (unfinished / "summary.json").unlink()
+    gone = run(folder.path / "grid" / "alternating" / "lr0.7-warm0", [], None, settings=Images(epochs=2))
+    (gone / "metrics.jsonl").unlink()  # in its first step
+    (gone / "failed.json").write_text(json.dumps({"error": f"the loss is nan. What to try: less. It is in {gone}"}))
     summary = folder.run("alternating", 0) / "summary.json"
     told = json.loads(summary.read_text())
     told["versions"] = {"torch": "9.9"}
@@ -51,8 +54,28 @@ def test_no_place_and_no_text_is_stored(made: Path, tmp_path: Path) -> None:
     to = reproduced.store(made, ABOUT, tmp_path / "stored")
     texts = [path.read_text() for path in to.rglob("*") if path.is_file()]
     assert not [text for text in texts if str(tmp_path) in text or "somebody" in text]
-    assert {path.parent.name for path in to.rglob("config.json")} == {"seed0", "seed1"}
+    assert {path.parent.name for path in to.rglob("config.json")} == {"seed0", "seed1", "lr0.7-warm0"}
+    (gone,) = to.rglob("failed.json")
+    assert json.loads(gone.read_text()) == {"error": "the loss is nan"}
     assert not (to / "rows" / "slimmable").exists()  # it is not at its end
+
+
+def test_what_is_stored_stays_where_there_is_nothing_to_store(made: Path, tmp_path: Path) -> None:
+    to = reproduced.store(made, ABOUT, tmp_path / "stored")
+    before = sorted(tmp_path.rglob("*"))
+    for nothing in (tmp_path / "not there" / made.name, tmp_path / "stored"):
+        with pytest.raises(SystemExit, match="has no finished run"):
+            reproduced.store(nothing, ABOUT, tmp_path / "stored")
+    assert sorted(tmp_path.rglob("*")) == before and (to / "about.json").exists()
+
+
+def test_a_reproduction_is_stored_under_its_own_name(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(made)
+    assert reproduced.store(Path("."), ABOUT, tmp_path / "stored") == tmp_path / "stored" / made.name
+    again = reproduced.store(Path("."), ABOUT, tmp_path / "stored")
+    assert sorted(path.name for path in again.parent.iterdir()) == [made.name]  # in the place of the first
 
 
 def test_what_is_stored_gives_the_same_numbers(made: Path, tmp_path: Path) -> None:

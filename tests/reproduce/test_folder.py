@@ -8,7 +8,7 @@ import pytest
 
 from partialsgd.recipes.images.settings import Images
 from partialsgd.reproduce.folder import Ended, Folder, flops_of
-from partialsgd.reproduce.plans import Row, always
+from partialsgd.reproduce.plans import Cell, Row, always
 from tests.reproduce.made import GRID, look, run, search
 
 
@@ -55,6 +55,21 @@ def test_a_cell_is_chosen_once_all_are_known(tmp_path: Path) -> None:
     assert folder.chosen("core", GRID, "accuracy") is None
     run(folder.cell("core", GRID.cells[1]), [look(full=0.95)], {"full": 0.1})  # the test data do not choose
     assert folder.chosen("core", GRID, "accuracy") == GRID.cells[1]
+
+
+def test_where_every_cell_has_diverged_none_is_chosen(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for cell in GRID.cells:
+        run(folder.cell("core", cell), [look(full=0.9)], None)
+    assert folder.chosen("core", GRID, "accuracy") is None
+
+
+def test_a_copy_of_a_cell_is_no_cell(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    for name in ("lr0.1-warm0.old", "lr0.7-warm0"):
+        run(folder.path / "grid" / "core" / name, [look(full=0.9)], {"full": 0.9})
+    assert list(folder.tried_before("core", GRID)) == [Cell(0.7, 0)]
 
 
 def test_a_row_takes_the_cell_that_its_grid_chose(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_grid_of_one_cell_is_not_searched(tmp_path: Path) -> None:
 
 def test_rows_are_asked_for_by_a_part_of_their_name_or_a_pattern(tmp_path: Path) -> None:
     others = ("core-1_32-zero", "joint-1_32-zero", "core-1_4", "full-1_4-flops")
-    rows = [Row("full", always(Images()), 1, "full", block="1/32 zero")]
+    rows = [Row("full", always(Images()), 1, "full", meant_by=("1/4", "1/32", "zero"))]
     rows += [Row(name, always(Images()), 1, name) for name in others]
     rows += [Row(name, always(Images()), 1, name, optional=True) for name in ("distilled-core-1_32-zero", "half")]
     plan, folder = experiment(rows), Folder(tmp_path)
@@ -65,7 +65,7 @@ def test_rows_are_asked_for_by_a_part_of_their_name_or_a_pattern(tmp_path: Path)
     def asked(*wanted: str) -> list[str]:
         return [row.name for row in asked_for(plan, folder, wanted)]
 
-    assert asked("1/32") == ["full", "core-1_32-zero", "joint-1_32-zero"]  # of its block
+    assert asked("1/32") == ["full", "core-1_32-zero", "joint-1_32-zero"]  # which it belongs to
     assert asked("core") == ["core-1_32-zero", "core-1_4"]
     assert asked("core-1_*", "full") == ["full", "core-1_32-zero", "core-1_4"]
     assert asked("full") == ["full"] and asked("flops") == ["full-1_4-flops"]
@@ -85,6 +85,20 @@ def test_what_has_diverged_is_waited_for_in_vain(tmp_path: Path) -> None:
     plan = experiment([Row("late", lambda folder, seed: None, 1, None, waits_for="joint and core")])
     run(folder.run("core", 0), [look(full=0.5)], None)
     assert waiting(plan, folder) == ["late waits for joint and core; core has diverged"]
+
+
+def test_a_grid_that_has_diverged_is_waited_for_in_vain(tmp_path: Path) -> None:
+    plan, folder = experiment([Row("core", always(Images()), 1, tuned_as="core")]), Folder(tmp_path)
+    assert waiting(plan, folder) == ["core waits for its grid"]
+    for cell in plan.grid.cells:
+        run(folder.cell("core", cell), [look(full=0.5)], None)
+    assert waiting(plan, folder) == ["core waits for its grid; every cell of it has diverged"]
+
+
+def test_a_row_that_is_tuned_by_another_waits_for_the_grid_of_that(tmp_path: Path) -> None:
+    """Not for the teacher, which is there."""
+    distilled = Row("distilled-core", always(Images()), 1, tuned_as="core", waits_for="full")
+    assert waiting(experiment([distilled]), Folder(tmp_path)) == ["distilled-core waits for the grid of core"]
 
 
 def test_a_row_that_cannot_start_says_what_it_waits_for(tmp_path: Path) -> None:

@@ -50,3 +50,9 @@ def test_a_group_of_layers_has_rows_of_its_own(tmp_path: Path) -> None:
     whole, layers = of_figure(Figure(4, {"a": "dropout"}, group="layers"), folder)
     assert (whole["of"], whole["c_norm²"]) == ("network", [1.0])
     assert (layers["of"], layers["c_norm²"]) == ("layers", [100.0])
+
+
+def test_where_no_cosine_is_defined_there_is_no_row(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    measured(folder, "dropout", 0, [0.5, float("nan"), float("nan")])
+    assert list(of_figure(Figure(2, {"with dropout": "dropout"}), folder)) == []

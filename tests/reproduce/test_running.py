@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from partialsgd.cli import main
-from partialsgd.recipes.errors import WrongCall
+from partialsgd.recipes.errors import AlreadyThere, WrongCall
 from partialsgd.recipes.images.settings import Images
 from partialsgd.recipes.stopping import Stopped
 from partialsgd.reproduce import running
@@ -51,8 +51,8 @@ class Interrupted(Exception):
 class Crew:
     """Does each job at once, or says why not."""
 
-    def __init__(self, errors: dict[str, Exception]) -> None:
-        self.size, self.errors = 2, errors
+    def __init__(self, errors: dict[str, Exception], digest: str) -> None:
+        self.size, self.errors, self.digest = 2, errors, digest
         self.busy: dict[int, Job] = {}
         self.given: list[str] = []
 
@@ -69,15 +69,16 @@ class Crew:
         if isinstance(error, Interrupted):
             raise KeyboardInterrupt
         if error is None:
-            made.run(job.path, [made.look(full=0.1)], {"full": 0.1})
+            config = made.run(job.path, [made.look(full=0.1)], {"full": 0.1}, settings=job.settings) / "config.json"
+            config.write_text(json.dumps({**json.loads(config.read_text()), "data": self.digest}))
         return job, error
 
 
 def run(
-    path: Path, errors: dict[str, Exception], page: io.StringIO, patch: pytest.MonkeyPatch
+    path: Path, errors: dict[str, Exception], page: io.StringIO, patch: pytest.MonkeyPatch, digest: str = "a"
 ) -> tuple[list[str], list[str]]:
     """What has failed, and what was given."""
-    crew, console = Crew(errors), Console(file=page, width=200)
+    crew, console = Crew(errors, digest), Console(file=page, width=200)
     patch.setattr(running, "crew", lambda size, logs: nullcontext(crew))
     rows = [replace(row, tuned_as=None) for row in made.trio(seeds=2)]
     return running.run(made.experiment(rows), Folder(path), (), at_once=2, console=console), crew.given
@@ -125,6 +126,15 @@ def test_a_failure_is_told_at_the_end_and_all_else_goes_on(tmp_path: Path, monke
     assert sorted(given) == [f"{row}, seed {seed}" for row in ("core", "full", "joint") for seed in (0, 1)]
     assert "full, seed 1 has failed, 0.0 minutes: no memory\n" in page.getvalue()
     assert run(tmp_path, {}, page, monkeypatch) == ([], ["full, seed 1", "joint, seed 0"])
+
+
+def test_other_data_under_the_same_name_end_it_with_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = io.StringIO()
+    run(tmp_path, {"joint, seed 0": RuntimeError("no memory")}, page, monkeypatch)
+    with pytest.raises(AlreadyThere, match="was trained on other data than"):
+        run(tmp_path, {}, page, monkeypatch, digest="b")
 
 
 def test_interrupted_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,25 @@ def test_a_place_does_not_make_another_run(tmp_path: Path) -> None:
     require_same(path, replace(HERE, out="elsewhere", threads=2, data="/moved/to/cifar"))
 
 
+def test_the_place_may_be_told_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cifar" / "inner").mkdir(parents=True)
+    path = run(tmp_path / "r", [look(full=0.1)], {"full": 0.1}, settings=replace(HERE, data=str(tmp_path / "cifar")))
+    monkeypatch.chdir(tmp_path / "cifar")
+    for same in (".", "../cifar", "inner/..", "../cifar/"):
+        require_same(path, replace(HERE, data=same))
+    with pytest.raises(AlreadyThere, match=r"instead of '\.\.'"):
+        require_same(path, replace(HERE, data=".."))
+
+
+def test_a_teacher_is_told_by_its_row_and_seed(tmp_path: Path) -> None:
+    taught = Translation(teacher="here/rows/full/seed0")
+    path = run(tmp_path / "r", [look(full=0.1)], {"full": 0.1}, settings=taught)
+    require_same(path, replace(taught, teacher="/moved/rows/full/seed0"))
+    for other in ("here/rows/full/seed1", "here/rows/half/seed0"):
+        with pytest.raises(AlreadyThere, match="teacher"):
+            require_same(path, replace(taught, teacher=other))
+
+
 def test_ratios_say_nothing_of_a_network_without_levels(tmp_path: Path) -> None:
     whole = replace(HERE, nest="none", method="plain")
     path = run(tmp_path / "r", [look(full=0.1)], {"full": 0.1}, settings=whole)

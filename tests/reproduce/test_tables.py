@@ -37,10 +37,20 @@ def test_means_have_their_deviation_in_brackets_as_the_paper_prints_them() -> No
 
 def test_the_papers_numbers_stand_beside_ours(numbers: Found) -> None:
     text = tables.markdown(numbers)
-    assert "| 1/2 | core | alone | 50.00 (1.00) | 71.00 (1.41) | – |" in text
-    assert "| 1/2 | core | jointly | 60.00 | 60.00 (0.00) | 60.00 (0.00) |" in text
-    assert "| 1/2 | full | alone | – | 90.00 of 1 | – |" in text
+    assert "| 1/2 | core | alone | 50.00 (1.00) | 71.00 (1.41) |\n" in text
+    assert "| 1/2 | core | jointly | 60.00 | 60.00 (0.00) |\n" in text
+    assert "| 1/2 | full | alone | – | 90.00, 1 seed |\n" in text
     assert "- A choice." in text
+
+
+def test_equal_flops_have_a_column_once_another_row_has_them(numbers: Found) -> None:
+    assert "FLOPs" not in tables.tables(numbers)[0].note  # the joint run has its own
+    numbers["lines"][0]["equal_flops"] = {"0": 73.0}
+    table = tables.tables(numbers)[0]
+    assert table.rows[0][-2:] == ("71.00 (1.41)", "73.00, 1 seed") and table.head[-1] == "at equal FLOPs"
+    assert (
+        table.rows[1][-2:] == ("60.00 (0.00)", "60.00 (0.00)") and "as many training FLOPs as the joint" in table.note
+    )
 
 
 def test_what_is_not_reached_is_said(numbers: Found) -> None:
@@ -94,29 +104,37 @@ def test_every_table_fits_into_eighty_columns(numbers: Found) -> None:
     assert "…" not in page.getvalue()
 
 
+def start(name: str, *scores: float | str | None, merit: float | None, is_known: bool = True) -> Found:
+    told = dict(zip(("core_alone", "core", "full"), scores, strict=True))
+    return {"start": name, **told, "is_known": is_known, "merit": merit}
+
+
+def starts_of(numbers: Found) -> tuple[tuple[str, ...], ...]:
+    return next(table for table in tables.tables(numbers) if table.title.startswith("How the low-rank")).rows
+
+
 def test_a_start_that_is_not_trained_yet_has_not_diverged(numbers: Found) -> None:
-    unknown = {"core": {}, "full": {}, "is_known": False, "merit": None}
-    numbers["starts"] = [{"start": "svd", "core_alone": {"0": 1.0}, **unknown}]
-    starts = next(table for table in tables.tables(numbers) if table.title.startswith("How the low-rank"))
-    assert starts.rows == (("svd", "1.00", "–", "–", "–"),)
+    numbers["starts"] = [start("svd", 1.0, None, None, merit=None, is_known=False)]
+    assert starts_of(numbers) == (("svd", "1.00", "–", "–", "–"),)
 
 
 def test_no_start_is_the_best_before_all_are_known(numbers: Found) -> None:
-    one = {"core_alone": {}, "core": {"0": 2.0}, "full": {"0": 3.0}}
-    numbers["starts"] = [
-        {"start": "zero", **one, "is_known": True, "merit": -2.0},
-        {"start": "svd", **one, "is_known": False, "merit": None},
-    ]
+    numbers["starts"] = [start("zero", 1.0, 2.0, 3.0, merit=-2.0), start("svd", 1.0, 2.0, 3.0, merit=None)]
+    numbers["starts"][1]["is_known"] = False
 
     def marked() -> list[str]:
-        found = next(table for table in tables.tables(numbers) if table.title.startswith("How the low-rank"))
-        return [row[0] for row in found.rows if "best" in row[0]]
+        return [row[0] for row in starts_of(numbers) if "best" in row[0]]
 
     assert marked() == []
     numbers["starts"][1] |= {"is_known": True, "merit": -1.5}
     assert marked() == ["svd (best by validation)"]
     numbers["starts"][1]["merit"] = None  # it has diverged
     assert marked() == ["zero (best by validation)"]
+
+
+def test_a_start_whose_runs_have_diverged_is_shown_as_such(numbers: Found) -> None:
+    numbers["starts"] = [start("svd", "diverged", "diverged", "diverged", merit=None)]
+    assert starts_of(numbers) == (("svd", "diverged", "diverged", "diverged", "diverged"),)
 
 
 def test_what_diverged_at_equal_flops_is_said_in_its_column(numbers: Found) -> None:
@@ -144,3 +162,14 @@ def test_the_criteria_of_a_figure_have_a_row_for_each_seed(numbers: Found) -> No
     numbers["criteria"] = [curve | values]
     rows = list(csv.DictReader(io.StringIO(tables.as_csv(numbers))))
     assert [(row["seed"], row["c_align²"]) for row in rows] == [("0", ""), ("2", "4.0")]
+
+
+def test_csv_tells_of_lines_that_have_only_diverged(numbers: Found) -> None:
+    numbers["lines"][0] |= {"scores": {}, "diverged": 3, "equal_flops_diverged": 1, "parameters": None}
+    (row,) = [
+        row
+        for row in csv.DictReader(io.StringIO(tables.as_csv(numbers)))
+        if (row["network"], row["trained"]) == ("core", "alone")
+    ]
+    told = ("seed", "accuracy", "diverged", "diverged at equal FLOPs", "parameters")
+    assert [row[key] for key in told] == ["", "", "3", "1", ""]

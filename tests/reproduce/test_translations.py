@@ -11,7 +11,7 @@ from partialsgd.recipes.errors import WrongCall
 from partialsgd.recipes.translation.settings import PRESETS, Translation
 from partialsgd.reproduce import experiment
 from partialsgd.reproduce.folder import Folder
-from partialsgd.reproduce.jobs import ready, waiting
+from partialsgd.reproduce.jobs import asked_for, ready, waiting
 from partialsgd.reproduce.plans import Asked, Experiment
 from tests.reproduce.made import run, search
 
@@ -231,3 +231,10 @@ def test_what_a_user_would_do_instead_names_the_finished_run(tmp_path: Path) -> 
     assert warm is not None and before is not None and distilled is not None
     assert warm.start == str(half.resolve()) and (warm.alone, warm.init) == ("core", "svd")
     assert warm.epochs + before.epochs == distilled.epochs  # as many epochs in all as the others
+
+
+def test_the_whole_network_belongs_to_every_ratio(tmp_path: Path) -> None:
+    for name in ("table1a", "table2a"):
+        plan = experiment(name, replace(SMALL, start="zero") if name == "table1a" else SMALL)
+        for ratio in ("1/4", "1/32"):
+            assert "full" in [row.name for row in asked_for(plan, Folder(tmp_path), (ratio,))]

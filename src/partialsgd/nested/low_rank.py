@@ -84,8 +84,9 @@ class LowRankLayer(NestedLayer):
 
     def shipped(self, level: str) -> Iterator[nn.Parameter]:
         """At full VU goes into W."""
-        merged = [] if level in self.small else [part for name, part in self.named_parameters() if name[0] in "UV"]
-        return (part for part in self.parts(level) if not any(part is each for each in merged))
+        if level in self.small:
+            return self.parts(level)
+        return iter([self.W] if self.bias is None else [self.W, self.bias])
 
     def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
         u, v = self._factors(level)

@@ -28,7 +28,7 @@ from partialsgd.recipes.measuring import mean_loss, meter_of
 from partialsgd.recipes.methods import method_of
 from partialsgd.recipes.progress import Display, say, warnings_on
 from partialsgd.recipes.runs import Run
-from partialsgd.recipes.settings import Settings
+from partialsgd.recipes.settings import PATHS, Settings
 from partialsgd.recipes.stopping import Stopped, asked_to_stop
 from partialsgd.recipes.tasks import Numbers, Task
 from partialsgd.recipes.training import Training
@@ -54,21 +54,28 @@ def train(settings: Settings, *, show: bool = True) -> Run:
     return _to_the_end(Run(Path(path)), settings, task, show)
 
 
-def resume(run: Run, *, show: bool = True) -> Run:
-    """Go on where a run has stopped, for whatever reason; one that is at its end stays as it is."""
+def resume(run: Run, *, places: Settings | None = None, show: bool = True) -> Run:
+    """Go on where a run has stopped, for whatever reason; one that is at its end stays as it is.
+
+    What it was made from may lie elsewhere now: where is taken from `places`, and that it is the same is checked.
+    """
     if run.summary is not None:
         say(launch.console(), f"{run.path} is at its end; there is nothing to resume.")
         return run
-    task = _prepared(run.settings)
+    settings = run.settings if places is None else replace(run.settings, **_paths(places))
+    task = _prepared(settings)
     run.require_data(task.digest())
-    return _to_the_end(run, run.settings, task, show)
+    return _to_the_end(run, settings, task, show)
 
 
 def pinned(settings: Settings) -> Settings:
     """What would be another thing tomorrow, or elsewhere: the number of threads, and paths from here."""
-    paths = {name: getattr(settings, name, None) for name in ("data", "start", "teacher")}
-    found: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items() if path is not None}
-    return replace(settings, threads=settings.threads or torch.get_num_threads(), **found)
+    return replace(settings, threads=settings.threads or torch.get_num_threads(), **_paths(settings))
+
+
+def _paths(settings: Settings) -> dict[str, Any]:
+    found = {name: getattr(settings, name, None) for name in PATHS}
+    return {name: os.path.abspath(path) for name, path in found.items() if path is not None}
 
 
 def _prepared(settings: Settings) -> Task:

@@ -7,6 +7,8 @@ from fractions import Fraction
 from typing import ClassVar, Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
+PATHS = ("data", "start", "teacher")
+"""Settings, of those recipes that have them, which say where something lies that a run is made from."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from partialsgd.recipes.settings import Settings
 from partialsgd.reproduce.folder import Ended, Folder, flops_of
-from partialsgd.reproduce.plans import Row
+from partialsgd.reproduce.plans import Grid, Row
 
 
-def with_the_flops_of(joint: str, other: str, name: str, seeds: int) -> Row:
-    """A row like another that is finished, for as many steps as the FLOPs of the joint row pay for."""
+def with_the_flops_of(
+    joint: str, other: str, name: str, seeds: int, *, data: str | None, grid: Grid, judge: str
+) -> Row:
+    """A row like another that is finished, for as many steps as the FLOPs of the joint row pay for.
+
+    Of whole runs at several cells it is like those that are shown. The data are where they are now: the folder may
+    have been moved since.
+    """
 
     def make(folder: Folder, seed: int) -> Settings | None:
-        runs = [folder.ended(folder.run(row, seed)) for row in (joint, other)]
-        return None if None in runs else _paid(*(run for run in runs if run is not None))
+        runs = [folder.ended(folder.run(folder.shown(row, grid, judge), seed)) for row in (joint, other)]
+        paid = None if None in runs else _paid(*(run for run in runs if run is not None))
+        changes: Any = {"data": data}
+        return None if paid is None else replace(paid, **changes)
 
     return Row(name, make, seeds, tuned_as=None, waits_for=f"{joint} and {other}")
 

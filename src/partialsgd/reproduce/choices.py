@@ -62,8 +62,9 @@ def of_tuning(grid: Grid, base: Settings, untuned: str) -> str:
     changes: Any = dict(grid.shorter)
     return (
         f"Every row is tuned over the same {len(grid.cells)} cells, each a run of its own with seed 0, of "
-        f"{_length(replace(base, **changes))} instead of {_length(base)}; rows without a grid, like those at equal "
-        "FLOPs, take the cell of the row that they follow."
+        f"{_length(replace(base, **changes))} instead of {_length(base)}. Of a row with whole runs at several cells "
+        "the best by validation, with seed 0, is shown. Rows without a grid, like those at equal FLOPs, take the cell "
+        "of the row that they follow."
     )
 
 

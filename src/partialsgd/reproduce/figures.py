@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from partialsgd.report import figures, panels
 from partialsgd.report.series import Series
+from partialsgd.reproduce import elsewhere
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.numbers import Found, curve
 from partialsgd.reproduce.plans import Experiment, Figure
@@ -80,7 +81,7 @@ def along_the_training(experiment: Experiment, folder: Folder) -> Drawn | None:
     """The validation score over the training FLOPs, joint and alone; a panel for each ratio."""
     from matplotlib.ticker import EngFormatter
 
-    joint = [each for each in experiment.together(folder) if folder.scored(each.joint)]
+    joint = [each for each in elsewhere.together(experiment, folder) if folder.scored(each.joint)]
     drawn = [(each.label, dict(_curves(experiment, folder, each.joint, each.alone))) for each in joint]
     shown = [(label, curves) for label, curves in drawn if any(curves.values())]
     if not shown:

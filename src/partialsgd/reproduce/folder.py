@@ -17,6 +17,9 @@ from partialsgd.reproduce.plans import Cell, Grid, Row
 
 Summary: TypeAlias = dict[str, Any]
 
+AT = "@"
+"""Between a row and the cell that it is trained at, where its grid has chosen another."""
+
 
 @final
 @dataclass(frozen=True)
@@ -102,16 +105,32 @@ class Folder:
 
     def tried_before(self, row: str, grid: Grid) -> dict[Cell, Ended]:
         """Cells at their end that are no longer in the grid; nothing is chosen from them."""
-        known = {cell.name for cell in grid.cells}
-        paths = sorted(path for path in (self.path / "grid" / row).glob("lr*-warm*") if path.name not in known)
-        return {Cell.named(path.name): ended for path in paths if (ended := self.ended(path)) is not None}
+        found = ((path, Cell.named(path.name)) for path in sorted((self.path / "grid" / row).glob("lr*-warm*")))
+        earlier = [(path, cell) for path, cell in found if cell is not None and cell not in grid.cells]
+        return {cell: ended for path, cell in earlier if (ended := self.ended(path)) is not None}
 
     def chosen(self, row: str, grid: Grid, judge: str) -> Cell | None:
-        """The best cell, once all of them are known; a grid of one cell needs no search."""
+        """The best cell, once all of them are known; none if all have diverged. A grid of one needs no search."""
         if len(grid.cells) == 1:
             return grid.cells[0]
-        tried = self.tried(row, grid)
-        return max(tried, key=lambda cell: tried[cell].merit(judge)) if len(tried) == len(grid.cells) else None
+        merits = {cell: ended.merit(judge) for cell, ended in self.tried(row, grid).items()}
+        best = max(merits, key=merits.__getitem__, default=None)
+        is_known = len(merits) == len(grid.cells) and best is not None and merits[best] > -math.inf
+        return best if is_known else None
+
+    def elsewhere(self, row: str, grid: Grid) -> list[str]:
+        """The names of the row's whole runs at cells that its grid has not chosen, as ROW@CELL."""
+        names = (f"{row}{AT}{cell.name}" for cell in grid.cells)
+        return [name for name in names if (self.path / "rows" / name).is_dir()]
+
+    def shown(self, row: str, grid: Grid, judge: str) -> str:
+        """Of a row's whole runs at several cells those that are best by validation, with the first seed."""
+        merits = {
+            name: ended.merit(judge)
+            for name in (row, *self.elsewhere(row, grid))
+            if (ended := self.ended(self.run(name, 0))) is not None
+        }
+        return max(merits, key=merits.__getitem__, default=row)
 
     def settings(self, row: Row, seed: int, grid: Grid, judge: str) -> Settings | None:
         """Of the run that is shown, once it is known."""

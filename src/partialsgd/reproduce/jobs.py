@@ -46,7 +46,7 @@ def asked_for(experiment: Experiment, folder: Folder, wanted: Sequence[str]) -> 
     if not wanted:
         return [row for row in rows if not row.optional]
     words = {word: word.replace("/", "_") for word in wanted}
-    rows = [*rows, *elsewhere.rows(experiment, rows, words.values())]
+    rows = [*rows, *elsewhere.asked_for(experiment, folder, rows, words.values())]
     meant = {word: {row.name for row in _meant(rows, name)} for word, name in words.items()}
     if unknown := [word for word, names in meant.items() if not names]:
         known = ", ".join(dict.fromkeys(row.name for row in rows))
@@ -65,22 +65,27 @@ def _meant(rows: Sequence[Row], word: str) -> list[Row]:
 
 def _parts(row: Row) -> list[str]:
     parts = row.name.split("-")
-    return parts[:1] if row.optional else [*parts, *row.block.replace("/", "_").split()]
+    return parts[:1] if row.optional else [*parts, *(word.replace("/", "_") for word in row.meant_by)]
 
 
 def waiting(experiment: Experiment, folder: Folder, wanted: Sequence[str] = ()) -> list[str]:
     """Rows that cannot start for want of others, when nothing is left to train."""
     return [
-        f"{row.name} waits for {row.waits_for}{_diverged(folder, row.waits_for)}"
+        f"{row.name} waits for {_missing(experiment, folder, row)}"
         for row in asked_for(experiment, folder, wanted)
         if any(_settings(experiment, folder, row, seed) is None for seed in range(row.seeds))
     ]
 
 
-def _diverged(folder: Folder, names: str) -> str:
-    """What has diverged is waited for in vain."""
-    gone = [name for name in names.split(" and ") if len(folder.scored(name)) < len(folder.seeds(name))]
-    return f"; {' and '.join(gone)} has diverged" if gone else ""
+def _missing(experiment: Experiment, folder: Folder, row: Row) -> str:
+    """Runs that it is made from, or else the grid that it is tuned by; what has diverged is waited for in vain."""
+    if any(row.make(folder, seed) is None for seed in range(row.seeds)):
+        names = row.waits_for.split(" and ")
+        gone = [name for name in names if len(folder.scored(name)) < len(folder.seeds(name))]
+        return row.waits_for + (f"; {' and '.join(gone)} has diverged" if gone else "")
+    is_tried = len(folder.tried(str(row.tuned_as), experiment.grid)) == len(experiment.grid.cells)
+    grid = "its grid" if row.tuned_as == row.name else f"the grid of {row.tuned_as}"
+    return grid + ("; every cell of it has diverged" if is_tried else "")
 
 
 def _jobs(experiment: Experiment, folder: Folder, rows: Sequence[Row]) -> list[Job]:

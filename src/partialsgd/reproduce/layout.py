@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 from rich.table import Table as RichTable
+
+_TERMINAL = 80
 
 
 @final
@@ -29,10 +31,14 @@ def as_markdown(table: Table, level: int = 2) -> str:
 
 
 def rich_table(table: Table) -> RichTable:
-    shown = RichTable(title=table.title, caption=table.note or None)
+    """What would be wider than a terminal is set closer, and no cell loses its end."""
+    heads = [max(map(len, name.split()), default=0) for name in table.head]  # a head may be broken between words
+    widths = [max([head, *(len(row[k]) for row in table.rows)]) for k, head in enumerate(heads)]
+    is_wide = sum(widths) + 3 * len(widths) + 1 > _TERMINAL
+    shown = RichTable(title=table.title, caption=table.note or None, padding=(0, 0 if is_wide else 1))
     for k, name in enumerate(table.head):
-        longest = max(map(len, name.split()), default=0)  # a head may be broken between words
-        shown.add_column(name, justify="left" if k < table.words else "right", min_width=longest)
+        justify: Literal["left", "right"] = "left" if k < table.words else "right"
+        shown.add_column(name, justify=justify, min_width=widths[k] if is_wide else heads[k], overflow="fold")
     for k, row in enumerate(table.rows):
         ends = k + 1 < len(table.rows) and table.rows[k + 1][0] != row[0]
         shown.add_row(*row, end_section=ends)

@@ -31,6 +31,8 @@ def _numbers(ended: Ended, group: str | None) -> dict[str, float | None]:
         return {}
     measured = series.measured(steps, series.names(steps)[0], group)
     late = [one for t in sorted(measured)[len(measured) // 2 :] if not math.isnan((one := measured[t])["cosine"])]
+    if not late:
+        return {}  # 0 / 0 wherever it was measured
     squares = {f"{key}²": _finite(median(_square(one[key]) for one in late)) for key in SQUARED}
     cosines = [one["cosine"] for one in late]
     return {**squares, "cosine": fmean(cosines), "negative": fmean(cosine < 0 for cosine in cosines)}

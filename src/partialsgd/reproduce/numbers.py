@@ -19,12 +19,12 @@ NEAR = 0.5
 
 def found(experiment: Experiment, folder: Folder) -> Found:
     """Everything that the tables show. Lines without a finished run have no scores."""
-    together = [each for each in experiment.together(folder) if folder.scored(each.joint)]
+    together = [each for each in elsewhere.together(experiment, folder) if folder.scored(each.joint)]
     return {
         "experiment": experiment.name,
         "title": experiment.title,
         "score": experiment.score,
-        "lines": [_line(experiment, folder, line) for line in experiment.lines(folder)],
+        "lines": [_line(experiment, folder, line) for line in elsewhere.lines(experiment, folder)],
         "costs": [_cost(folder, each) for each in together],
         "near": [row for each in together for row in _near(experiment, folder, each)],
         "starts": list(_starts(experiment, folder)),
@@ -128,18 +128,25 @@ def curve(ended: Ended, level: str, experiment: Experiment) -> list[tuple[float,
 
 
 def _starts(experiment: Experiment, folder: Folder) -> Iterator[Found]:
-    """What chooses among them is the run with seed 0; one that has diverged is worse than any other."""
+    """The runs with seed 0, which choose among them; one that has diverged is worse than any other."""
     for start, rows in experiment.starts.items():
         first = folder.ended(folder.run(rows.joint, 0))
         merit = -math.inf if first is None else first.merit(experiment.judge)
         yield {
             "start": start,
-            "core_alone": _scores(experiment, folder, rows.alone["core"], "full"),
-            "core": _scores(experiment, folder, rows.joint, "core"),
-            "full": _scores(experiment, folder, rows.joint, "full"),
+            "core_alone": _first(experiment, folder, rows.alone["core"], "full"),
+            "core": _first(experiment, folder, rows.joint, "core"),
+            "full": _first(experiment, folder, rows.joint, "full"),
             "is_known": first is not None,
             "merit": merit if math.isfinite(merit) else None,
         }
+
+
+def _first(experiment: Experiment, folder: Folder, row: str, level: str) -> float | str | None:
+    """The score with seed 0, or that it has diverged."""
+    ended = folder.ended(folder.run(row, 0))
+    is_gone = ended is not None and ended.summary is None
+    return "diverged" if is_gone else _scores(experiment, folder, row, level).get("0")
 
 
 def _grid(experiment: Experiment, folder: Folder) -> Iterator[Found]:
@@ -160,7 +167,8 @@ def _grid(experiment: Experiment, folder: Folder) -> Iterator[Found]:
 
 def _made_with(experiment: Experiment, folder: Folder) -> Found:
     """The libraries that trained, not those that print, and how scores were computed."""
-    every = [summary for line in experiment.lines(folder) for summary in _summaries(folder.scored(line.row))]
+    lines = elsewhere.lines(experiment, folder)
+    every = [summary for line in lines for summary in _summaries(folder.scored(line.row))]
     versions = [summary["versions"] for summary in every if summary["versions"]]
     signatures = {summary["extras"].get("signature") for summary in every} - {None}
     return {

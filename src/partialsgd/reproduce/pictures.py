@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from partialsgd.recipes.images.settings import PRESETS, Images
 from partialsgd.reproduce import choices
@@ -12,6 +13,7 @@ from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Row,
 from partialsgd.reproduce.printed import TABLE_3
 
 _RATIO = "1/2"
+_JUDGE = "accuracy"
 
 _CHOICES = (
     "The first channels of each layer form the core.",
@@ -34,9 +36,9 @@ def experiment(name: str, asked: Asked) -> Experiment:
         title="Table 3: a residual network and its half width, alternating and slimmable",
         score="accuracy",
         factor=100.0,
-        judge="accuracy",
+        judge=_JUDGE,
         grid=_grid(asked, base),
-        rows=lambda folder: list(_rows(base, seeds)),
+        rows=lambda folder: list(_rows(base, seeds, _grid(asked, base))),
         lines=lambda folder: list(_lines()),
         together=lambda folder: [
             Together(method, method, {"core": "core", "full": "full"}) for method in TABLE_3 if folder.scored(method)
@@ -77,10 +79,11 @@ def _grid(asked: Asked, base: Images) -> Grid:
     return Grid(cells, {"epochs": 1 if asked.scale == "smoke" else 2})
 
 
-def _rows(base: Images, seeds: int) -> Iterator[Row]:
+def _rows(base: Images, seeds: int, grid: Grid) -> Iterator[Row]:
     for method in TABLE_3:
         yield Row(method, always(replace(base, method=method)), seeds, tuned_as=method, block="methods")
-    yield with_the_flops_of("alternating", "slimmable", "slimmable-flops", seeds)
+    options: Any = {"data": base.data, "grid": grid, "judge": _JUDGE}
+    yield with_the_flops_of("alternating", "slimmable", "slimmable-flops", seeds, **options)
     core = replace(base, alone="core", method="plain")
     yield Row("core", always(core), seeds, tuned_as="core", optional=True)
     full = replace(base, nest="none", method="plain")

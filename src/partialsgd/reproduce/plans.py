@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,9 +47,14 @@ class Cell:
         return f"lr{self.lr:g}-warm{self.warm_up}"
 
     @classmethod
-    def named(cls, name: str) -> Cell:
+    def named(cls, name: str) -> Cell | None:
+        """The cell of that name; None if it is the name of none."""
         lr, _, warm_up = name.removeprefix("lr").partition("-warm")
-        return cls(float(lr), int(warm_up))
+        try:
+            cell = cls(float(lr), int(warm_up))
+        except ValueError:
+            return None
+        return cell if cell.name == name else None
 
     def of(self, settings: Settings) -> Settings:
         changes: Any = {"lr": self.lr, "warm_up": self.warm_up}
@@ -84,12 +90,14 @@ class Row:
     seeds: int
     tuned_as: str | None
     """The row whose grid chooses its learning rate and warm-up: mostly its own. None: its settings say them."""
-    waits_for: str = "its grid"
-    """In words, for when it cannot start."""
+    waits_for: str = ""
+    """The runs that it is made from, in words, for when they are not there."""
     optional: bool = False
     """Trained only if it is asked for by name."""
     block: str = ""
     """Rows of one block that follow each other are trained seed by seed, so that a whole table is there early."""
+    meant_by: tuple[str, ...] = ()
+    """Words beside the parts of its name: the ratios that it belongs to, and how it starts."""
 
 
 @final
@@ -172,5 +180,5 @@ def refuse_depth(name: str, asked: Asked) -> None:
 
 def default_out(name: str, asked: Asked) -> Path:
     """A place for each experiment, scale and corpus."""
-    data = f"-{Path(asked.data).name}" if asked.data else ""
+    data = f"-{os.path.basename(os.path.abspath(asked.data))}" if asked.data else ""
     return Path("runs") / "reproduce" / f"{name}-{asked.scale}{data}"

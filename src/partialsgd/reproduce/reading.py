@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, variance
+from collections.abc import Iterator, Mapping
+from statistics import fmean, stdev
 from typing import Any
 
+from partialsgd.reproduce.folder import AT
 from partialsgd.reproduce.numbers import Found
 
-_STUDENT = {2: 4.30, 3: 2.78, 4: 2.45, 5: 2.31}
-"""Standard errors that a difference must exceed to be called one, at 5 %, by seeds; beyond these a little less."""
-_MANY = 2.23
+_STUDENT = {2: 12.71, 3: 4.31, 4: 3.19, 5: 2.78}
+"""Standard errors that a mean difference must exceed to be called one, at 5 %, by seeds; beyond these a little less."""
+_MANY = 2.58
+_OURS = {"jointly": "jointly trained", "alternating": "by alternating training"}
+_OTHERS = {
+    "alone": "the one trained alone",
+    "slimmable": "that of slimmable training",
+    "distilled from full": "the one distilled from full",
+    "SVD of full at half time": "the one that starts as the SVD of full at half time",
+}
 
 
 def sentences(found: Found) -> list[str]:
@@ -20,63 +28,67 @@ def sentences(found: Found) -> list[str]:
 
 
 def _compared(found: Found) -> Iterator[str]:
-    for group in dict.fromkeys(line["group"] for line in found["lines"]):
-        for network in dict.fromkeys(line["network"] for line in found["lines"]):
-            own = [line for line in found["lines"] if (line["group"], line["network"]) == (group, network)]
-            pair = _pair(own)
-            if pair is not None:
-                yield _sentence(found, group, network, *pair)
+    """The paper's own method beside each other one, for each network of each ratio."""
+    for group, network in dict.fromkeys((line["group"], line["network"]) for line in found["lines"]):
+        own = [line for line in found["lines"] if (line["group"], line["network"]) == (group, network)]
+        for ours in (line for line in own if line["trained"] in _OURS):
+            for other in (line for line in own if line["trained"] in _OTHERS):
+                said = _apart_in_words(found, ours, other) or _diverged(found, ours, other)
+                if said:
+                    yield f"r = {group}, {network}: {said}."
 
 
-def _pair(lines: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """The paper's own method and what it compares it with."""
-    ours = next((line for line in lines if line["trained"] in ("jointly", "alternating")), None)
-    other = next((line for line in lines if line["trained"] in ("alone", "slimmable")), None)
-    if ours is None or other is None or not set(ours["scores"]) & set(other["scores"]):
-        return None
-    return ours, other
-
-
-def _sentence(found: Found, group: str, network: str, ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _apart_in_words(found: Found, ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    if not set(ours["scores"]) & set(other["scores"]):
+        return ""
     apart, doubt = _apart(ours["scores"], other["scores"], found["score"])
-    trained = {"jointly": "jointly trained"}.get(ours["trained"], f"by {ours['trained']} training")
-    beside = {"alone": "the one trained alone"}.get(other["trained"], f"that of {other['trained']} training")
-    said = f"r = {group}, {network}: {trained} it is {apart} {beside}, of as many epochs{doubt}"
+    said = f"{_OURS[ours['trained']]} it is {apart} {_OTHERS[other['trained']]}, of as many epochs{doubt}"
     if set(ours["scores"]) & set(other["equal_flops"]):
         apart, doubt = _apart(ours["scores"], other["equal_flops"], found["score"])
         said += f"; {apart} it at equal FLOPs{doubt}"
-    said += "".join(_elsewhere(found, network, ours, other))
+    said += "".join(_elsewhere(found, ours, other))
     if gone := [f"{line['diverged']} {line['trained']}" for line in (ours, other) if line["diverged"]]:
         said += f"; diverged and left out: {', '.join(gone)}"
     if ours["paper"] and other["paper"]:
         said += f" (paper: {_direction(_printed(ours['paper']) - _printed(other['paper']))} at equal epochs)"
-    return said + "."
+    return said
 
 
-def _elsewhere(found: Found, network: str, ours: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    """How the comparison falls with whole runs at cells that the grid has not chosen, for better or worse."""
-    for cell in (cell for cell in found["elsewhere"] if not cell["chosen"]):
-        at = f"at learning rate {cell['lr']:g} and warm-up {cell['warm_up']}, which the grid has not chosen for it"
+def _diverged(found: Found, ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Where no run of one of the two has a score there is nothing to subtract, and much to say."""
+    said = []
+    for line in (ours, other):
+        if line["diverged"] and not line["scores"]:
+            said.append(f"{line['trained']}, every run has diverged ({line['diverged']})")
+        elif line["scores"]:
+            said.append(f"{line['trained']} it reaches {found['score']} {fmean(line['scores'].values()):.2f}")
+    return "; ".join(said) if any(line["diverged"] and not line["scores"] for line in (ours, other)) else ""
+
+
+def _elsewhere(found: Found, ours: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """How the comparison falls with whole runs at cells that are not shown, for better or worse."""
+    network = ours["network"]
+    rows = [line["row"].partition(AT)[0] for line in (ours, other)]
+    for cell in (cell for cell in found["elsewhere"] if not cell["shown"]):
+        at = f"at learning rate {cell['lr']:g} and warm-up {cell['warm_up']}, which is worse by validation"
         is_its = cell["level"] == network or other["trained"] == "alone"  # alone, any network is its level "full"
-        if cell["row"] == other["row"] and is_its and set(ours["scores"]) & set(cell["scores"]):
+        if cell["row"] == rows[1] and is_its and set(ours["scores"]) & set(cell["scores"]):
             apart, doubt = _apart(ours["scores"], cell["scores"], found["score"])
             yield f"; {apart} the one {at}{doubt}"
-        if cell["row"] == ours["row"] and cell["level"] == network and set(cell["scores"]) & set(other["scores"]):
+        if cell["row"] == rows[0] and cell["level"] == network and set(cell["scores"]) & set(other["scores"]):
             apart, doubt = _apart(cell["scores"], other["scores"], found["score"])
             yield f"; {at}, {apart} the other{doubt}"
 
 
 def _apart(ours: Mapping[str, float], other: Mapping[str, float], score: str) -> tuple[str, str]:
-    """How far ahead with the seeds that both have, and what is to be said if the seeds differ by as much."""
-    seeds = [seed for seed in ours if seed in other]
-    first, second = [ours[seed] for seed in seeds], [other[seed] for seed in seeds]
-    difference = fmean(first) - fmean(second)
-    if len(seeds) < 2:
+    """How far ahead, seed by seed with those that both have, and what is to be said if that may be chance."""
+    differences = [ours[seed] - other[seed] for seed in ours if seed in other]
+    seeds, difference = len(differences), fmean(differences)
+    if seeds < 2:
         has_more = len(ours) > 1 or len(other) > 1
         return _points(difference, score), ", with the one seed that both have" if has_more else ", by one seed"
-    error = math.sqrt((variance(first) + variance(second)) / len(seeds))
-    is_clear = abs(difference) > _STUDENT.get(len(seeds), _MANY) * error
-    return _points(difference, score), "" if is_clear else ", no more than the seeds differ"
+    is_clear = abs(difference) > _STUDENT.get(seeds, _MANY) * stdev(differences) / math.sqrt(seeds)
+    return _points(difference, score), "" if is_clear else f", which {seeds} seeds cannot tell from chance"
 
 
 def _points(difference: float, score: str) -> str:
@@ -104,9 +116,12 @@ def _costs(found: Found) -> Iterator[str]:
 
 def _edges(found: Found) -> Iterator[str]:
     """A best cell with no neighbour beyond it: a better one may lie outside the grid."""
-    rates = {row["lr"] for row in found["grid"] if not row["earlier"]}
+    cells = [row for row in found["grid"] if not row["earlier"]]
+    chosen = [row for row in cells if row["chosen"]]
+    rates, warm_ups = ({row[key] for row in cells} for key in ("lr", "warm_up"))
     outermost = {min(rates), max(rates)} if len(rates) > 1 else set()
-    rows = [row["row"] for row in found["grid"] if row["chosen"] and row["lr"] in outermost]
-    if rows:
+    if rows := [row["row"] for row in chosen if row["lr"] in outermost]:
         told = ", ".join(rows)
         yield f"The chosen learning rate is the outermost of the grid for {told}: better ones may lie beyond."
+    if len(warm_ups) > 1 and chosen and all(row["warm_up"] == max(warm_ups) for row in chosen):
+        yield f"Every row chose the longest warm-up of the grid, {max(warm_ups)} steps: longer ones may be better."

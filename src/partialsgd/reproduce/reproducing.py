@@ -39,6 +39,7 @@ def reproduce(
     failures: list[str] = []
     if train:
         failures = _train(plan, folder, rows, at_once, told)
+        same.require_all(plan, folder)  # the data may have been changed meanwhile
     else:
         _require_runs(plan, folder)
         if rows:

@@ -14,6 +14,7 @@ from partialsgd.reproduce.crew import Crew, crew
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.jobs import ready
 from partialsgd.reproduce.plans import Experiment
+from partialsgd.reproduce.same import require_all
 from partialsgd.reproduce.showing import Display
 
 _PAUSE = 0.5  # seconds between looks at how far the runs are
@@ -53,6 +54,8 @@ def _train(experiment: Experiment, folder: Folder, wanted: Sequence[str], workin
         job, error = done
         if isinstance(error, WrongCall) and is_first:
             raise WrongCall(f"{job.label}: {error}")
+        if is_first:
+            require_all(experiment, folder)  # a run of other data than those that were there is told by its hash
         is_first = False
         shown.ended(job, error)
         if error is not None:

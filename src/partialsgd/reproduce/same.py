@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePath
+import os
+from pathlib import Path
 from typing import Any
 
 from partialsgd.recipes.errors import AlreadyThere
@@ -17,8 +18,9 @@ _PLACES = frozenset({"out", "threads"})
 """Settings that say where a run was made, not what it is."""
 _OF_LEVELS = frozenset({"ratio", "init"})
 """Those that say nothing of a network without levels."""
-_PATHS = frozenset({"data", "start", "teacher"})
-"""Paths: a folder that was moved is the same; the run itself knows the hash of what was in it."""
+_TELLING = {"data": 1, "start": 2, "teacher": 2}
+"""Of paths how many last parts, of another run its row and seed: a folder that was moved is the same, and the run
+itself knows the hash of what was in it."""
 
 
 def require_same(path: Path, settings: Settings) -> None:
@@ -34,7 +36,10 @@ def require_same(path: Path, settings: Settings) -> None:
         if name not in idle and _plain(name, before.get(name)) != _plain(name, value)
     ]
     if told:
-        raise AlreadyThere(f"{path} is a run with other settings ({', '.join(told)}); give another --out, or remove it")
+        raise AlreadyThere(
+            f"{path} is a run with other settings ({', '.join(told)}); give the options that it was made with, like "
+            "--scale, --epochs or --start, or another --out"
+        )
 
 
 def require_all(experiment: Experiment, folder: Folder) -> None:
@@ -58,4 +63,4 @@ def _require_same_data(job: Job, known: dict[object, tuple[Path, str]]) -> None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    return PurePath(value).name if name in _PATHS and value is not None else value
+    return Path(os.path.abspath(value)).parts[-_TELLING[name] :] if name in _TELLING and value is not None else value

@@ -57,11 +57,15 @@ def as_csv(found: Found) -> str:
 
 def _line_cells(found: Found) -> Iterator[list[Any]]:
     costs = ("parameters", "epoch_flops", "epoch_seconds")
-    yield ["ratio", "network", "trained", "paper", "seed", found["score"], "at equal FLOPs", "diverged", *costs]
+    gone = ("diverged", "equal_flops_diverged")
+    heads = ("seed", found["score"], "at equal FLOPs", "diverged", "diverged at equal FLOPs")
+    yield ["ratio", "network", "trained", "paper", *heads, *costs]
     for line in found["lines"]:
-        for seed in sorted({*line["scores"], *line["equal_flops"]}, key=int):
+        only_diverged = [""] if any(line[key] for key in gone) else []
+        for seed in sorted({*line["scores"], *line["equal_flops"]}, key=int) or only_diverged:
             scores = (line[key].get(seed, "") for key in ("scores", "equal_flops"))
-            yield [*_words(line), line["paper"] or "", seed, *scores, line["diverged"], *(line[key] for key in costs)]
+            rest = ("" if line[key] is None else line[key] for key in (*gone, *costs))
+            yield [*_words(line), line["paper"] or "", seed, *scores, *rest]
 
 
 def _criteria_cells(found: Found) -> Iterator[list[Any]]:
@@ -91,21 +95,18 @@ def _shown(found: Found) -> list[Mapping[str, Any]]:
 def _main(found: Found) -> Table:
     lines = _shown(found)
     seeds = max((len(line[key]) for line in lines for key in ("scores", "equal_flops")), default=0)
+    is_equal = any(line["equal_flops"] not in ({}, line["scores"]) or line["equal_flops_diverged"] for line in lines)
+    equal = [(_ours(line["equal_flops"], line["equal_flops_diverged"], seeds),) if is_equal else () for line in lines]
     rows = tuple(
-        (
-            *_words(line),
-            line["paper"] or _NONE,
-            _ours(line["scores"], line["diverged"], seeds),
-            _ours(line["equal_flops"], line["equal_flops_diverged"], seeds),
-        )
-        for line in lines
+        (*_words(line), line["paper"] or _NONE, _ours(line["scores"], line["diverged"], seeds), *more)
+        for line, more in zip(lines, equal, strict=True)
     )
-    head = ("r", "network", "trained", "paper", "ours", "at equal FLOPs")
+    head = ("r", "network", "trained", "paper", "ours", *(("at equal FLOPs",) if is_equal else ()))
     ours = "alternating training" if any(line["trained"] == "alternating" for line in lines) else "the joint run"
     note = (
         f"{found['score']} on the test data: mean (deviation) of {seeds} seed{'s' * (seeds > 1)}, unless told. "
-        f"The paper's is of its own data and sizes. At equal FLOPs: with as many training FLOPs as {ours}."
-    )
+        "The paper's is of its own data and sizes."
+    ) + (f" At equal FLOPs: with as many training FLOPs as {ours}." if is_equal else "")
     return Table("Beside the paper", head, rows, words=3, note=note)
 
 
@@ -138,7 +139,7 @@ def _words(line: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _ours(scores: Mapping[str, float], diverged: int, seeds: int) -> str:
     """A mean of fewer seeds than other lines have says so."""
-    few = f" of {len(scores)}" if 0 < len(scores) < seeds else ""
+    few = f", {len(scores)} seed{'s' * (len(scores) > 1)}" if 0 < len(scores) < seeds else ""
     return spread(scores.values()) + few + (f", {diverged} diverged" if diverged else "")
 
 
@@ -194,20 +195,24 @@ def _near(found: Found) -> Table:
 
 
 def _starts(found: Found) -> Table:
-    known = [row for row in found["starts"] if row["core"] or row["core_alone"]]
-    seeds = max((len(row[key]) for row in known for key in ("core_alone", "core")), default=0)
+    scores = ("core_alone", "core", "full")
+    known = [row for row in found["starts"] if any(row[key] is not None for key in scores)]
     is_over = len(found["starts"]) > 1 and all(row["is_known"] for row in found["starts"])  # none is the best of one
     best = max((row["merit"] for row in found["starts"] if row["merit"] is not None), default=None) if is_over else None
     rows = tuple(
         (
             row["start"] + (" (best by validation)" if row["merit"] == best and best is not None else ""),
-            *(_ours(row[key], 0, seeds) for key in ("core_alone", "core", "full")),
+            *(_score(row[key]) for key in scores),
             _merit(row["merit"], found["judge"]) if row["is_known"] else _NONE,
         )
         for row in known
     )
     head = ("start", "core alone", "core jointly", "full jointly", f"validation {found['judge']}, jointly")
-    return Table("How the low-rank layers start", head, rows)
+    return Table("How the low-rank layers start", head, rows, note="With seed 0, at the cell that the grid chose.")
+
+
+def _score(value: float | str | None) -> str:
+    return _NONE if value is None else value if isinstance(value, str) else f"{value:.2f}"
 
 
 def _grid(found: Found) -> Table:
@@ -233,15 +238,17 @@ def _elsewhere(found: Found) -> Table:
             _ours(row["scores"], row["diverged"], len(row["scores"])),
             _merit(row["merit"], found["judge"]),
             "✓" * row["chosen"],
+            "✓" * row["shown"],
         )
         for row in found["elsewhere"]
     )
-    head = ("row", "learning rate", "warm-up", "level", found["score"], f"validation {found['judge']}", "chosen")
+    judged = f"validation {found['judge']}"
+    head = ("row", "learning rate", "warm-up", "level", found["score"], judged, "chosen", "shown")
     note = (
-        "Trained as long as what is shown above, to see whether the grid of short runs has chosen well. A network that "
-        "is trained alone has one level, which is called full."
+        "Chosen: by the grid of short runs. Shown above: the best of these by validation, which is told of seed 0. A "
+        "network that is trained alone has one level, which is called full."
     )
-    return Table("Whole runs at other cells of the grid", head, rows, note=note)
+    return Table("Whole runs at several cells of the grid", head, rows, note=note)
 
 
 def _merit(merit: float | None, judge: str) -> str:

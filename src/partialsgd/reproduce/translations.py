@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Make
 from partialsgd.reproduce.printed import FULL_ALONE, LOW_RANK_64, TABLES
 
 _CORPUS = {"table1a": "iwslt14", "table1b": "wmt17", "table2a": "iwslt14", "table2b": "wmt17"}
+_JUDGE = "loss"
 _STARTS = ("zero", "svd", "matched")
 _STARTED = "1/32"
 """The ratio at which the starts of the low-rank layers are compared."""
@@ -49,6 +51,9 @@ _SMOKE = replace(
 )
 _LOCAL = {"smoke": _SMOKE, "laptop": _SMALL, "deep": replace(_SMALL, layers=6)}
 """The scales that need no GPU; at "deep" the network has the paper's six blocks on each side."""
+_RATES = (3e-3, 6e-3, 1.2e-2)
+_DEEP_RATES = (1.5e-3, 3e-3, 6e-3)
+"""With six blocks every row wants a smaller rate."""
 
 _OF_ALONE = (
     "A core alone is taken out of the same family, from the same start, and trained by a plain loop.",
@@ -75,7 +80,7 @@ def experiment(name: str, asked: Asked) -> Experiment:
         title=plan.title,
         score="BLEU",
         factor=1.0,
-        judge="loss",
+        judge=_JUDGE,
         grid=plan.grid,
         rows=lambda folder: list(plan.rows(folder)),
         lines=lambda folder: list(plan.lines(folder)),
@@ -121,7 +126,8 @@ class _Plan:
         """At the paper's scale its own learning rate and warm-up; elsewhere three of the one and two of the other."""
         if self.asked.scale == "paper":
             return Grid((Cell(self.base.lr, self.base.warm_up),))
-        cells = tuple(Cell(lr, warm_up) for lr in (3e-3, 6e-3, 1.2e-2) for warm_up in (60, 240))
+        rates = _DEEP_RATES if self.asked.scale == "deep" else _RATES
+        cells = tuple(Cell(lr, warm_up) for lr in rates for warm_up in (60, 240))
         shorter: dict[str, Any] = {"max_steps": 2} if self.asked.scale == "smoke" else {}
         return Grid(cells, {"epochs": 1, "look_bleu": 0, "beam": 1, **shorter})
 
@@ -137,12 +143,14 @@ class _Plan:
         return _STARTS if self.asked.start is None else (self.asked.start,)
 
     def start(self, folder: Folder) -> str | None:
-        """The best by validation, of the joint training with the first seed; None until all are known."""
+        """The best by validation, of the joint training with the first seed; None until all are known, or if all of
+        them have diverged."""
         if len(self.starts) < 2:
             return next(iter(self.starts), _STARTS[0])  # width has none, and takes no notice
         found = {start: folder.ended(folder.run(self.row("joint", _STARTED, start), 0)) for start in self.starts}
-        known = {start: ended for start, ended in found.items() if ended is not None}
-        return max(known, key=lambda start: known[start].merit("loss")) if len(known) == len(found) else None
+        merits = {start: ended.merit(_JUDGE) for start, ended in found.items() if ended is not None}
+        is_known = len(merits) == len(found) and max(merits.values()) > -math.inf
+        return max(merits, key=merits.__getitem__) if is_known else None
 
     def choices(self, folder: Folder) -> list[str]:
         untuned = "Learning rate and warm-up are the paper's for every row."
@@ -175,7 +183,8 @@ class _Plan:
         """In order of value: the smallest ratio, the starts, the other ratios, equal FLOPs, and what is optional."""
         seeds, best = self.asked.seeds, self.start(folder)
         first = self.starts[0] if self.starts else best
-        yield self.tuned("full", self.whole, seeds, block=f"{self.ratios[-1]} {first}")
+        whole = self.tuned("full", self.whole, seeds, block=f"{self.ratios[-1]} {first}")
+        yield replace(whole, meant_by=(*self.ratios, *self.starts[:1]))
         for start in self.starts:
             yield from self.pair(_STARTED, start, seeds if start in (self.starts[0], best) else 1)
         for ratio in reversed(self.ratios):
@@ -194,7 +203,7 @@ class _Plan:
         for kind in ("core", "joint"):
             name = self.row(kind, ratio, start)
             row = self.tuned(name, self.made(kind, ratio, start), seeds, block=f"{ratio} {start}")
-            yield row if start is not None else replace(row, waits_for=_BEST)
+            yield replace(row, meant_by=(ratio, str(start)), waits_for=_BEST)
 
     def whole(self, folder: Folder, seed: int) -> Translation:
         return replace(self.base, nest="none", method="plain")
@@ -214,7 +223,9 @@ class _Plan:
             return
         joint = self.row("joint", ratio, start)
         for kind, alone in (("core", self.row("core", ratio, start)), ("full", "full")):
-            yield with_the_flops_of(joint, alone, f"{self.row(kind, ratio, start)}-flops", seeds)
+            name = f"{self.row(kind, ratio, start)}-flops"
+            options: Any = {"data": self.asked.data, "grid": self.grid, "judge": _JUDGE}
+            yield with_the_flops_of(joint, alone, name, seeds, **options)
 
     def instead(self, start: str | None, seeds: int) -> Iterator[Row]:
         """At every ratio the core taught by the whole network and, where it has an SVD, started from it."""

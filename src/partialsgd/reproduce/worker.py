@@ -49,7 +49,7 @@ def work(settings: Settings) -> None:
             return
         require_same(run.path, settings)
         _wait_for(run)
-        loop.resume(run, show=False)
+        loop.resume(run, places=settings, show=False)
     except FloatingPointError as error:
         run.write(records.FAILED, {"error": str(error)})
 

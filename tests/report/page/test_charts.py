@@ -51,3 +51,12 @@ def test_levels_of_one_name_and_size_have_one_label_at_the_best_of_them(tmp_path
     best = max((level.test or {})["BLEU"] for _, _, level in points if level.name == "core")
     size = next(level.parameters for _, _, level in points if level.name == "core")
     assert charts._highest(points, "BLEU")["core", size] == (size, best)
+
+
+def test_long_names_that_differ_in_the_middle_are_all_drawn(tmp_path: Path) -> None:
+    paths = [made.run(tmp_path, f"core-of-a-very-long-name@lr0.00{k}-and-a-long-warm-up-of-it") for k in (3, 6)]
+    drawn = Charts(runs := read(paths))
+    names = curves.names(runs)
+    assert len(names) == 4
+    part = drawn.lines({name: Series({0: 1.0 + k, 1: 2.0 + k}) for k, name in enumerate(names)}, "t", "loss")
+    assert {"var(--line-0)", "var(--line-1)", "var(--line-3)"} <= set(re.findall(r"var\(--line-\d\)", part))

@@ -74,6 +74,9 @@ def test_a_run_that_has_diverged_is_not_said_to_go_on(tmp_path: Path) -> None:
     warning = next(text for text in seen.paragraphs(shown([path])) if text.startswith("gone"))
     assert warning.startswith("gone has diverged after ") and warning.endswith("steps: the loss is nan")
     assert "diverged" in seen.words(seen.tree(levels.meta(read([path]))))
+    (path / "metrics.jsonl").unlink()
+    said = " ".join(seen.paragraphs(shown([path])))
+    assert "gone has diverged after 0 steps: the loss is nan" in said and "no step yet" not in said
 
 
 def test_wall_time_is_told_where_it_is_known(tmp_path: Path) -> None:
@@ -101,3 +104,10 @@ def test_all_test_numbers_are_there_folded(tmp_path: Path) -> None:
     part = shown([made.run(tmp_path)])
     assert seen.titles(part, "summary") == ["All numbers on the test data"]
     assert seen.rows(part, 1) == [["", "core", "full"], ["loss", "1", "1"], ["BLEU", "21.5", "30.12"]]
+
+
+def test_steps_are_those_of_the_summary_where_the_log_was_thinned(tmp_path: Path) -> None:
+    path = made.run(tmp_path, "stored")
+    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_bytes(b"".join(lines[-1:]))
+    assert f" · {len(lines)} steps · " in seen.words(seen.tree(levels.meta(read([path]))))

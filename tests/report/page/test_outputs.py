@@ -53,3 +53,10 @@ def test_many_samples_are_folded(tmp_path: Path) -> None:
 def test_before_the_end_there_are_none(tmp_path: Path) -> None:
     part = outputs.shown(read([made.run(tmp_path, ends=False)]))
     assert seen.paragraphs(part) == ["There are sample outputs when a run is at its end."]
+
+
+def test_an_empty_answer_is_told(tmp_path: Path) -> None:
+    samples = [{"source": "long " * 10, "core": "", "full": "an answer"}]
+    part = outputs.shown(read([made.run(tmp_path, extras={"samples": samples})]))
+    said = [seen.words(each) for each in seen.tree(part).iter("dd") if each.get("class") == "said"]
+    assert said == ["(nothing)", "an answer"]

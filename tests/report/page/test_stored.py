@@ -30,7 +30,9 @@ def test_what_is_no_run_is_named_with_the_reason(tmp_path: Path) -> None:
     (path / "best" / "config.json").write_text('{"format": 1}')
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text('{"model": "another program\'s"}')
+    seed = made.run(tmp_path / "paper" / "rows" / "core", "seed0")
     for wrong, message in [
+        (seed.parents[2], "runs may be in it: rows/core/seed0"),
         (tmp_path / "nothing", "nothing is no run: it does not exist"),
         (path / "config.json", "is no run: it is a file; give the directory"),
         (tmp_path, "no config.json, which `partialsgd train` writes first; runs may be in it: joint, other"),

@@ -55,7 +55,8 @@ class Charts:
         axes = sheet.axes[0]
         if at_one:
             axes.axhline(1.0, color="0.6", linewidth=0.8, zorder=0.6)
-        drawn = {svg.label(name): [found.get(name, Series({}))] for name in self._names}
+        labels = svg.labels(self._names)
+        drawn = {label: [found.get(name, Series({}))] for name, label in zip(self._names, labels, strict=True)}
         panels.draw(axes, drawn, "", log=log)
         return self._figure(sheet, title, note, curves.told(found, unit, best=best))
 

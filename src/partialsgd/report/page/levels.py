@@ -107,12 +107,12 @@ def _key(cell: Cell) -> dict[str, str]:
 
 
 def _unfinished(run: Run) -> Html:
+    if run.failure is not None:
+        made = numbers.counted(run.steps[-1]["t"] + 1 if run.steps else 0, "step")
+        return joined([el("strong", run.name), f" has diverged after {made}: {run.failure}"])
     if not run.steps:
         return joined([el("strong", run.name), " has made no step yet: there is nothing to show of it."])
     last = run.steps[-1]
-    if run.failure is not None:
-        made = numbers.counted(last["t"] + 1, "step")
-        return joined([el("strong", run.name), f" has diverged after {made}: {run.failure}"])
     epochs = f", epoch {last['epoch']:.3g} of {run.settings.get('epochs', '?')}" if "epoch" in last else ""
     return joined(
         [
@@ -157,7 +157,7 @@ def meta(runs: Sequence[Run]) -> Html:
 def _meta(run: Run, is_named: bool) -> Html:
     said = [run.recipe, str(run.settings.get("method", "")), f"seed {run.settings.get('seed', '?')}"]
     levels = f"trains {numbers.named([level.name for level in run.trained])}" if run.trained else ""
-    steps = numbers.counted(len(run.steps), "step")
+    steps = numbers.counted((run.summary or {}).get("steps", len(run.steps)), "step")  # some may not be in the log
     ended = "not at its end" if run.failure is None else "diverged"
     time = f"{numbers.duration(run.seconds)} of training" if run.is_finished else ended
     time += f", {numbers.duration(run.wall)} with evaluations" if run.wall is not None else ""

@@ -14,6 +14,7 @@ Record: TypeAlias = Mapping[str, Any]
 
 _ELSEWHERE = ("signature",)  # stands below the table of levels
 _LONG = 32  # letters from which a cell is read as a text
+_EMPTY = "(nothing)"
 _OPEN = 6  # samples that are shown at once
 
 
@@ -66,7 +67,7 @@ def _samples(own: Sequence[Run], name: str, runs: Sequence[Run]) -> list[Html]:
         names = {key: run.called(key) for key in (run.summary or {}).get("levels", {})}
         for record in run.extras[name]:
             given = tuple((str(key), str(cell)) for key, cell in record.items() if key not in names)
-            said = [(name_of(run, names[key], runs), str(record[key])) for key in names if key in record]
+            said = [(name_of(run, names[key], runs), str(record[key]) or _EMPTY) for key in names if key in record]
             found.setdefault(given, []).extend(said)
     samples = [_sample(given, said) for given, said in found.items()]
     rest = samples[_OPEN:]

@@ -48,7 +48,8 @@ def _why(path: Path) -> str:
         return "it does not exist"
     if not path.is_dir():
         return "it is a file; give the directory that `partialsgd train` made"
-    found = list(path.glob("*/config.json")) or list(path.glob("*/*/config.json"))  # of a reproduction: row/seed
+    depths = ("*/config.json", "*/*/config.json", "*/*/*/config.json")  # of a reproduction: rows/row/seed
+    found = next((files for depth in depths if (files := list(path.glob(depth)))), [])
     inner = sorted(file.parent.relative_to(path).as_posix() for file in found)
     hint = f"; runs may be in it: {', '.join(inner[:5])}" if inner else ""
     return f"it has no config.json, which `partialsgd train` writes first{hint}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -44,6 +45,12 @@ def label(value: str, most: int = 40) -> str:
     clean = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value)
     short = clean if len(clean) <= most else f"{clean[: most // 2]}…{clean[-(most // 2) + 1 :]}"
     return short.replace("$", r"\$")
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """Each of them, told apart by a number where shortening has made two alike."""
+    short = [label(name) for name in names]
+    return [f"{one} ({k})" if short.count(one) > 1 else one for k, one in enumerate(short, 1)]
 
 
 def color(value: str) -> str:
