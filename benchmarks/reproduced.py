@@ -29,6 +29,8 @@ FOLDER = RESULTS / "reproduce"
 ROOT = Path(__file__).parents[1]
 PAGE, README, PICTURES = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "figures"
 _BEGIN, _END = "<!-- written by `python -m benchmarks.reproduced --write` -->", "<!-- end of reproduced -->"
+_CURVES = "Lines are means of the seeds, bands reach from the lowest to the highest; 5T is 5·10¹² FLOPs."
+
 About: TypeAlias = dict[str, Any]
 
 
@@ -120,7 +122,7 @@ def in_place(text: str, found: str) -> str:
 def sections(folder: Path = FOLDER) -> str:
     """Everything, a section for each reproduction."""
     every = [_section(path, about) for path, about in stored(folder).items()]
-    return "\n\n".join([f"All together: {_made(folder)}", *every]) if every else "No reproduction is stored yet."
+    return "\n\n".join([f"{_made(folder)}", *every]) if every else "No reproduction is stored yet."
 
 
 def in_short(folder: Path = FOLDER) -> str:
@@ -132,14 +134,8 @@ def in_short(folder: Path = FOLDER) -> str:
             image = (
                 f"![{about['says']}: validation BLEU along the training](docs/figures/{picture(path, 'curves')}.png)"
             )
-            parts = [
-                about["says"] + ":",
-                f"```sh\n{about['command']}\n```",
-                _rows(table),
-                tables.in_words(found),
-                image,
-            ]
-            return "\n\n".join(parts)
+            told = f"{about['says']}, {_made(path)}"
+            return "\n\n".join([told, f"```sh\n{about['command']}\n```", _rows(table), image, _CURVES])
     return ""
 
 
@@ -159,10 +155,18 @@ def _section(path: Path, about: About) -> str:
         f"![{found['title']}: {name}](figures/{picture(path, name)}.png)"
         for name, _ in figures.drawn(plan, runs, found)
     ]
+    told = (
+        found["title"] + ".",
+        about["data"],
+        _made(path),
+        about["machine"],
+        f"Commit {about['commit']}.",
+        about["note"],
+    )
     parts = [
         f"### {about['says']}",
         f"```sh\n{about['command']}\n```",
-        f"{found['title']}. {about['data']} {_made(path)} {about['machine']} Commit {about['commit']}. {about['note']}",
+        " ".join(part for part in told if part),
         *map(_rows, first),
         tables.in_words(found),
         *images,
@@ -181,7 +185,7 @@ def _made(path: Path) -> str:
     hours = sum(each["seconds"] for each in summaries) / 3600
     wall = sum(each["wall"] for each in summaries) / 3600 if all("wall" in each for each in summaries) else None
     whole = "evaluations come on top" if wall is None else f"{wall:.1f} hours of wall time with evaluations"
-    return f"{len(summaries)} runs, {hours:.1f} hours of steps on one thread each; {whole}."
+    return f"{len(summaries)} runs, {hours:.1f} hours of steps on one thread, all together; {whole}."
 
 
 def _rows(table: Table) -> str:

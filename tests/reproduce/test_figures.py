@@ -85,3 +85,13 @@ def test_the_same_numbers_give_the_same_bytes(folder: Folder, tmp_path: Path) ->
     assert [path.name for path in first] == ["curves.png", "curves.svg", "size.png", "size.svg"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     ElementTree.parse(first[1])
+
+
+def test_of_several_ratios_each_point_says_its_own(folder: Folder) -> None:
+    numbers = found(experiment(trio()), folder)
+    assert not figures.against_size(numbers).axes[0].texts
+    run(folder.run("full", 0), [look(full=0.9)], {"full": 0.9})
+    lines = found(experiment(trio()), folder)["lines"]
+    other = [{**line, "group": "1/4", "row": line["row"].replace("joint", "joint-4")} for line in lines]
+    texts = figures.against_size({**numbers, "lines": [*lines, *other]}).axes[0].texts
+    assert sorted(text.get_text() for text in texts) == ["1/2", "1/2", "1/4", "1/4"]  # jointly; alone they are shared

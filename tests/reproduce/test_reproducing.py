@@ -99,3 +99,9 @@ def test_two_reproductions_do_not_work_in_one_place(tmp_path: Path) -> None:
     with Run(tmp_path).locked(), pytest.raises(RuntimeError, match="another process is training"):
         reproduce("table3", Asked("smoke"), out=tmp_path, console=quiet())
     assert not list(tmp_path.glob("grid"))
+
+
+def test_a_file_in_the_place_of_the_runs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(WrongCall, match="out is a file; give the directory for the runs"):
+        reproduce("table3", Asked(), out=tmp_path / "out", console=quiet())

@@ -101,3 +101,13 @@ def test_data_that_were_changed_under_finished_runs_are_noticed(tmp_path: Path) 
         (job.path / "config.json").write_text(json.dumps({**config, "data": digest}))
     with pytest.raises(AlreadyThere, match=r"lr0\.1-warm0 was trained on other data than .*lr0\.05-warm0"):
         require_all(plan, Folder(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+def test_a_finished_run_that_lacks_a_file_is_named(name: str, tmp_path: Path) -> None:
+    plan, folder = experiment("table3", Asked("laptop", "here/cifar", seeds=1)), Folder(tmp_path)
+    job = ready(plan, folder)[0]
+    run(job.path, [look(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, settings=job.settings)
+    (job.path / name).unlink()
+    with pytest.raises(ValueError, match=rf"lr0.05-warm0 is damaged: .* {name}.* the same call trains it anew"):
+        require_all(plan, Folder(tmp_path))

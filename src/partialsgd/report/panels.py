@@ -27,7 +27,7 @@ COLORS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#E69F00", "#56
 _STYLES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _OFF_SCALE = {"negative": ("▼", "v", True), "infinite": ("△", "^", False), "undefined": ("×", "x", True)}
-_SMALL, LARGE, _ROW = 8, 9, 5  # points
+SMALL, LARGE, _ROW = 8, 9, 5  # points
 _LETTERS, _LINE = 17, 0.16  # of the small size: how many to an inch, and how high
 _SHAPES = {1: (1, 1, COLUMN, 2.3), 2: (2, 1, COLUMN, 3.9), 3: (1, 3, PAGE, 2.5), 4: (2, 2, PAGE, 4.1)}
 
@@ -86,7 +86,7 @@ def draw(
 def finish(axes: Axes, label: str, letter: str = "", notes: Sequence[str] = ()) -> None:
     """What every panel has: the name of its values, a quiet grid, and notes above it."""
     axes.set_ylabel(label, fontsize=LARGE)
-    axes.tick_params(which="both", labelsize=_SMALL)
+    axes.tick_params(which="both", labelsize=SMALL)
     axes.set_axisbelow(True)
     axes.grid(visible=True, color="0.9", linewidth=0.5)
     for side in ("top", "right"):
@@ -94,7 +94,7 @@ def finish(axes: Axes, label: str, letter: str = "", notes: Sequence[str] = ()) 
     if letter:
         axes.set_xlabel(f"{axes.get_xlabel()}\n({letter})", fontsize=LARGE)
     if notes:
-        axes.set_title("\n".join(reversed(notes)), loc="right", fontsize=_SMALL, pad=5 + _ROW * len(notes))
+        axes.set_title("\n".join(reversed(notes)), loc="right", fontsize=SMALL, pad=5 + _ROW * len(notes))
 
 
 def finished(figure: Figure, to: str | os.PathLike[str] | None) -> Figure:
@@ -103,7 +103,7 @@ def finished(figure: Figure, to: str | os.PathLike[str] | None) -> Figure:
     lines = _note_lines(figure)
     if len(labels) > 1:
         columns = max(1, int(figure.get_figwidth() / (max(map(len, labels)) / _LETTERS + 0.7)))
-        look: dict[str, Any] = {"fontsize": _SMALL, "frameon": False, "handlelength": 3.5}
+        look: dict[str, Any] = {"fontsize": SMALL, "frameon": False, "handlelength": 3.5}
         figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), **look)
         lines += 1 + (len(labels) - 1) // columns
     figure.set_figheight(figure.get_figheight() + lines * _LINE)

@@ -59,21 +59,35 @@ def of_the_paper(folder: Folder, figure: Figure) -> Iterator[tuple[str, Drawn]]:
 
 
 def against_size(found: Found) -> Drawn:
-    """The score of each network over its parameters: what a size buys, alone and jointly."""
+    """The score of each network over its parameters: what a size buys, alone and jointly.
+
+    Where there are several ratios each point says its own, but for the whole network alone, which has none.
+    """
     from matplotlib.ticker import EngFormatter
 
     sheet = panels.sheet(1)
     axes = sheet.axes[0]
-    for number, trained in enumerate(dict.fromkeys(line["trained"] for line in found["lines"] if line["scores"])):
-        own = [line for line in found["lines"] if line["trained"] == trained and line["scores"]]
+    scored = [line for line in found["lines"] if line["scores"]]
+    is_several = len({line["group"] for line in scored}) > 1
+    groups: dict[str, set[str]] = {}
+    for line in scored:
+        groups.setdefault(line["row"], set()).add(line["group"])
+    for number, trained in enumerate(dict.fromkeys(line["trained"] for line in scored)):
+        own = [line for line in scored if line["trained"] == trained]
         own.sort(key=lambda line: float(line["parameters"]))
         deviations = [stdev(line["scores"].values()) if len(line["scores"]) > 1 else 0.0 for line in own]
         look = {**panels.look_of(number), "linestyle": "none"}
         means = [fmean(line["scores"].values()) for line in own]
         axes.errorbar([line["parameters"] for line in own], means, deviations, label=trained, capsize=2, **look)
+        for line, mean in zip(own, means, strict=True):
+            if is_several and groups[line["row"]] == {line["group"]}:
+                side: Any = {"ha": "left", "xytext": (6, 0)} if number % 2 else {"ha": "right", "xytext": (-6, 0)}
+                text: Any = {"fontsize": panels.SMALL - 1, "color": look["color"], "va": "center"}
+                axes.annotate(line["group"], (line["parameters"], mean), textcoords="offset points", **side, **text)
     panels.finish(axes, f"{found['score']} (test)")
     axes.set_xlabel("parameters", fontsize=panels.LARGE)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(x=0.18 if is_several else 0.1, y=0.1)
     return panels.finished(sheet, None)
 
 

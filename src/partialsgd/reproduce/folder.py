@@ -17,6 +17,10 @@ from partialsgd.reproduce.plans import Cell, Grid, Row
 
 Summary: TypeAlias = dict[str, Any]
 
+_NO_CONFIG = "it is at its end, and has no config.json"
+_NO_LOOK = "it is at its end, and its metrics.jsonl has no evaluation, or is not there"
+_ANEW = "without that directory the same call trains it anew"
+
 AT = "@"
 """Between a row and the cell that it is trained at, where its grid has chosen another."""
 
@@ -40,6 +44,8 @@ class Ended:
 
     @cached_property
     def settings(self) -> Settings:
+        if not (self.path / "config.json").is_file():
+            raise ValueError(f"{self.path} is damaged: {_NO_CONFIG}; {_ANEW}")
         return Run(self.path).settings
 
     @cached_property
@@ -49,7 +55,10 @@ class Ended:
 
     @cached_property
     def looks(self) -> list[Look]:
-        return list(_looks(self.path / "metrics.jsonl"))
+        found = list(_looks(self.path / "metrics.jsonl"))
+        if not found and self.summary is not None:
+            raise ValueError(f"{self.path} is damaged: {_NO_LOOK}; {_ANEW}")
+        return found
 
     def merit(self, judge: str) -> float:
         """The best mean over the levels that were trained, larger is better; the worst of all if it diverged."""

@@ -46,6 +46,9 @@ TABLES: dict[str, dict[str, Trio]] = {
 }
 """Tables 1 and 2 by ratio."""
 
+EPOCH_MINUTES = {"iwslt14": (7, "a GTX Titan X"), "wmt17": (100, "a V100")}
+"""How long an epoch takes in the text, with or without alternating training, and on what."""
+
 LOW_RANK_64 = Printed(22.10)
 """The low-rank core of r = 1/64 alone on WMT17, in the text: about as large as the narrow one of r = 1/32."""
 

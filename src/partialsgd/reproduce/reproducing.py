@@ -31,6 +31,8 @@ def reproduce(
     told = console or Console(stderr=True)
     plan = experiment(name, asked)
     folder = Folder(out or default_out(name, asked))
+    if folder.path.exists() and not folder.path.is_dir():
+        raise WrongCall(f"--out {folder.path} is a file; give the directory for the runs")
     jobs.asked_for(plan, folder, rows)  # names that there are not are refused now
     panels.require_matplotlib()  # not after hours of training
     if train:

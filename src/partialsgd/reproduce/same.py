@@ -46,6 +46,9 @@ def require_all(experiment: Experiment, folder: Folder) -> None:
     """Every run in the folder is the experiment's: tables never mix data, sizes or grids."""
     known: dict[object, tuple[Path, str]] = {}
     for job in every(experiment, folder):
+        ended = folder.ended(job.path)
+        if ended is not None:
+            _ = (ended.settings, ended.looks)  # what is damaged is told by its name
         if (job.path / "config.json").exists():
             require_same(job.path, job.settings)
             _require_same_data(job, known)

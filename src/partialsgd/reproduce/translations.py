@@ -13,7 +13,7 @@ from partialsgd.reproduce import choices, instead
 from partialsgd.reproduce.budgets import with_the_flops_of
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Make, Row, Together, refuse
-from partialsgd.reproduce.printed import FULL_ALONE, LOW_RANK_64, TABLES
+from partialsgd.reproduce.printed import EPOCH_MINUTES, FULL_ALONE, LOW_RANK_64, TABLES
 
 _CORPUS = {"table1a": "iwslt14", "table1b": "wmt17", "table2a": "iwslt14", "table2b": "wmt17"}
 _JUDGE = "loss"
@@ -53,12 +53,16 @@ _LOCAL = {"smoke": _SMOKE, "laptop": _SMALL, "deep": replace(_SMALL, layers=6)}
 """The scales that need no GPU; at "deep" the network has the paper's six blocks on each side."""
 _RATES = (3e-3, 6e-3, 1.2e-2)
 _DEEP_RATES = (1.5e-3, 3e-3, 6e-3)
-"""With six blocks every row wants a smaller rate."""
+"""With six blocks every row wants a smaller one."""
 
 _OF_ALONE = (
     "A core alone is taken out of the same family, from the same start, and trained by a plain loop.",
     "Adam's weight decay is decoupled, as in fairseq.",
     "At equal FLOPs a network alone has other epochs than the joint run, and so other looks at the validation data.",
+)
+_OF_INSTEAD = (
+    "A core that is distilled, or that starts from an SVD, is shown with the FLOPs of its own training; those of the "
+    "whole network that it takes come on top."
 )
 _OF_RANK = (
     "The low-rank layers have one bias, shared by both networks. Parameters are those of a network that is taken out: "
@@ -159,8 +163,12 @@ class _Plan:
             choices.of_tuning(self.grid, self.base, untuned),
             choices.of_search(self.base),
             *_OF_ALONE,
+            _OF_INSTEAD,
             *choices.OF_ALTERNATION,
             choices.OF_SEEDS,
+            "In the paper an epoch takes about {} minutes on {}, with and without alternating training.".format(
+                *EPOCH_MINUTES[_CORPUS[self.name]]
+            ),
         ]
         if self.nest == "low-rank":
             return [self._start_in_words(folder), _OF_RANK, *told]
