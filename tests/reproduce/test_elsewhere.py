@@ -9,7 +9,7 @@ import pytest
 from partialsgd.recipes.errors import AlreadyThere, WrongCall
 from partialsgd.recipes.images.settings import Images
 from partialsgd.reproduce import elsewhere, jobs, tables
-from partialsgd.reproduce.budgets import with_the_flops_of
+from partialsgd.reproduce.budgets import named, with_the_flops_of
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.numbers import found
 from partialsgd.reproduce.same import require_all
@@ -83,6 +83,8 @@ def test_the_better_of_whole_runs_is_shown_by_validation_with_the_first_seed(tmp
     run(folder.run("joint", 0), [look(core=0.1, full=0.1)], {"core": 0, "full": 0})
     settings = row.make(folder, 0)
     assert isinstance(settings, Images) and settings.lr == GRID.cells[1].lr
+    assert named("core", "core", folder, GRID, "accuracy") == "core-flops-lr0.2-warm5"  # that of the other cell stays
+    assert named("full-1_4", "full", folder, GRID, "accuracy") == "full-1_4-flops"
 
 
 def test_without_whole_runs_elsewhere_a_row_shows_its_own(tmp_path: Path) -> None:

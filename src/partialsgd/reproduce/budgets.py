@@ -7,8 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from partialsgd.recipes.settings import Settings
-from partialsgd.reproduce.folder import Ended, Folder, flops_of
+from partialsgd.reproduce.folder import AT, Ended, Folder, flops_of
 from partialsgd.reproduce.plans import Grid, Row
+
+
+def named(name: str, other: str, folder: Folder, grid: Grid, judge: str) -> str:
+    """The name of such a row, with the cell of the other row's runs that are shown where its grid chose another one:
+    when better ones are found, what was made before stays what it is."""
+    _, _, cell = folder.shown(other, grid, judge).partition(AT)
+    return f"{name}-flops-{cell}" if cell else f"{name}-flops"
 
 
 def with_the_flops_of(

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from partialsgd.recipes.images.settings import PRESETS, Images
-from partialsgd.reproduce import choices
+from partialsgd.reproduce import budgets, choices
 from partialsgd.reproduce.budgets import with_the_flops_of
+from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Row, Together, always, refuse, refuse_depth
 from partialsgd.reproduce.printed import TABLE_3
 
@@ -31,19 +32,20 @@ def experiment(name: str, asked: Asked) -> Experiment:
     refuse(name, asked, "source", "target", "start")
     refuse_depth(name, asked)
     base, seeds = _base_of(asked), asked.seeds
+    grid = _grid(asked, base)
     return Experiment(
         name=name,
         title="Table 3: a residual network and its half width, alternating and slimmable",
         score="accuracy",
         factor=100.0,
         judge=_JUDGE,
-        grid=_grid(asked, base),
-        rows=lambda folder: list(_rows(base, seeds, _grid(asked, base))),
-        lines=lambda folder: list(_lines()),
+        grid=grid,
+        rows=lambda folder: list(_rows(base, seeds, folder, grid)),
+        lines=lambda folder: list(_lines(_paid(folder, grid))),
         together=lambda folder: [
             Together(method, method, {"core": "core", "full": "full"}) for method in TABLE_3 if folder.scored(method)
         ],
-        choices=lambda folder: _choices(base, _grid(asked, base)),
+        choices=lambda folder: _choices(base, grid),
     )
 
 
@@ -79,19 +81,24 @@ def _grid(asked: Asked, base: Images) -> Grid:
     return Grid(cells, {"epochs": 1 if asked.scale == "smoke" else 2})
 
 
-def _rows(base: Images, seeds: int, grid: Grid) -> Iterator[Row]:
+def _rows(base: Images, seeds: int, folder: Folder, grid: Grid) -> Iterator[Row]:
     for method in TABLE_3:
         yield Row(method, always(replace(base, method=method)), seeds, tuned_as=method, block="methods")
     options: Any = {"data": base.data, "grid": grid, "judge": _JUDGE}
-    yield with_the_flops_of("alternating", "slimmable", "slimmable-flops", seeds, **options)
+    yield with_the_flops_of("alternating", "slimmable", _paid(folder, grid), seeds, **options)
     core = replace(base, alone="core", method="plain")
     yield Row("core", always(core), seeds, tuned_as="core", optional=True)
     full = replace(base, nest="none", method="plain")
     yield Row("full", always(full), seeds, tuned_as="full", optional=True)
 
 
-def _lines() -> Iterator[Line]:
-    equal = {"alternating": "alternating", "slimmable": "slimmable-flops"}
+def _paid(folder: Folder, grid: Grid) -> str:
+    """The row of slimmable training at equal FLOPs."""
+    return budgets.named("slimmable", "slimmable", folder, grid, _JUDGE)
+
+
+def _lines(paid: str) -> Iterator[Line]:
+    equal = {"alternating": "alternating", "slimmable": paid}
     for method, printed in TABLE_3.items():
         flops = printed.epoch_flops
         yield Line(_RATIO, "core", method, method, "core", printed.core, equal[method], flops)

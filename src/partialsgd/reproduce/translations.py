@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, final
 
 from partialsgd.recipes.translation.settings import PRESETS, Translation
-from partialsgd.reproduce import choices, instead
+from partialsgd.reproduce import budgets, choices, instead
 from partialsgd.reproduce.budgets import with_the_flops_of
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked, Cell, Experiment, Grid, Line, Make, Row, Together, refuse
@@ -199,7 +199,7 @@ class _Plan:
             if not (self.starts and ratio == _STARTED):
                 yield from self.pair(ratio, best, seeds)
         for ratio in reversed(self.ratios):
-            yield from self.at_equal_flops(ratio, best, seeds)
+            yield from self.at_equal_flops(folder, ratio, best, seeds)
         yield from self.instead(best, seeds)
         if self.name == "table2b":
             yield self.tuned("rank-1_64", self.made("core", "1/64", "zero", nest="low-rank"), seeds)
@@ -222,18 +222,22 @@ class _Plan:
             changes |= {"alone": "core", "method": "plain"}
         return lambda folder, seed: None if start is None else replace(self.base, **changes)
 
-    def at_equal_flops(self, ratio: str, start: str | None, seeds: int) -> Iterator[Row]:
+    def at_equal_flops(self, folder: Folder, ratio: str, start: str | None, seeds: int) -> Iterator[Row]:
         """Each network alone, with the training FLOPs of the joint run of both, once it is known which that is."""
         if start is None:
             for kind in ("core", "full"):
                 unknown = f"{kind}-{ratio.replace('/', '_')}-flops"
                 yield Row(unknown, lambda folder, seed: None, seeds, None, waits_for=_BEST)
             return
-        joint = self.row("joint", ratio, start)
-        for kind, alone in (("core", self.row("core", ratio, start)), ("full", "full")):
-            name = f"{self.row(kind, ratio, start)}-flops"
-            options: Any = {"data": self.asked.data, "grid": self.grid, "judge": _JUDGE}
-            yield with_the_flops_of(joint, alone, name, seeds, **options)
+        rows = self.together(ratio, start)
+        options: Any = {"data": self.asked.data, "grid": self.grid, "judge": _JUDGE}
+        for kind, alone in rows.alone.items():
+            yield with_the_flops_of(rows.joint, alone, self.paid(folder, kind, ratio, start), seeds, **options)
+
+    def paid(self, folder: Folder, kind: str, ratio: str, start: str | None) -> str:
+        """The row of a network alone at equal FLOPs."""
+        alone = self.together(ratio, start).alone[kind]
+        return budgets.named(self.row(kind, ratio, start), alone, folder, self.grid, _JUDGE)
 
     def instead(self, start: str | None, seeds: int) -> Iterator[Row]:
         """At every ratio the core taught by the whole network and, where it has an SVD, started from it."""
@@ -254,13 +258,13 @@ class _Plan:
         start = self.start(folder)
         for ratio, printed in TABLES[self.name].items():
             rows = self.together(ratio, start)
-            core, whole = rows.alone["core"], self.row("full", ratio, start)
-            yield Line(ratio, "core", "alone", core, "full", printed.core_alone, f"{core}-flops")
+            core, paid = rows.alone["core"], {kind: self.paid(folder, kind, ratio, start) for kind in rows.alone}
+            yield Line(ratio, "core", "alone", core, "full", printed.core_alone, paid["core"])
             yield Line(ratio, "core", "jointly", rows.joint, "core", printed.core, rows.joint)
             yield Line(ratio, "core", "distilled from full", f"distilled-{core}", "full")
             if self.nest == "low-rank":
                 yield Line(ratio, "core", "SVD of full at half time", f"warm-{core}", "full")
-            yield Line(ratio, "full", "alone", "full", "full", FULL_ALONE[_CORPUS[self.name]], f"{whole}-flops")
+            yield Line(ratio, "full", "alone", "full", "full", FULL_ALONE[_CORPUS[self.name]], paid["full"])
             yield Line(ratio, "full", "jointly", rows.joint, "full", printed.full, rows.joint)
         if self.name == "table2b":
             yield Line("1/64", "low-rank core", "alone", "rank-1_64", "full", LOW_RANK_64)
