@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -157,9 +158,11 @@ def test_killed_it_leaves_nobody_behind_and_goes_on_where_it_was(undisturbed: Pa
     several = random.randint(1, 3)  # of 7 runs
     while len(finished(tmp_path)) < 3 * several and process.poll() is None:
         time.sleep(0.02)
+    workers = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    _wait_until_nobody_trains(tmp_path)
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert len(workers) == 2 and not alive
     before = finished(tmp_path)
     assert 3 * several <= len(before) < len(finished(undisturbed)), "the kill came too late to show anything"
     assert main([*CALL, str(tmp_path)]) == 0
