@@ -25,7 +25,7 @@ def by_seed(scores: list[float]) -> dict[str, float]:
 
 
 def read(*lines: dict[str, Any], score: str = "BLEU", costs: tuple[dict[str, Any], ...] = ()) -> list[str]:
-    return sentences({"score": score, "lines": list(lines), "costs": list(costs), "grid": [], "elsewhere": []})
+    return sentences({"score": score, "lines": list(lines), "costs": list(costs), "grid": []})
 
 
 def test_a_clear_difference_is_told_beside_the_papers() -> None:
@@ -74,7 +74,7 @@ def test_the_cost_is_that_of_the_joint_run_over_both() -> None:
 def test_a_best_cell_at_the_edge_of_the_grid_is_told() -> None:
     cells = [("full", 0.1, False), ("full", 0.2, True), ("core", 0.2, False), ("core", 0.4, True)]
     grid = [{"row": row, "lr": lr, "chosen": chosen, "earlier": False, "warm_up": 60} for row, lr, chosen in cells]
-    found = {"score": "BLEU", "lines": [], "costs": [], "grid": grid, "elsewhere": []}
+    found = {"score": "BLEU", "lines": [], "costs": [], "grid": grid}
     assert sentences(found) == [
         "The chosen learning rate is the outermost of the grid for core: better ones may lie beyond."
     ]
@@ -89,7 +89,7 @@ def test_where_every_row_wants_the_longest_warm_up_this_is_told() -> None:
         for row in ("full", "core")
         for warm_up in (60, 240)
     ]
-    found = {"score": "BLEU", "lines": [], "costs": [], "grid": grid, "elsewhere": []}
+    found = {"score": "BLEU", "lines": [], "costs": [], "grid": grid}
     (said,) = sentences(found)
     assert said == "Every row chose the longest warm-up of the grid, 240 steps: longer ones may be better."
     grid[0]["chosen"], grid[1]["chosen"] = True, False
@@ -139,36 +139,6 @@ def test_only_seeds_that_both_have_are_compared_and_diverged_ones_are_told() -> 
     alone = {**line("core", "alone", [], diverged=1), "scores": {"1": 20.0, "2": 20.0}}
     (said,) = read(alone, line("core", "jointly", [99.0, 21.0, 21.2]))
     assert "1.10 BLEU ahead" in said and "diverged and left out: 1 alone" in said
-
-
-def at(row: str, lr: float, scores: list[float], *, shown: bool = False, level: str = "full") -> dict[str, Any]:
-    return {"row": row, "lr": lr, "warm_up": 60, "level": level, "scores": by_seed(scores), "shown": shown}
-
-
-def test_whole_runs_at_other_cells_are_told_for_better_or_worse() -> None:
-    lines = [
-        line("core", "alone", [29.0], row="core-1_8@lr0.2-warm60"),
-        line("core", "jointly", [30.0], row="joint-1_8"),
-    ]
-    cells = [
-        *(at("core-1_8", 0.1, [32.0]), at("core-1_8", 0.2, [29.0], shown=True), at("core-1_8", 0.4, [])),
-        *(at("joint-1_8", 0.4, [28.0], level="core"), at("joint-1_8", 0.4, [1.0], level="full")),
-        at("another", 0.4, [1.0]),
-    ]
-    (said,) = sentences({"score": "BLEU", "lines": lines, "costs": [], "grid": [], "elsewhere": cells})
-    words = "and warm-up 60, which is worse by validation,"
-    assert said == (
-        "r = 1/8, core: jointly trained it is 1.00 BLEU ahead of the one trained alone, of as many epochs, by one seed"
-        f"; 2.00 BLEU behind the one at learning rate 0.1 {words} by one seed"
-        f"; at learning rate 0.4 {words} 1.00 BLEU behind the other, by one seed."
-    )
-
-
-def test_of_a_method_that_trains_both_networks_each_is_compared_with_its_own() -> None:
-    lines = [line("core", trained, [90.0], row=trained) for trained in ("alternating", "slimmable")]
-    cells = [at("slimmable", 0.1, [score], level=level) for level, score in (("core", 91.0), ("full", 99.0))]
-    (said,) = sentences({"score": "accuracy", "lines": lines, "costs": [], "grid": [], "elsewhere": cells})
-    assert "; 1.00 points behind the one at learning rate 0.1" in said and said.count("learning rate") == 1
 
 
 def test_a_seed_that_only_one_side_has_is_left_out_and_this_is_told() -> None:

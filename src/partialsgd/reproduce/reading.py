@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean, stdev
 from typing import Any
 
-from partialsgd.reproduce.folder import AT
 from partialsgd.reproduce.numbers import Found
 
 _STUDENT = {2: 12.71, 3: 4.31, 4: 3.19, 5: 2.78}
@@ -46,7 +45,6 @@ def _apart_in_words(found: Found, ours: Mapping[str, Any], other: Mapping[str, A
     if set(ours["scores"]) & set(other["equal_flops"]):
         apart, doubt = _apart(ours["scores"], other["equal_flops"], found["score"])
         said += f"; {apart} it at equal FLOPs{doubt}"
-    said += "".join(_elsewhere(found, ours, other))
     if gone := [f"{line['diverged']} {line['trained']}" for line in (ours, other) if line["diverged"]]:
         said += f"; diverged and left out: {', '.join(gone)}"
     if ours["paper"] and other["paper"]:
@@ -63,21 +61,6 @@ def _diverged(found: Found, ours: Mapping[str, Any], other: Mapping[str, Any]) -
         elif line["scores"]:
             said.append(f"{line['trained']} it reaches {found['score']} {fmean(line['scores'].values()):.2f}")
     return "; ".join(said) if any(line["diverged"] and not line["scores"] for line in (ours, other)) else ""
-
-
-def _elsewhere(found: Found, ours: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    """How the comparison falls with whole runs at cells that are not shown, for better or worse."""
-    network = ours["network"]
-    rows = [line["row"].partition(AT)[0] for line in (ours, other)]
-    for cell in (cell for cell in found["elsewhere"] if not cell["shown"]):
-        at = f"at learning rate {cell['lr']:g} and warm-up {cell['warm_up']}, which is worse by validation"
-        is_its = cell["level"] == network or other["trained"] == "alone"  # alone, any network is its level "full"
-        if cell["row"] == rows[1] and is_its and set(ours["scores"]) & set(cell["scores"]):
-            apart, doubt = _apart(ours["scores"], cell["scores"], found["score"])
-            yield f"; {apart} the one {at}{doubt}"
-        if cell["row"] == rows[0] and cell["level"] == network and set(cell["scores"]) & set(other["scores"]):
-            apart, doubt = _apart(cell["scores"], other["scores"], found["score"])
-            yield f"; {at}, {apart} the other{doubt}"
 
 
 def _apart(ours: Mapping[str, float], other: Mapping[str, float], score: str) -> tuple[str, str]:
