@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from partialsgd.recipes.errors import WrongCall
+from partialsgd.recipes.errors import AlreadyThere, WrongCall
 from partialsgd.recipes.runs import Run
 from partialsgd.report import panels
-from partialsgd.reproduce import experiment, jobs
+from partialsgd.reproduce import experiment, jobs, running
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.plans import Asked
 from partialsgd.reproduce.reproducing import reproduce, show
@@ -105,3 +105,19 @@ def test_a_file_in_the_place_of_the_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(WrongCall, match="out is a file; give the directory for the runs"):
         reproduce("table3", Asked(), out=tmp_path / "out", console=quiet())
+
+
+def test_data_that_were_changed_while_it_trained_make_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, folder = Asked("smoke", seeds=1), Folder(tmp_path)
+
+    def train(*_: object, **__: object) -> list[str]:
+        for job, digest in zip(jobs.ready(experiment("table3", asked), folder)[:2], "ab", strict=True):
+            path = run(job.path, [look(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, settings=job.settings)
+            config = json.loads((path / "config.json").read_text())
+            (path / "config.json").write_text(json.dumps({**config, "data": digest}))
+        return []
+
+    monkeypatch.setattr(running, "run", train)
+    with pytest.raises(AlreadyThere, match="was trained on other data than"):
+        reproduce("table3", asked, out=tmp_path, console=quiet())
+    assert not (tmp_path / "table3.md").exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from partialsgd.recipes.images.settings import Images
+from partialsgd.recipes.translation.settings import Translation
 from partialsgd.report.records import FAILED
 from partialsgd.reproduce.folder import Folder
 from partialsgd.reproduce.worker import _done, work
@@ -77,3 +78,26 @@ def test_a_process_that_is_told_to_end_in_the_last_step_of_a_run_answers_and_end
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+def test_data_that_were_moved_are_found_where_they_are_now(tmp_path: Path) -> None:
+    """The run knows the old place; that the data are the same is told by their hash."""
+    lines = [f"eins zwei {k} drei {k % 7}\n" for k in range(60)]
+    here, there = tmp_path / "here" / "corpus", tmp_path / "there" / "corpus"
+    here.mkdir(parents=True)
+    for part, own in (("train", lines[:40]), ("valid", lines[40:50]), ("test", lines[50:])):
+        for language in ("de", "en"):
+            (here / f"{part}.{language}").write_text("".join(own))
+    small = Translation(layers=1, d_model=16, ffn=16, heads=2, vocabulary=300, epochs=1, threads=1, beam=1)
+    settings = replace(small, nest="none", method="plain", data=str(here), source="de", target="en")
+    settings = replace(settings, out=str(tmp_path / "r"))
+    work(settings)
+    (tmp_path / "r" / "summary.json").unlink()  # killed before its last file
+    there.parent.mkdir()
+    here.rename(there)
+    work(replace(settings, data=str(there)))
+    assert (tmp_path / "r" / "summary.json").exists()
+    (there / "train.de").write_text("etwas anderes\n" * 40)
+    (tmp_path / "r" / "summary.json").unlink()
+    with pytest.raises(ValueError, match=r"the data are not those that .* was begun with"):
+        work(replace(settings, data=str(there)))
