@@ -68,10 +68,10 @@ def against_size(found: Found) -> Drawn:
     sheet = panels.sheet(1)
     axes = sheet.axes[0]
     scored = [line for line in found["lines"] if line["scores"]]
-    is_several = len({line["group"] for line in scored}) > 1
     groups: dict[str, set[str]] = {}
     for line in scored:
         groups.setdefault(line["row"], set()).add(line["group"])
+    is_several = len({min(own) for own in groups.values() if len(own) == 1}) > 1
     for number, trained in enumerate(dict.fromkeys(line["trained"] for line in scored)):
         own = [line for line in scored if line["trained"] == trained]
         own.sort(key=lambda line: float(line["parameters"]))
