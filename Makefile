@@ -26,7 +26,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 browser:  ## Debian's chromium, in which the page of `partialsgd report` is tested, where it can be installed
-	@sh tests/report/page/browser.sh
+	@sh tests/lab/page/browser.sh
 
 bench: $(INSTALLED)  ## the figures of benchmarks/README.md with two threads, measured again (about 10 minutes)
 	$(BIN)/python -m benchmarks
@@ -43,5 +43,5 @@ setup: $(INSTALLED)  ## only the installation, with all extras
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[recipes,report,lightning,export,dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[lab,lightning,export,dev]"
 	touch $(INSTALLED)

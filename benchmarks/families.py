@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import partialsgd as ps
 from benchmarks.baselines import RATE, Training, fused_adam
 from benchmarks.harness import Run
-from partialsgd.recipes.images.resnet import resnet18
+from partialsgd.lab.recipes.images.resnet import resnet18
 
 LAYERS = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
 """What the paper nests."""

@@ -15,8 +15,8 @@ from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from benchmarks.figures import RESULTS
-from partialsgd.recipes.files import presets
-from partialsgd.recipes.runs import Run
+from partialsgd.lab.recipes.files import presets
+from partialsgd.lab.recipes.runs import Run
 
 FOLDER = RESULTS / "recipes"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"

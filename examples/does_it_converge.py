@@ -44,7 +44,7 @@ def main(folder: Path = Path("criteria"), steps: int = 600) -> Path:
     for kind, path in runs.items():
         train(kind, path, steps)
     figure = folder / "figure_4.png"
-    ps.report.plot_criteria(runs, figure=4, smooth=5, to=figure)
+    ps.logging.plot_criteria(runs, figure=4, smooth=5, to=figure)
     print(f"the paper's Figure 4, of these two runs: {figure}")
     return figure
 

@@ -90,7 +90,7 @@ def _is_refused(params: dict[str, Any]) -> bool:
 
 
 def _projects(name: str) -> bool:
-    from partialsgd.rules import nowhere
+    from partialsgd.method import nowhere
     from partialsgd.testing.problems import PROBLEMS
     from tests.contracts import METHODS, made
 

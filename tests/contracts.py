@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from partialsgd import PartialSGD, methods
-from partialsgd.rules import Method
+from partialsgd.method import Method
 from partialsgd.testing import contracts as laws
 from partialsgd.testing import runs
 from partialsgd.testing.contracts import *  # noqa: F403  # the laws: pytest collects them here
 from partialsgd.testing.problems import PROBLEMS, Problem
 from tests.nested import contracts as nested
-from tests.optimizers import COORDINATE_WISE, Make
+from tests.optimizer_zoo import COORDINATE_WISE, Make
 
 ALL_PROBLEMS = {problem.name: problem for problem in PROBLEMS}
 METHODS: dict[str, Method | runs.MakeMethod] = {

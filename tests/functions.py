@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import Context, Mask, Method, PartialSGD, Perturbation, Vector, masks, perturbations
-from partialsgd.randomness import generator, key
+from partialsgd._util.randomness import generator, key
 
 
 @dataclass(frozen=True)

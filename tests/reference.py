@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from partialsgd.looks import Look, Sight
 from partialsgd.masks import Mask
-from partialsgd.names import Parameters
+from partialsgd.method import Context, GradientPair, GradientRequest, Method, NeedsGradient
+from partialsgd.parameters import Parameters
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import Context, Method, NeedsGradient
 from partialsgd.vectors import Vector
 
 State = dict[str, Tensor]
@@ -85,7 +84,7 @@ def step(
         looks = [] if method.meter is None else method.meter.looks(replace(asked, memory=measured), branch)
         if looks or due:
             apart = math.sqrt(sum(float((moved[name] - x[name]).square().sum()) for name in x))
-            sight = Sight(Look(branch), asked, Vector(gradient(model, x, loss)), Vector(g), apart)
+            sight = GradientPair(GradientRequest(branch), asked, Vector(gradient(model, x, loss)), Vector(g), apart)
         for look in looks:
             method.meter.measure(replace(sight, look=look, context=replace(asked, memory=measured)))
         if due:

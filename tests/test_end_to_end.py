@@ -35,8 +35,8 @@ FILES = {"safetensors": "model.safetensors", "onnx": "model.onnx", "transformers
 # A training to its end, and the same once more, which is killed between two checkpoints.
 KILLED = """
 import os, signal, sys
-from partialsgd.cli import main
-from partialsgd.report.metrics import MetricsLog
+from partialsgd.lab.cli import main
+from partialsgd.logging.metrics_log import MetricsLog
 
 assert main([*sys.argv[1:], "--out", "whole"]) == 0
 written = MetricsLog.write
@@ -53,7 +53,7 @@ main([*sys.argv[1:], "--out", "killed"])
 # Several commands, one after the other; the first that fails ends it.
 COMMANDS = """
 import json, sys
-from partialsgd.cli import main
+from partialsgd.lab.cli import main
 for argv in json.loads(sys.argv[1]):
     print("#", *argv)
     if code := main(argv):

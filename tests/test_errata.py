@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partialsgd import LowRank, Method, PartialSGD, Width, masks, methods, nest, theory
+from partialsgd.lab.recipes.images.resnet import resnet18
 from partialsgd.meters.criteria import criteria
-from partialsgd.recipes.images.resnet import resnet18
 from partialsgd.vectors import Vector
 from tests.functions import Noise, every, masked, moved, quadratic, train
 

@@ -29,27 +29,20 @@ ARGUMENTS = {
 
 # A module may import from the tiers before its own, or from its own.
 TIERS = [
-    ["scratch", "randomness"],
-    ["names", "selects"],
+    ["_util"],
+    ["parameters"],
     ["masks", "vectors"],
-    ["perturbations", "replay", "places", "probes", "fused", "wrappers"],
-    ["foreign"],
-    ["rules", "looks", "passes", "scaling", "updates"],
-    ["choices", "steps", "closures", "checks"],
-    ["finite", "passing"],
-    ["pairs"],
-    ["gradients"],
-    ["template"],
+    ["perturbations"],
+    ["method"],
+    ["optimizers", "distributed"],
+    ["engine"],
     ["nested"],
     ["meters", "theory"],
     ["methods"],
-    ["export"],
-    ["report"],
-    ["recipes"],
-    ["reproduce"],
-    ["cli"],
-    ["__main__"],
+    ["export", "logging"],
     ["testing"],
+    ["lab"],
+    ["__main__"],
 ]
 
 
@@ -71,21 +64,7 @@ def test_the_registry_says_what_the_functions_say() -> None:
         assert inspect.getdoc(function).splitlines()[0] == summary
         wanted = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
         assert function(*(ARGUMENTS[argument] for argument in wanted)).name.partition("(")[0] == name
-    helpers = {
-        "__init__",
-        "settings",
-        "levels",
-        "magnitudes",
-        "neurons",
-        "rounds",
-        "stages",
-        "cuts",
-        "hooks",
-        "parts",
-        "truncated",
-        "turns",
-    }
-    assert {f.stem for f in (SOURCE / "methods").glob("*.py")} - helpers == set(methods.SUMMARIES)
+    assert {f.stem for f in (SOURCE / "methods").glob("*.py")} - {"__init__"} == set(methods.SUMMARIES)
     with pytest.raises(AttributeError, match="there is no method 'adam'"):
         _ = methods.adam
 
@@ -126,8 +105,7 @@ def imports_of(file: Path) -> set[str]:
 def test_the_core_needs_torch_safetensors_and_the_standard_library_only() -> None:
     """Extras are imported inside the functions that use them; a recipe is used with those of its extra."""
     allowed = set(sys.stdlib_module_names) | {"torch", "safetensors", "partialsgd"}
-    extras = {"testing": {"pytest"}, "recipes": {"accelerate", "rich", "tokenizers", "transformers"}}
-    extras["reproduce"] = {"rich"}
+    extras = {"testing": {"pytest"}, "lab": {"accelerate", "rich", "tokenizers", "transformers"}}
     for file in SOURCE.rglob("*.py"):
         allowed_here = allowed | extras.get(file.relative_to(SOURCE).parts[0], set())
         for node in ast.parse(file.read_text()).body:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from partialsgd import PartialSGD, masks, perturbations
-from partialsgd.names import Parameters
+from partialsgd.parameters import Parameters
 from partialsgd.perturbations import perturbed
 from partialsgd.vectors import Vector
 from tests.switchable import alternating, build

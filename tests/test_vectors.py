@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from partialsgd import masks, vectors
-from partialsgd.names import Parameters
+from partialsgd.parameters import Parameters
 from partialsgd.vectors import Vector
 
 

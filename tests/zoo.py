@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from partialsgd import Depth, LayerSum, LowRank, Width
-from partialsgd.recipes.images.resnet import resnet18
+from partialsgd.lab.recipes.images.resnet import resnet18
 
 TOKENS = 50
 _SMALL = {"attention_dropout": 0.0}

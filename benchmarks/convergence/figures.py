@@ -10,7 +10,7 @@ from benchmarks.convergence import numbers
 from benchmarks.convergence.numbers import GROUP, Quantity
 from benchmarks.convergence.runs import FOLDER, Run, stored
 from benchmarks.convergence.settings import SETTINGS, SWITCHING
-from partialsgd.report import plot_criteria
+from partialsgd.logging import plot_criteria
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from benchmarks.convergence.tasks import Examples, Problem, Task
 from benchmarks.methods.tasks import cifar10
-from partialsgd.recipes.images.resnet import resnet
+from partialsgd.lab.recipes.images.resnet import resnet
 
 BLOCKS, WIDTH = (1, 1, 1), 16
 

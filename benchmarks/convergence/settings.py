@@ -13,7 +13,7 @@ from benchmarks.convergence.images import IMAGES
 from benchmarks.convergence.sentences import SENTENCES
 from benchmarks.convergence.tasks import Task
 from partialsgd import methods
-from partialsgd.rules import Method
+from partialsgd.method import Method
 
 KEEP = 0.8
 INNER = ("stages.*.conv1",)

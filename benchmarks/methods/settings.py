@@ -11,7 +11,7 @@ from torch import nn
 
 import partialsgd as ps
 from partialsgd import methods
-from partialsgd.rules import Method
+from partialsgd.method import Method
 
 ZEROS = 0.8
 

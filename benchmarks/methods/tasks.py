@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from partialsgd.recipes.images import cifar, data
+from partialsgd.lab.recipes.images import cifar, data
 
 
 @final

@@ -20,7 +20,7 @@ import partialsgd as ps
 from benchmarks.methods.rows import Row
 from benchmarks.methods.settings import SETTINGS, Plan, nest
 from benchmarks.methods.tasks import Data, Part, Task
-from partialsgd.rules import Method
+from partialsgd.method import Method
 
 MOMENTUM = 0.9
 WARM_UP = 10

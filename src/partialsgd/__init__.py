@@ -10,16 +10,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from partialsgd import export as export
+    from partialsgd import logging as logging
     from partialsgd import masks as masks
     from partialsgd import meters as meters
     from partialsgd import methods as methods
     from partialsgd import perturbations as perturbations
-    from partialsgd import report as report
     from partialsgd import theory as theory
-    from partialsgd.looks import Meter as Meter
+    from partialsgd.engine.partial_sgd import PartialSGD as PartialSGD
+    from partialsgd.engine.step import Step as Step
+    from partialsgd.logging import MetricsLog as MetricsLog
     from partialsgd.masks import Mask as Mask
     from partialsgd.meters.alerts import Alerts as Alerts
     from partialsgd.meters.meter import CriteriaMeter as CriteriaMeter
+    from partialsgd.method import Branch as Branch
+    from partialsgd.method import Context as Context
+    from partialsgd.method import GradientPair as GradientPair
+    from partialsgd.method import GradientRequest as GradientRequest
+    from partialsgd.method import Guard as Guard
+    from partialsgd.method import Meter as Meter
+    from partialsgd.method import Method as Method
     from partialsgd.nested import Depth as Depth
     from partialsgd.nested import LayerSum as LayerSum
     from partialsgd.nested import LowRank as LowRank
@@ -29,39 +38,36 @@ if TYPE_CHECKING:
     from partialsgd.nested import nest as nest
     from partialsgd.nested import soft_cross_entropy as soft_cross_entropy
     from partialsgd.perturbations import Perturbation as Perturbation
-    from partialsgd.report import MetricsLog as MetricsLog
-    from partialsgd.rules import Branch as Branch
-    from partialsgd.rules import Context as Context
-    from partialsgd.rules import Method as Method
-    from partialsgd.steps import Step as Step
-    from partialsgd.template import PartialSGD as PartialSGD
     from partialsgd.vectors import Vector as Vector
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Alerts": "meters.alerts",
-    "Branch": "rules",
-    "Context": "rules",
+    "Branch": "method",
+    "Context": "method",
     "CriteriaMeter": "meters.meter",
     "Depth": "nested",
+    "GradientPair": "method",
+    "GradientRequest": "method",
+    "Guard": "method",
     "LayerSum": "nested",
     "LowRank": "nested",
     "Mask": "masks",
-    "Meter": "looks",
-    "Method": "rules",
-    "MetricsLog": "report",
+    "Meter": "method",
+    "Method": "method",
+    "MetricsLog": "logging",
     "Nested": "nested",
     "OutputSum": "nested",
-    "PartialSGD": "template",
+    "PartialSGD": "engine.partial_sgd",
     "Perturbation": "perturbations",
-    "Step": "steps",
+    "Step": "engine.step",
     "Vector": "vectors",
     "Width": "nested",
     "nest": "nested",
     "soft_cross_entropy": "nested",
 }
-_MODULES = ("export", "masks", "meters", "methods", "perturbations", "report", "theory")
+_MODULES = ("export", "logging", "masks", "meters", "methods", "perturbations", "theory")
 
 __all__ = [
     "Alerts",
@@ -69,6 +75,9 @@ __all__ = [
     "Context",
     "CriteriaMeter",
     "Depth",
+    "GradientPair",
+    "GradientRequest",
+    "Guard",
     "LayerSum",
     "LowRank",
     "Mask",
@@ -84,12 +93,12 @@ __all__ = [
     "Width",
     "__version__",
     "export",
+    "logging",
     "masks",
     "meters",
     "methods",
     "nest",
     "perturbations",
-    "report",
     "soft_cross_entropy",
     "theory",
 ]

@@ -9,8 +9,8 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from partialsgd.names import Parameters, parameters_of
-from partialsgd.selects import Selection, by_rows, rows_of
+from partialsgd._util.bitwise_select import Selection, by_rows, rows_of
+from partialsgd.parameters import Parameters, parameters_of
 
 Entry: TypeAlias = bool | Tensor
 

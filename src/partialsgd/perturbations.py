@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partialsgd.masks import Mask
-from partialsgd.names import Parameters
+from partialsgd.parameters import Parameters
 from partialsgd.vectors import Vector, inner
 
 

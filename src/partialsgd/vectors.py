@@ -9,9 +9,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from partialsgd._util.bitwise_select import rows_of
 from partialsgd.masks import Mask
-from partialsgd.names import Parameters, require_strided
-from partialsgd.selects import rows_of
+from partialsgd.parameters import Parameters, require_strided
 
 _SMALL = 1 << 15
 _PIECE = 1 << 17

@@ -25,8 +25,8 @@ from benchmarks.methods.tasks import cifar10
 from torch import nn
 
 import partialsgd as ps
+from partialsgd.logging import plot_criteria
 from partialsgd.meters.criteria import Criteria
-from partialsgd.report import plot_criteria
 
 ROOT = Path(__file__).parents[2]
 GERMAN, ENGLISH = ["Ein Hund rennt.", "Zwei Hunde!", "Ein Mann schläft"], ["A dog runs.", "Two dogs!", "A man sleeps"]

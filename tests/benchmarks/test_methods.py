@@ -15,7 +15,7 @@ from benchmarks.methods.tasks import DIGITS, TASKS, Data, Part, Task, cifar10, d
 from torch.nn.functional import cross_entropy
 
 from partialsgd import methods
-from partialsgd.nested import flops
+from partialsgd.nested.inspect import flops
 
 STEPS = 28  # the seventh ones are counted: of an alternation as many full steps as core steps
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from matplotlib.image import imread
-from tests.reproduce.made import look, run
+from tests.lab.reproduce.made import look, run
 
 from benchmarks import reproduced
-from partialsgd.recipes.errors import AlreadyThere
-from partialsgd.recipes.images.settings import Images
-from partialsgd.reproduce import experiment, figures, numbers
-from partialsgd.reproduce.folder import Folder
-from partialsgd.reproduce.plans import Asked
+from partialsgd.lab.recipes.errors import AlreadyThere
+from partialsgd.lab.recipes.images.settings import Images
+from partialsgd.lab.reproduce import experiment, figures, numbers
+from partialsgd.lab.reproduce.folder import Folder
+from partialsgd.lab.reproduce.plans import Asked
 
 ABOUT: dict[str, Any] = {
     "name": "table3",

@@ -127,7 +127,7 @@ def test_does_it_converge_measures_the_core_of_both_and_draws_figure_4(
     cosines = {
         kind: [
             one["cosine"]
-            for line in ps.report.read(tmp_path / "criteria" / f"{kind}.jsonl")
+            for line in ps.logging.read(tmp_path / "criteria" / f"{kind}.jsonl")
             if "criteria" in line
             for one in line["criteria"]
             if one["level"] == "core"

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from torch import nn
 
 from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, Width, export, nest
-from partialsgd.nested.examples import tensors_of
-from partialsgd.nested.family import family_of
+from partialsgd.nested.nested import family_of
+from partialsgd.nested.planning.example_inputs import tensors_of
 from tests.nested.test_laws import built
 from tests.zoo import CASES, ZOO, again, specs_for
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from partialsgd import Alerts, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
-from partialsgd.looks import Look
 from partialsgd.meters.criteria import Criteria
+from partialsgd.method import GradientRequest
 
 
 def seen(alerts: Alerts, found: list[Criteria], *, losses=None, rate=None, place="core", memory=None) -> list[str]:
@@ -132,7 +132,7 @@ def test_the_step_size_that_is_judged_is_the_one_that_is_taken() -> None:
 
         class Noting:
             def looks(self, context, trained):
-                return [Look(trained)]
+                return [GradientRequest(trained)]
 
             def measure(self, sight, seen_rates=seen_rates):
                 seen_rates.append(sight.rate)

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from partialsgd.meters.groups import block_of, grouped
-from partialsgd.names import Parameters
+from partialsgd.parameters import Parameters
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from partialsgd import (
     perturbations,
     soft_cross_entropy,
 )
-from partialsgd.names import Parameters
+from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
@@ -139,7 +139,7 @@ class _Called(nn.Module):
 
 
 def _perturbation_of(method: Method, model: nn.Module, g, mask):
-    from partialsgd.rules import Context
+    from partialsgd.method import Context
     from partialsgd.vectors import Vector
 
     context = Context(0, 0, Parameters(model), {}, _mask=mask, _gradient=Vector(g))

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from partialsgd import masks
+from partialsgd._util.bitwise_select import over_rows
 from partialsgd.meters.squares import Squares, added, squares
-from partialsgd.selects import over_rows
 from partialsgd.vectors import Vector
 
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from partialsgd import Nested, OutputSum, PartialSGD, Width, methods, nest, soft_cross_entropy
-from partialsgd.methods import turns
-from partialsgd.names import Parameters
-from partialsgd.rules import Context
+from partialsgd.method import Context
+from partialsgd.methods._shared import turns
+from partialsgd.parameters import Parameters
 from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import Method, PartialSGD, masks
-from partialsgd.methods.stages import Chain
+from partialsgd.methods._shared.stages import Chain
 from tests.methods.test_stages import NETWORKS, Embedded, flops, gpt2, loss_of, mlp, noting
 
 

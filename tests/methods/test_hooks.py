@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from partialsgd import Method, PartialSGD
-from partialsgd.methods.stages import Chain
+from partialsgd.methods._shared.stages import Chain
 from tests.methods.test_stages import loss_of, mlp, noting
 
 

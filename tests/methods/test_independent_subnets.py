@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
 from partialsgd import PartialSGD, Step, methods
-from partialsgd.rules import Guard
+from partialsgd.method import Guard
 from partialsgd.testing.problems import Quadratic
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
 

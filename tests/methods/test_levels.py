@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from partialsgd import Context
-from partialsgd.methods.levels import numbers_of, require_levels, scaled
-from partialsgd.names import Parameters
+from partialsgd.methods._shared.levels import numbers_of, require_levels, scaled
+from partialsgd.parameters import Parameters
 from tests.families import family
 
 

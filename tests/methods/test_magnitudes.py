@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from partialsgd import Context, masks
-from partialsgd.methods import magnitudes
-from partialsgd.names import Parameters
+from partialsgd.methods._shared import magnitudes
+from partialsgd.parameters import Parameters
 
 
 def net() -> nn.Module:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 from partialsgd import PartialSGD, methods
+from partialsgd._util.bitwise_select import rows_of
 from partialsgd.masks import Mask
-from partialsgd.selects import rows_of
 from partialsgd.testing.problems import PROBLEMS
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from partialsgd.methods import neurons
-from partialsgd.names import Parameters
+from partialsgd.lab.recipes.images.resnet import resnet18
+from partialsgd.methods._shared import neurons
 from partialsgd.nested import nest
-from partialsgd.recipes.images.resnet import resnet18
+from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import Tied
 from tests import zoo
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller

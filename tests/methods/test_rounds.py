@@ -9,9 +9,9 @@ from torch import nn
 
 from partialsgd.meters.criteria import Criteria
 from partialsgd.meters.summaries import note
-from partialsgd.methods.rounds import Rounds, by_alignment, by_assumption
-from partialsgd.names import Parameters
-from partialsgd.rules import Context
+from partialsgd.method import Context
+from partialsgd.methods._shared.rounds import Rounds, by_alignment, by_assumption
+from partialsgd.parameters import Parameters
 
 WORKERS = ("worker 0", "worker 1", "worker 2")
 

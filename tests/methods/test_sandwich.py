@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from partialsgd import Context, PartialSGD, methods, nest
-from partialsgd.names import Parameters
+from partialsgd.parameters import Parameters
 from tests.families import family
 
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3

@@ -14,7 +14,7 @@ from partialsgd.meters.meter import CriteriaMeter
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.families import family
-from tests.optimizers import COORDINATE_WISE
+from tests.optimizer_zoo import COORDINATE_WISE
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 RATE = 0.1

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from partialsgd import methods
-from partialsgd.methods.settings import as_patterns, require_count, require_nonnegative, require_share
+from partialsgd.methods._shared.settings import as_patterns, require_count, require_nonnegative, require_share
 
 
 def test_shares_are_above_zero_and_at_most_one() -> None:

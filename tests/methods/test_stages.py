@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from partialsgd import Method, PartialSGD
-from partialsgd.methods.stages import Chain
+from partialsgd.methods._shared.stages import Chain
 
 
 def mlp(layers: int = 4) -> nn.Sequential:

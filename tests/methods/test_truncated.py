@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partialsgd import PartialSGD, methods
-from partialsgd.selects import rows_of
+from partialsgd._util.bitwise_select import rows_of
 from tests.methods.test_meprop import batch, by_hand, closure, network
 
 

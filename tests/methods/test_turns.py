@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from partialsgd.meters.criteria import Criteria
-from partialsgd.methods.turns import EVENLY, dealt, shares, worth
+from partialsgd.methods._shared.turns import EVENLY, dealt, shares, worth
 
 
 def play(shares_at, levels: tuple[str, ...], steps: int) -> list[str]:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, PartialSGD, Width, methods, nest
-from partialsgd.rules import Method
+from partialsgd.method import Method
 from partialsgd.testing.contracts import *  # noqa: F403  # the laws: pytest collects them here
 from partialsgd.testing.problems import Problem
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from partialsgd import PartialSGD, methods
-from partialsgd.names import Parameters
+from partialsgd.method import Context
 from partialsgd.nested.branches import branch_of
-from partialsgd.rules import Context
+from partialsgd.parameters import Parameters
 from tests.families import family
 
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import Nested, nest
-from partialsgd.names import Parameters
-from partialsgd.nested import extraction
-from partialsgd.nested.examples import tensors_of
-from partialsgd.nested.low_rank import LowRankLayer
-from partialsgd.nested.sums import SumLayer
+from partialsgd.nested.extract import level as extraction
+from partialsgd.nested.layers.low_rank import LowRankLayer
+from partialsgd.nested.layers.sums import SumLayer
+from partialsgd.nested.planning.example_inputs import tensors_of
+from partialsgd.parameters import Parameters
 from partialsgd.perturbations import drop_outside, perturbed
 from tests.zoo import CASES, ZOO, Network, specs_for
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from partialsgd import Method, PartialSGD, masks, methods, passes, perturbations, vectors
-from partialsgd.replay import Buffers, RandomState
+from partialsgd import Method, PartialSGD, masks, methods, perturbations, vectors
+from partialsgd._util.snapshots import Buffers, RandomState
+from partialsgd.engine import gradient_pass as passes
+from partialsgd.engine.masked_update import MaskedUpdate
 from partialsgd.testing import contracts
 from partialsgd.testing.problems import PROBLEMS
-from partialsgd.updates import MaskedUpdate
 
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
 MLP = BY_NAME["mlp"]

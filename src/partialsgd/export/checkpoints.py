@@ -13,8 +13,8 @@ from torch import nn
 from partialsgd.export import files, models, specs_json, states
 from partialsgd.export.files import Record
 from partialsgd.nested import Nested, nest
-from partialsgd.nested.family import family_of
 from partialsgd.nested.levels import Levels, resolve
+from partialsgd.nested.nested import family_of
 from partialsgd.nested.specs import Spec
 
 Metrics: TypeAlias = Mapping[str, Mapping[str, float]]

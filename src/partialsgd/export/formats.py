@@ -11,7 +11,7 @@ from torch import nn
 
 from partialsgd.export import files, graphs, models, pretrained, states
 from partialsgd.nested import Nested
-from partialsgd.nested.family import family_of
+from partialsgd.nested.nested import family_of
 from partialsgd.nested.specs import require_choice
 
 Format = Literal["safetensors", "onnx", "transformers"]

@@ -76,4 +76,4 @@ def _transformers(wanted: str) -> Any:
     try:
         return import_module("transformers")
     except ImportError as error:
-        raise ImportError(f"to build a {wanted}, transformers is needed: pip install partialsgd[recipes]") from error
+        raise ImportError(f"to build a {wanted}, transformers is needed: pip install partialsgd[lab]") from error

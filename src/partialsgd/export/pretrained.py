@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd.export import models, states
-from partialsgd.nested import native
+from partialsgd.nested.extract import native_config as native
 from partialsgd.nested.switch import FULL
 
 

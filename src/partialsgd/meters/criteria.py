@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, final
 
-from partialsgd.looks import Sight
 from partialsgd.masks import Mask
 from partialsgd.meters.squares import Squares, added, squares
+from partialsgd.method import GradientPair
 from partialsgd.vectors import Vector
 
 _KEPT = ("whole", "masked", "shared", "perturbed", "inner", "moved", "left_out")
@@ -126,7 +126,7 @@ class Criteria:
         return {"level": self.level, "probe": self.probe, **found} if self.level or self.probe else found
 
 
-def criteria_of(sight: Sight, group_of: Callable[[str], str | None] | None = None) -> Criteria:
+def criteria_of(sight: GradientPair, group_of: Callable[[str], str | None] | None = None) -> Criteria:
     """Of what a meter or a guard is shown; with the groups of layers that `group_of` names, if it is given."""
     found = squares(sight.context.mask, sight.at_x, sight.at_perturbed, sight.group)
     whole = replace(_criteria(found), moved=sight.moved, level=sight.context.level, quiet=sight.quiet)

@@ -13,9 +13,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from partialsgd._util.randomness import generator, key
 from partialsgd.meters.estimates import Estimate, standard_error
 from partialsgd.meters.objectives import Objective, inner
-from partialsgd.randomness import generator, key
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from partialsgd.names import Parameters
+from partialsgd.parameters import Parameters
 
 
 def grouped(parameters: Parameters, groups: Mapping[str, Sequence[str]] | None) -> Callable[[str], str | None]:

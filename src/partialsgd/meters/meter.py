@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor
 
-from partialsgd.looks import Look, Losses, Sight
+from partialsgd._util.randomness import key
 from partialsgd.masks import Mask
 from partialsgd.meters import consecutive, summaries
 from partialsgd.meters.alerts import Alerts
 from partialsgd.meters.criteria import Criteria, criteria_of
 from partialsgd.meters.groups import grouped
 from partialsgd.meters.summaries import Summary
+from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Losses, Method, Remembered
 from partialsgd.nested.branches import branch_of
-from partialsgd.nested.family import family_of
-from partialsgd.randomness import key
-from partialsgd.rules import Branch, Context, Method, Remembered
+from partialsgd.nested.nested import family_of
 
 if TYPE_CHECKING:
-    from partialsgd.template import PartialSGD
+    from partialsgd.engine.partial_sgd import PartialSGD
 
 MASKS = 32
 """So many masks of whole tensors are counted apart; more than that are not a cycle, and are counted as one."""
@@ -70,19 +69,19 @@ class CriteriaMeter:
         if self.independent and self.batches is None:
             raise ValueError("independent=True needs batches to take: the step itself has one; give batches and loss")
 
-    def looks(self, context: Context, trained: Branch) -> Sequence[Look]:
+    def looks(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
         """The pair of gradients of the level's every n-th step."""
-        found = [Look(trained, alone=True)] if self.consecutive and context.branch == 0 else []
+        found = [GradientRequest(trained, alone=True)] if self.consecutive and context.branch == 0 else []
         register(context)
-        if not context.is_turn(f"criteria.{place_of(context, context.memory)}", self.every):
+        if not context.count_and_check_due(f"criteria.{place_of(context, context.memory)}", self.every):
             return found
         if self.probe is not None and context.branch > 0:
             return found  # once a step
         over = self._over(context.t)
         branches = (trained,) if self.probe is None else self._probed(context, self.probe)
-        return [*found, *(Look(branch, over) for branch in branches)]
+        return [*found, *(GradientRequest(branch, over) for branch in branches)]
 
-    def measure(self, sight: Sight) -> Criteria | None:
+    def measure(self, sight: GradientPair) -> Criteria | None:
         memory = sight.context.memory
         if sight.look.alone:
             consecutive.compare(memory, sight.context.mask, sight.at_perturbed)
@@ -106,7 +105,7 @@ class CriteriaMeter:
             raise ValueError("this run has no meter: PartialSGD(…, meter=meter)")
         return summaries.summaries(sgd.measured["meter"])
 
-    def _place(self, sight: Sight) -> str:
+    def _place(self, sight: GradientPair) -> str:
         if self.probe is None:
             return place_of(sight.context, sight.context.memory)
         level = sight.context.level

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import theory
+from partialsgd.engine.partial_sgd import PartialSGD
 from partialsgd.masks import Mask, everything
 from partialsgd.meters.curvature import Curvature, power_iteration
 from partialsgd.meters.envelopes import bound
@@ -24,10 +25,9 @@ from partialsgd.meters.estimates import Estimate, standard_error
 from partialsgd.meters.objectives import Loss, Objective
 from partialsgd.meters.spreads import Point, point
 from partialsgd.meters.summaries import summaries
-from partialsgd.names import Parameters, parameters_of
-from partialsgd.nested.family import family_of
-from partialsgd.rules import Context, Method, NeedsGradient, Remembered
-from partialsgd.template import PartialSGD
+from partialsgd.method import Context, Method, NeedsGradient, Remembered
+from partialsgd.nested.nested import family_of
+from partialsgd.parameters import Parameters, parameters_of
 
 
 @final

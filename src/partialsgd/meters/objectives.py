@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from partialsgd.names import parameters_of, require_strided
-from partialsgd.randomness import key
-from partialsgd.replay import Buffers, Modes, RandomState
+from partialsgd._util.randomness import key
+from partialsgd._util.snapshots import Buffers, Modes, RandomState
+from partialsgd.parameters import parameters_of, require_strided
 
 Loss: TypeAlias = Callable[[Any], Tensor]
 

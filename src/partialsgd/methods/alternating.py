@@ -7,13 +7,13 @@ from typing import Literal, TypeAlias
 
 from partialsgd.meters.meter import CriteriaMeter
 from partialsgd.meters.summaries import latest
-from partialsgd.methods import turns
-from partialsgd.methods.levels import numbers_of, require_levels, scaled
-from partialsgd.methods.settings import require_count
+from partialsgd.method import Branch, Context, Method
+from partialsgd.methods._shared import turns
+from partialsgd.methods._shared.levels import numbers_of, require_levels, scaled
+from partialsgd.methods._shared.settings import require_count
 from partialsgd.nested import Nested
 from partialsgd.nested.branches import branch_of
-from partialsgd.nested.family import family_of
-from partialsgd.rules import Branch, Context, Method
+from partialsgd.nested.nested import family_of
 
 Order: TypeAlias = Sequence[str] | Literal["criterion"]
 _AT, _LEVEL, _CREDIT = "alternating.at", "alternating.level", "alternating.credit."

@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from partialsgd.masks import Mask
-from partialsgd.methods.parts import apart, has
-from partialsgd.methods.settings import require_method
+from partialsgd.method import Branch, Context, CorrectRule, MaskRule, Method, NeedsGradient, PerturbRule, WithinRule
+from partialsgd.methods._shared.parts import apart, has
+from partialsgd.methods._shared.settings import require_method
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import Branch, Context, CorrectRule, MaskRule, Method, NeedsGradient, PerturbRule, WithinRule
 from partialsgd.vectors import Vector
 
 _PLAIN = Method()

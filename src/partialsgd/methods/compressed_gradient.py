@@ -11,12 +11,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from partialsgd import masks, randomness
+from partialsgd import masks
+from partialsgd._util import randomness
 from partialsgd.masks import Mask
-from partialsgd.methods.magnitudes import Scope, require_scope
-from partialsgd.methods.settings import require_share
+from partialsgd.method import Context, Method
+from partialsgd.methods._shared.magnitudes import Scope, require_scope
+from partialsgd.methods._shared.settings import require_share
 from partialsgd.methods.top_k import largest
-from partialsgd.rules import Context, Method
 from partialsgd.vectors import Vector
 
 Kind = Literal["top-k", "random-k"]

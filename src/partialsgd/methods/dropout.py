@@ -13,13 +13,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from partialsgd import masks, perturbations, randomness
+from partialsgd import masks, perturbations
+from partialsgd._util import randomness
 from partialsgd.masks import Mask
-from partialsgd.methods import neurons
-from partialsgd.methods.neurons import Chosen, Units
-from partialsgd.methods.settings import as_patterns, require_share
+from partialsgd.method import Context, Method, directly
+from partialsgd.methods._shared import neurons
+from partialsgd.methods._shared.neurons import Chosen, Units
+from partialsgd.methods._shared.settings import as_patterns, require_share
 from partialsgd.nested.specs import Hidden, chains_of
-from partialsgd.rules import Context, Method, directly
 
 Unit = Literal["weights", "neurons"]
 

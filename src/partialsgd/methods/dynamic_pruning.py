@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partialsgd import masks, perturbations
-from partialsgd.methods import magnitudes
-from partialsgd.methods.magnitudes import Scope, Unit
-from partialsgd.methods.settings import as_patterns, require_count, require_steps
+from partialsgd.method import Context, Method
+from partialsgd.methods._shared import magnitudes
+from partialsgd.methods._shared.magnitudes import Scope, Unit
+from partialsgd.methods._shared.settings import as_patterns, require_count, require_steps
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import Context, Method
 
 
 def dynamic_pruning(

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from partialsgd import masks, perturbations
 from partialsgd.masks import Mask
-from partialsgd.methods import magnitudes
-from partialsgd.methods.magnitudes import Scope
-from partialsgd.methods.settings import as_patterns, require_count
-from partialsgd.names import Parameters
+from partialsgd.method import Branch, Context, MaskRule, Method
+from partialsgd.methods._shared import magnitudes
+from partialsgd.methods._shared.magnitudes import Scope
+from partialsgd.methods._shared.settings import as_patterns, require_count
+from partialsgd.parameters import Parameters
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import Branch, Context, MaskRule, Method
 
 WHOLE = "full"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from partialsgd import perturbations
-from partialsgd.methods.settings import require_nonnegative
+from partialsgd.method import Context, Method
+from partialsgd.methods._shared.settings import require_nonnegative
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import Context, Method
 from partialsgd.vectors import Vector
 
 

@@ -14,9 +14,9 @@ from torch import nn
 from partialsgd import masks
 from partialsgd.masks import Mask
 from partialsgd.meters.squares import squares
-from partialsgd.methods.settings import require_count
-from partialsgd.methods.stages import Chain, Stages
-from partialsgd.rules import Context, Method
+from partialsgd.method import Context, Method
+from partialsgd.methods._shared.settings import require_count
+from partialsgd.methods._shared.stages import Chain, Stages
 
 By = Literal["linear", "cubic", "criterion"]
 _FROZEN = "freezing.frozen"

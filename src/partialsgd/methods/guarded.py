@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, get_args
 
-from partialsgd.looks import Guard, Sight
 from partialsgd.meters.criteria import Criteria, criteria_of
-from partialsgd.methods.parts import apart, has
+from partialsgd.method import GradientPair, Guard, Method
+from partialsgd.methods._shared.parts import apart, has
+from partialsgd.methods._shared.settings import require_count, require_method
 from partialsgd.methods.plain import plain
-from partialsgd.methods.settings import require_count, require_method
-from partialsgd.rules import Method
 
 Criterion = Literal["c_norm", "c_sim", "c_align", "q"]
 
@@ -50,7 +49,7 @@ def guarded(
                 f"{part.name} acts at certain steps (it projects or drops state), and a guard may skip those"
             )
 
-    def refuses(sight: Sight) -> bool:
+    def refuses(sight: GradientPair) -> bool:
         found = criteria_of(sight)
         value = by(found) if callable(by) else float(getattr(found, by))
         return not 0 <= value <= bound

@@ -14,17 +14,18 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from partialsgd import masks, perturbations, randomness
+from partialsgd import masks, perturbations
+from partialsgd._util import randomness
 from partialsgd.masks import Mask
 from partialsgd.meters.meter import CriteriaMeter
-from partialsgd.methods import neurons
-from partialsgd.methods.neurons import Chosen
-from partialsgd.methods.rounds import Judge, Rounds, by_alignment, by_assumption
-from partialsgd.methods.settings import require_count
-from partialsgd.names import Parameters
+from partialsgd.method import Branch, Context, Method, nowhere
+from partialsgd.methods._shared import neurons
+from partialsgd.methods._shared.neurons import Chosen
+from partialsgd.methods._shared.rounds import Judge, Rounds, by_alignment, by_assumption
+from partialsgd.methods._shared.settings import require_count
 from partialsgd.nested.specs import Hidden, chains_of
+from partialsgd.parameters import Parameters
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import Branch, Context, Method, nowhere
 
 Shared = Literal["hold", "average"]
 Repartition = Literal["rounds", "criterion", "assumption"]

@@ -8,10 +8,10 @@ from torch import nn
 
 from partialsgd import masks
 from partialsgd.masks import Mask
-from partialsgd.methods.settings import as_patterns, require_count
-from partialsgd.methods.stages import Chain, Stages
-from partialsgd.names import Parameters
-from partialsgd.rules import Context, Method
+from partialsgd.method import Context, Method
+from partialsgd.methods._shared.settings import as_patterns, require_count
+from partialsgd.methods._shared.stages import Chain, Stages
+from partialsgd.parameters import Parameters
 
 
 def layerwise(

@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from torch import nn
 
 from partialsgd import masks
+from partialsgd._util.bitwise_select import over_rows
 from partialsgd.masks import Entry, Mask
-from partialsgd.methods.hooks import hooks_of, new_owner
-from partialsgd.methods.settings import require_count
-from partialsgd.methods.truncated import Truncation
-from partialsgd.names import unwrap
-from partialsgd.rules import Context, Method
-from partialsgd.selects import over_rows
+from partialsgd.method import Context, Method
+from partialsgd.methods._shared.hooks import hooks_of, new_owner
+from partialsgd.methods._shared.settings import require_count
+from partialsgd.methods._shared.truncated import Truncation
+from partialsgd.parameters import unwrap
 
 
 def meprop(model: nn.Module, k: int = 30, *, unified: bool = True, mask: bool = True) -> Method:

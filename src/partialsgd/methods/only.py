@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from partialsgd.methods.levels import require_levels
+from partialsgd.method import Method
+from partialsgd.methods._shared.levels import require_levels
 from partialsgd.nested import Nested
 from partialsgd.nested.branches import branch_of
-from partialsgd.nested.family import family_of
-from partialsgd.rules import Method
+from partialsgd.nested.nested import family_of
 
 
 def only(nested: Nested, level: str = "core") -> Method:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partialsgd.rules import Method
+from partialsgd.method import Method
 
 
 def plain() -> Method:

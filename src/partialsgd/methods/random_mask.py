@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from partialsgd import masks
 from partialsgd.masks import Mask
-from partialsgd.methods.settings import as_patterns, require_share
-from partialsgd.rules import Context, Method
+from partialsgd.method import Context, Method
+from partialsgd.methods._shared.settings import as_patterns, require_share
 
 
 def random_mask(keep: float = 0.5, *, where: Sequence[str] = ("*",)) -> Method:

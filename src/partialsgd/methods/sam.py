@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from partialsgd import perturbations
-from partialsgd.methods.settings import require_count, require_nonnegative
-from partialsgd.names import Parameters
+from partialsgd.method import Context, Method
+from partialsgd.methods._shared.settings import require_count, require_nonnegative
+from partialsgd.parameters import Parameters
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import Context, Method
 from partialsgd.vectors import Vector
 
 
@@ -26,7 +26,7 @@ def sam(rho: float = 0.05, *, adaptive: bool = False, interval: int = 1) -> Meth
         return Method(name=name)
 
     def perturb(context: Context) -> Perturbation:
-        if interval > 1 and not context.is_turn("sam", interval):
+        if interval > 1 and not context.count_and_check_due("sam", interval):
             return perturbations.nowhere()
         if adaptive:
             return _adaptive(context.parameters, context.gradient, rho)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from partialsgd.method import Branch, Context, Method
 from partialsgd.nested import Nested
 from partialsgd.nested.branches import branch_of
-from partialsgd.nested.family import family_of
-from partialsgd.rules import Branch, Context, Method
+from partialsgd.nested.nested import family_of
 
 
 def sandwich(

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from partialsgd.meters.meter import CriteriaMeter, place_of
 from partialsgd.meters.summaries import latest
-from partialsgd.methods.settings import require_count, require_method
-from partialsgd.rules import Branch, BranchesRule, Context, Method
+from partialsgd.method import Branch, BranchesRule, Context, Method
+from partialsgd.methods._shared.settings import require_count, require_method
 
 
 def scaled_by_alpha(method: Method, *, every: int = 10) -> Method:

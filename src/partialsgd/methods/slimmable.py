@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from partialsgd.methods.levels import numbers_of
+from partialsgd.method import Method
+from partialsgd.methods._shared.levels import numbers_of
 from partialsgd.nested import Nested
 from partialsgd.nested.branches import branch_of
-from partialsgd.nested.family import family_of
-from partialsgd.rules import Method
+from partialsgd.nested.nested import family_of
 
 
 def slimmable(

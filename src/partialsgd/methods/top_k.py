@@ -11,10 +11,10 @@ from torch import Tensor
 
 from partialsgd import masks
 from partialsgd.masks import Mask
-from partialsgd.methods import magnitudes
-from partialsgd.methods.magnitudes import Scope, require_scope
-from partialsgd.methods.settings import require_share
-from partialsgd.rules import Context, Method
+from partialsgd.method import Context, Method
+from partialsgd.methods._shared import magnitudes
+from partialsgd.methods._shared.magnitudes import Scope, require_scope
+from partialsgd.methods._shared.settings import require_share
 
 
 def top_k(keep: float = 0.1, *, scope: Scope = "global") -> Method:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from partialsgd import perturbations
 from partialsgd.masks import Mask
-from partialsgd.names import Parameters
-from partialsgd.nested.family import Nested
+from partialsgd.method import Branch, Context
+from partialsgd.nested.nested import Nested
 from partialsgd.nested.specs import LowRank
+from partialsgd.parameters import Parameters
 from partialsgd.perturbations import Perturbation
-from partialsgd.rules import Branch, Context
 
 
 def branch_of(nested: Nested, level: str, *, weight: float = 1.0, taught: bool = False, pupil: bool = False) -> Branch:

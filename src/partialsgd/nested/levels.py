@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from torch import nn
 
-from partialsgd.nested.layers import NestedModule
+from partialsgd.nested.layers.base import NestedModule
 from partialsgd.nested.specs import Spec
 from partialsgd.nested.switch import FULL
 

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias, final, get_args
 
 from torch import nn
 
-from partialsgd.nested.groups import Order
-from partialsgd.nested.low_rank import Init
+from partialsgd.nested.layers.low_rank import Init
+from partialsgd.nested.planning.groups import Order
 
 Patterns: TypeAlias = str | Sequence[str]
 Ratio: TypeAlias = float | Sequence[float]

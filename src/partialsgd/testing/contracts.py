@@ -23,7 +23,7 @@ from torch import Tensor
 
 from partialsgd.masks import Mask
 from partialsgd.meters.meter import CriteriaMeter
-from partialsgd.rules import Method, nothing, nowhere
+from partialsgd.method import Method, nothing, nowhere
 from partialsgd.testing.problems import PROBLEMS, Problem
 from partialsgd.testing.runs import (
     AlwaysMeasuring,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partialsgd.randomness import generator, key
+from partialsgd._util.randomness import generator, key
 
 
 @final

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from partialsgd.looks import Look, Sight
+from partialsgd.engine.partial_sgd import PartialSGD
+from partialsgd.engine.step import Step
 from partialsgd.masks import Mask
 from partialsgd.meters.criteria import Criteria
 from partialsgd.meters.meter import CriteriaMeter
+from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Method
 from partialsgd.methods.dropout import dropout
-from partialsgd.probes import per_coordinate
-from partialsgd.rules import Branch, Context, Method
-from partialsgd.steps import Step
-from partialsgd.template import PartialSGD
+from partialsgd.optimizers.capabilities import per_coordinate
 from partialsgd.testing.problems import Problem
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
@@ -102,11 +101,11 @@ class AlwaysMeasuring:
     """The criteria of what is trained and of a probe, at every step, by a meter that is careless with the generator:
     it is the driver that keeps law 4."""
 
-    def looks(self, context: Context, trained: Branch) -> Sequence[Look]:
+    def looks(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
         torch.rand(2)
         return [*_PROBED.looks(context, trained), *_EVERY_STEP.looks(context, trained)]
 
-    def measure(self, sight: Sight) -> Criteria | None:
+    def measure(self, sight: GradientPair) -> Criteria | None:
         torch.rand(3)
         return _EVERY_STEP.measure(sight)
 

@@ -1,0 +1,1 @@
+"""Internal helpers: bitwise selection, snapshots of random state, hashed random numbers."""

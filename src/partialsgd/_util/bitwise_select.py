@@ -1,0 +1,98 @@
+"""p ⊙ new + (1 − p) ⊙ old, to the bit: numbers are selected as integers, so NaN, infinities and −0 survive.
+
+On a CPU `torch.where` with a boolean condition is several times slower than integer arithmetic with 0 and 1,
+which is exact because integers wrap; elsewhere, and for odd layouts, `torch.where` is used. A mask of whole rows,
+written as a column that is expanded, is applied by copying rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from partialsgd._util.scratch import Scratch
+
+_INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def over_rows(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """The mask of whole rows, which takes no memory but that of `rows`."""
+    return rows.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+
+
+def rows_of(mask: Tensor) -> Tensor | None:
+    """The rows of a mask that `over_rows` has made, True where they move; None for others."""
+    if mask.ndim < 2 or any(mask.stride()[1:]) or not mask.numel():
+        return None
+    while mask.ndim > 1:
+        mask = mask.select(1, 0)
+    return mask
+
+
+def by_rows(op: Callable[..., Tensor], *masks: Tensor) -> Tensor:
+    """An operation on masks, on their rows where all of them are of rows."""
+    rows = [r for mask in masks if (r := rows_of(mask)) is not None]
+    return over_rows(op(*rows), masks[0].shape) if len(rows) == len(masks) else op(*masks)
+
+
+@final
+class Selection:
+    """One parameter's mask, with the integers that it is applied by."""
+
+    def __init__(self, mask: Tensor, scratch: Scratch) -> None:
+        self.mask = mask
+        self._scratch = scratch
+        self._inside: dict[torch.dtype, Tensor] = {}
+        rows = rows_of(mask)
+        self._outside_rows = None if rows is None else (~rows).nonzero().squeeze(1)
+
+    def keep_inside(self, tensor: Tensor) -> None:
+        """tensor ← p ⊙ tensor: zero outside."""
+        if self._outside_rows is not None:
+            tensor.index_fill_(0, self._outside_rows, 0)
+        elif (inside := self._integers([tensor])) is None:
+            tensor.masked_fill_(~self.mask, 0)
+        else:
+            tensor.view(inside.dtype).mul_(inside)
+
+    def save_outside(self, tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+        """saved ← what of the tensor is outside."""
+        for tensor, old in zip(tensors, saved, strict=True):
+            if self._outside_rows is not None:
+                old[: len(self._outside_rows)].copy_(tensor.index_select(0, self._outside_rows))
+            elif (inside := self._integers([tensor, old])) is None:
+                old.copy_(tensor).masked_fill_(self.mask, 0)
+            else:
+                numbers = tensor.view(inside.dtype)
+                torch.addcmul(numbers, numbers, inside, value=-1, out=old.view(inside.dtype))
+
+    def restore_outside(self, tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+        """tensor ← p ⊙ tensor + (1 − p) ⊙ saved, with what `save_outside` has saved."""
+        for tensor, old in zip(tensors, saved, strict=True):
+            if self._outside_rows is not None:
+                tensor.index_copy_(0, self._outside_rows, old[: len(self._outside_rows)])
+            elif (inside := self._integers([tensor, old])) is None:
+                torch.where(self.mask, tensor, old, out=tensor)
+            else:
+                numbers = tensor.view(inside.dtype)
+                torch.addcmul(old.view(inside.dtype), numbers, inside, out=numbers)
+
+    def release(self) -> None:
+        """Give the integers back: they are as large as the parameter."""
+        for inside in self._inside.values():
+            self._scratch.give_back(inside)
+        self._inside.clear()
+
+    def _integers(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """1 inside, 0 outside, as wide as the tensors' numbers; None where `torch.where` must do."""
+        kind = _INTEGER.get(tensors[0].element_size())
+        if kind is None or self.mask.device.type != "cpu":
+            return None
+        if any(t.stride() != self.mask.stride() or t.element_size() != kind.itemsize for t in tensors):
+            return None
+        if kind not in self._inside:
+            self._inside[kind] = self._scratch.borrow(self.mask, kind).copy_(self.mask)
+        return self._inside[kind]

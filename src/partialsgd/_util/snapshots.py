@@ -1,0 +1,97 @@
+"""ξ_t: two passes of one step see the same noise, and the second leaves no trace in the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+
+@final
+class RandomState:
+    """The global torch generators as they are now: the CPU's, and those of the GPUs that the model uses."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._cpu = torch.get_rng_state()
+        devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+        self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
+
+    @property
+    def is_now(self) -> bool:
+        """Whether nothing was drawn since."""
+        states = [(self._cpu, torch.get_rng_state())]
+        states += [(state, torch.cuda.get_rng_state(device)) for device, state in self._cuda.items()]
+        return all(torch.equal(then, now) for then, now in states)
+
+    def has_drawn_like(self, other: RandomState, begin: RandomState) -> bool:
+        """Whether as many numbers were drawn since `begin` here as there. Of a GPU only none can be told to be as many:
+        its generator advances alike for tensors of different sizes."""
+        gpus_are_still = all(torch.equal(begin._cuda[d], s[d]) for s in (self._cuda, other._cuda) for d in s)
+        return torch.equal(self._cpu, other._cpu) and gpus_are_still
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._cpu)
+        for device, state in self._cuda.items():
+            torch.cuda.set_rng_state(state, device)
+
+
+@final
+class Modes:
+    """Whether each module of the model is in training, as it is now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._saved = [(module, module.training) for module in model.modules()]
+
+    def restore(self) -> None:
+        for module, mode in self._saved:
+            module.training = mode
+
+
+@final
+class Buffers:
+    """The model's buffers (BatchNorm statistics among them) as they are now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._saved: dict[str, Tensor] = {name: b.detach().clone() for name, b in model.named_buffers()}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for name, buffer in self._model.named_buffers():
+            if name in self._saved:
+                buffer.copy_(self._saved[name])
+
+
+@final
+class Snapshot:
+    """Noise and buffers as they are now, to begin again from."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.noise = RandomState(model)
+        self.buffers = Buffers(model)
+
+    def restore(self) -> None:
+        self.noise.restore()
+        self.buffers.restore()
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether a module of the model is dropout, and on. What else draws is seen when it has."""
+    return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in model.modules())
+
+
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """No dropout inside: every module is as in evaluation, but those that keep statistics of batches, and RNNs."""
+    modes = Modes(model)
+    try:
+        for module in model.modules():
+            # cuDNN's recurrent networks have no backward pass in evaluation.
+            if not hasattr(module, "running_mean") and not isinstance(module, nn.RNNBase):
+                module.training = False
+        yield
+    finally:
+        modes.restore()

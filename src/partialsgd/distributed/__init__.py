@@ -1,0 +1,1 @@
+"""Support for models wrapped in DistributedDataParallel."""

@@ -1,0 +1,231 @@
+"""x_{t+1}: the masked step of any torch optimizer. Nothing outside the mask moves, bit for bit.
+
+A tensor wholly outside gets `grad = None`, which every torch optimizer skips. Of a tensor partly outside,
+the coordinates outside are saved before `optimizer.step()` and put back after it: the parameter, and
+under `outside="hold"` every entry of the optimizer's state that has one number for each coordinate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Literal, final, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from partialsgd import masks
+from partialsgd.masks import Entry, Mask
+from partialsgd.optimizers import capabilities as probes
+from partialsgd.optimizers import param_groups as places
+from partialsgd.optimizers.fused_adam import Piecewise, is_piecewise
+from partialsgd.optimizers.param_groups import Place, Places
+from partialsgd.optimizers.third_party import Verification
+from partialsgd.parameters import Parameters
+
+Outside = Literal["hold", "decay", "reset"]
+
+
+@final
+class MaskedUpdate:
+    """Line 6 of Algorithm 1, for one optimizer or several that share the parameters out among them."""
+
+    def __init__(self, parameters: Parameters, optimizers: Sequence[Optimizer], outside: Outside) -> None:
+        if outside not in get_args(Outside):
+            raise ValueError(f"outside must be one of {', '.join(get_args(Outside))}; got {outside!r}")
+        self.optimizers = [places.unwrapped(optimizer) for optimizer in optimizers]
+        self.outside: Outside = outside
+        self.places = Places(parameters, self.optimizers)
+        self._given = optimizers
+        self._parameters = parameters
+        self._previous = masks.everything(parameters)
+        self._verdicts: dict[tuple[Place, probes.Probe], str | None] = {}
+        self._verification = Verification(parameters, self.places, self.optimizers)
+
+    @property
+    def wants_closure(self) -> bool:
+        """LBFGS evaluates the closure itself, as often as it likes."""
+        return any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self.optimizers)
+
+    @property
+    def lr(self) -> float:
+        """γ of the first group."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    @property
+    def rate(self) -> float | None:
+        """How far a gradient moves x in the end, where all are SGD: the largest γ (1 − dampening) / (1 − momentum)."""
+        if not all(type(optimizer) is torch.optim.SGD for optimizer in self.optimizers):
+            return None
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        rates = [float(g["lr"]) * (1 - g["dampening"]) / max(1 - g["momentum"], 1e-12) for g in groups]
+        return float(max(rates))
+
+    def refuse(self, mask: Mask, scale: float) -> None:
+        """Raise before anything has moved if this mask, or this α, cannot be kept exactly."""
+        if not (math.isfinite(scale) and scale >= 0):
+            raise ValueError(f"the rule 'scale' gave {scale}; α must be a number that is not negative")
+        if mask.is_everything and scale == 1:
+            return
+        for name, entry in mask.items():
+            if isinstance(entry, Tensor):
+                self._refuse(name, probes.why_not_coordinate_wise, "take an element mask", "mask whole tensors")
+                if self.outside == "reset":
+                    self._refuse(name, probes.why_not_forgetful, "reset part of a tensor", "use outside='hold'")
+            elif entry is False and self.outside == "reset":
+                self._refuse(name, probes.why_not_restartable, "reset a tensor", "use outside='hold'")
+            if scale != 1 and entry is not False:
+                self._refuse(name, probes.why_not_scalable, f"step by α = {scale}", "leave `scale` out")
+
+    def refuse_to_forget(self, forgotten: Mask) -> None:
+        """Raise before anything has moved if an optimizer cannot begin anew there."""
+        if self.outside == "decay" and any(entry is not False for entry in forgotten.values()):
+            raise ValueError("outside='decay' gives state to what does not move, and the method drops it; use 'hold'")
+        for name, entry in forgotten.items():
+            if isinstance(entry, Tensor):
+                self._refuse(name, probes.why_not_forgetful, "reset part of a tensor", "forget whole tensors")
+            elif entry:
+                self._refuse(name, probes.why_not_restartable, "reset a tensor", "use a method that forgets nothing")
+
+    @torch.no_grad()
+    def apply(self, mask: Mask, scale: float, forgotten: Mask | None = None) -> None:
+        """x ← x − γ p ⊙ g. The gradients are already masked; `scale` is α, γ = α γ_base."""
+        if forgotten is not None:
+            self._forget(forgotten)
+        if self.outside == "reset":
+            self._forget((mask & ~self._previous).simplified())
+            self._previous = mask
+        with ExitStack() as held:
+            if not mask.is_everything and self._verification.is_needed:
+                held.enter_context(self._verification.of(mask, with_state=self.outside != "decay"))
+            if self.outside == "decay":
+                held.enter_context(self._decayed(mask))
+            elif mask.partial:
+                held.enter_context(self._held(mask))
+            if scale != 1:
+                held.enter_context(scaled(self.optimizers, scale))
+            for optimizer, given in zip(self.optimizers, self._given, strict=True):
+                _step_newcomers(optimizer)
+                places.step(given)
+        mask.release()
+
+    def state_dict(self) -> dict[str, Entry]:
+        """What `outside="reset"` must know: where the mask of the last step was not everything."""
+        return {name: entry for name, entry in self._previous.items() if entry is not True}
+
+    def load_state_dict(self, state: Mapping[str, Entry]) -> None:
+        self._previous = masks.from_tensors(self._parameters, state, rest=True)
+
+    @contextmanager
+    def _held(self, mask: Mask) -> Iterator[None]:
+        pieces: dict[Tensor, Tensor] = {}
+        saved: dict[str, dict[str, Tensor]] = {}
+        for name, entry in mask.partial.items():
+            parameter = self._parameters[name]
+            if parameter.grad is None or name not in self.places:
+                continue
+            if is_piecewise(self.places[name].optimizer, self.places[name].group, parameter):
+                pieces[parameter] = entry
+            else:
+                tensors = self._coordinates(name)
+                saved[name] = {key: self._parameters.scratch.borrow(tensor) for key, tensor in tensors.items()}
+                mask.selection(name).save_outside(list(tensors.values()), list(saved[name].values()))
+        try:
+            with Piecewise(pieces) if pieces else nullcontext():
+                yield
+        finally:
+            for name, copies in saved.items():
+                self._put_back(name, mask, copies)
+
+    def _put_back(self, name: str, mask: Mask, copies: dict[str, Tensor]) -> None:
+        tensors = self._coordinates(name)
+        known = [key for key in tensors if key in copies]
+        mask.selection(name).restore_outside([tensors[k] for k in known], [copies[k] for k in known])
+        for key in tensors.keys() - copies.keys():  # state that this step has created
+            tensors[key].masked_fill_(~mask.partial[name], self._initial(name, key))
+        for buffer in copies.values():
+            self._parameters.scratch.give_back(buffer)
+
+    @contextmanager
+    def _decayed(self, mask: Mask) -> Iterator[None]:
+        saved: list[tuple[nn.Parameter, Entry, Tensor]] = []
+        for name, entry in mask.items():
+            parameter = self._parameters[name]
+            if entry is True or name not in self.places or not parameter.requires_grad:
+                continue
+            if entry is False:
+                parameter.grad = torch.zeros_like(parameter)
+            saved.append((parameter, entry, parameter.detach().clone()))
+        try:
+            yield
+        finally:
+            for parameter, entry, old in saved:
+                parameter.copy_(torch.where(entry, parameter, old) if isinstance(entry, Tensor) else old)
+
+    def _forget(self, forgotten: Mask) -> None:
+        for name, entry in forgotten.items():
+            if entry is False or name not in self.places:
+                continue
+            optimizer, parameter = self.places[name].optimizer, self._parameters[name]
+            if entry is True:
+                probes.restart(optimizer, self.places[name].group, parameter)
+            else:
+                for key, tensor in self._state(name).items():
+                    tensor.masked_fill_(entry, self._initial(name, key))
+
+    def _refuse(self, name: str, probe: probes.Probe, what: str, instead: str) -> None:
+        if name not in self.places:
+            return
+        place = self.places[name]
+        if (place, probe) not in self._verdicts:
+            with torch.enable_grad():
+                self._verdicts[place, probe] = probe(place.optimizer, place.group)
+        if reason := self._verdicts[place, probe]:
+            kind = type(place.optimizer).__name__
+            raise NotImplementedError(f"{kind} cannot {what}, as {name!r} asks for: {reason}; {instead}")
+
+    def _initial(self, name: str, key: str) -> float:
+        return probes.initial_state(self.places[name].optimizer, self.places[name].group, key)
+
+    def _coordinates(self, name: str) -> dict[str, Tensor]:
+        return {"": self._parameters[name].detach(), **self._state(name)}
+
+    def _state(self, name: str) -> dict[str, Tensor]:
+        parameter = self._parameters[name]
+        state: Mapping[str, Any] = self.places[name].optimizer.state.get(parameter, {})
+        return probes.per_coordinate(state, parameter)
+
+
+@contextmanager
+def scaled(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
+    """γ_t = α_t γ_base for as long as the step takes. Scaling gradients would do nothing under Adam."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    rates = [group["lr"] for group in groups]
+    try:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * factor
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _step_newcomers(optimizer: Optimizer) -> None:
+    """torch's fused SGD fails when only some tensors have a momentum buffer yet: the others step alone, first."""
+    groups = [g for g in optimizer.param_groups if g.get("fused") and g.get("momentum")]
+    if not groups or not isinstance(optimizer, torch.optim.SGD):
+        return
+    moving = [p for group in groups for p in group["params"] if p.grad is not None]
+    new = {p for p in moving if optimizer.state.get(p, {}).get("momentum_buffer") is None}
+    if not 0 < len(new) < len(moving):
+        return
+    gradients = {p: p.grad for group in optimizer.param_groups for p in group["params"]}
+    try:
+        for p in gradients:
+            p.grad = gradients[p] if p in new else None
+        optimizer.step()
+    finally:
+        for p, gradient in gradients.items():
+            p.grad = None if p in new else gradient

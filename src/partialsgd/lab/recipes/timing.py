@@ -1,0 +1,38 @@
+"""How long a network takes for one example."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from partialsgd._util.snapshots import Modes
+
+_REPEATS = 20
+
+
+def latency(plain: nn.Module, *args: Any) -> float:
+    """The median of some calls in evaluation mode, in seconds, after two that are not counted."""
+    modes = Modes(plain)
+    plain.eval()
+    try:
+        with torch.inference_mode():
+            return statistics.median([_seconds(plain, args) for _ in range(_REPEATS + 2)][2:])
+    finally:
+        modes.restore()
+
+
+def _seconds(plain: nn.Module, args: tuple[Any, ...]) -> float:
+    _wait()
+    start = time.perf_counter()
+    plain(*args)
+    _wait()
+    return time.perf_counter() - start
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,130 @@
+"""An experiment's figures: scores against size, scores along the training, and the paper's own, as PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from partialsgd.lab.reproduce import elsewhere
+from partialsgd.lab.reproduce.folder import Folder
+from partialsgd.lab.reproduce.numbers import Found, curve
+from partialsgd.lab.reproduce.plans import Experiment, Figure
+from partialsgd.logging import figures, panels
+from partialsgd.logging.series import Series
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawn
+
+KINDS = ("png", "svg")
+
+
+def drawn(experiment: Experiment, folder: Folder, found: Found) -> Iterator[tuple[str, Drawn]]:
+    """Each figure that the finished runs give, by name."""
+    if experiment.figure is not None:
+        yield from of_the_paper(folder, experiment.figure)
+        return
+    if any(line["scores"] for line in found["lines"]):
+        yield "size", against_size(found)
+    if curves := along_the_training(experiment, folder):
+        yield "curves", curves
+
+
+def write(figure: Drawn, to: Path, name: str) -> list[Path]:
+    """The same bytes whenever the numbers are the same."""
+    from matplotlib import rc_context
+
+    paths = [to / f"{name}.{kind}" for kind in KINDS]
+    whole: dict[str, Any] = {"dpi": 200, "bbox_inches": "tight", "pad_inches": 0.05}  # also the last tick's number
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        for path in paths:
+            figure.savefig(path, **whole, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths
+
+
+def of_the_paper(folder: Folder, figure: Figure) -> Iterator[tuple[str, Drawn]]:
+    """Figure 2, 3 or 4 from what was measured; every curve has the seeds that are at their end."""
+    runs = {
+        label: [ended.path / "metrics.jsonl" for ended in folder.scored(row)]
+        for label, row in figure.curves.items()
+        if folder.scored(row)
+    }
+    if not runs:
+        return
+    yield "criteria", figures.plot_criteria(runs, figure=figure.number, smooth=figure.smooth)
+    if figure.group is not None:
+        options: Any = {"figure": figure.number, "smooth": figure.smooth, "group": figure.group}
+        yield f"criteria-{figure.group}", figures.plot_criteria(runs, **options)
+
+
+def against_size(found: Found) -> Drawn:
+    """The score of each network over its parameters: what a size buys, alone and jointly.
+
+    Where there are several ratios each point says its own, but for the whole network alone, which has none.
+    """
+    from matplotlib.ticker import EngFormatter
+
+    sheet = panels.sheet(1)
+    axes = sheet.axes[0]
+    scored = [line for line in found["lines"] if line["scores"]]
+    groups: dict[str, set[str]] = {}
+    for line in scored:
+        groups.setdefault(line["row"], set()).add(line["group"])
+    is_several = len({min(own) for own in groups.values() if len(own) == 1}) > 1
+    for number, trained in enumerate(dict.fromkeys(line["trained"] for line in scored)):
+        own = [line for line in scored if line["trained"] == trained]
+        own.sort(key=lambda line: float(line["parameters"]))
+        deviations = [stdev(line["scores"].values()) if len(line["scores"]) > 1 else 0.0 for line in own]
+        look = {**panels.look_of(number), "linestyle": "none"}
+        means = [fmean(line["scores"].values()) for line in own]
+        axes.errorbar([line["parameters"] for line in own], means, deviations, label=trained, capsize=2, **look)
+        for line, mean in zip(own, means, strict=True):
+            if is_several and groups[line["row"]] == {line["group"]}:
+                side: Any = {"ha": "left", "xytext": (6, 0)} if number % 2 else {"ha": "right", "xytext": (-6, 0)}
+                text: Any = {"fontsize": panels.SMALL - 1, "color": look["color"], "va": "center"}
+                axes.annotate(line["group"], (line["parameters"], mean), textcoords="offset points", **side, **text)
+    panels.finish(axes, f"{found['score']} (test)")
+    axes.set_xlabel("parameters", fontsize=panels.LARGE)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(x=0.18 if is_several else 0.1, y=0.1)
+    return panels.finished(sheet, None)
+
+
+def along_the_training(experiment: Experiment, folder: Folder) -> Drawn | None:
+    """The validation score over the training FLOPs, joint and alone; a panel for each ratio."""
+    from matplotlib.ticker import EngFormatter
+
+    joint = [each for each in elsewhere.together(experiment, folder) if folder.scored(each.joint)]
+    drawn = [(each.label, dict(_curves(experiment, folder, each.joint, each.alone))) for each in joint]
+    shown = [(label, curves) for label, curves in drawn if any(curves.values())]
+    if not shown:
+        return None
+    sheet = panels.row(len(shown))
+    names = [name for name in shown[0][1] if any(curves[name] for _, curves in shown)]  # one legend for all panels
+    for axes, (label, curves) in zip(sheet.axes, shown, strict=True):
+        lines = {name: curves[name] or [Series({})] for name in names}
+        panels.draw(axes, lines, f"{experiment.score} (validation)", log=False)
+        axes.set_xlabel(f"training FLOPs, {label}", fontsize=panels.LARGE)
+        axes.label_outer()
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return panels.finished(sheet, None)
+
+
+def _curves(
+    experiment: Experiment, folder: Folder, joint: str, alone: Mapping[str, str]
+) -> Iterator[tuple[str, list[Series]]]:
+    """By label, the same labels for every ratio; those without a finished run have no series."""
+    for level, row in alone.items():
+        for label, ended, name in (
+            (f"{level} jointly", folder.scored(joint), level),
+            (f"{level} alone", folder.scored(row), "full"),
+        ):
+            yield label, _series([curve(each, name, experiment) for each in ended])
+
+
+def _series(curves: Sequence[Sequence[tuple[float, float]]]) -> list[Series]:
+    """One for each seed, at the FLOPs of their mean: the batches of another seed are a little longer or shorter."""
+    looks = min((len(each) for each in curves), default=0)
+    places = [round(fmean(each[k][0] for each in curves)) for k in range(looks)]
+    return [Series({place: each[k][1] for k, place in enumerate(places)}) for each in curves] if looks else []

@@ -1,0 +1,61 @@
+"""A method as a part of another: with draws and a memory of its own, so that it repeats and overwrites nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from dataclasses import replace
+from typing import Any, final
+
+from partialsgd._util import randomness
+from partialsgd.method import Context, Method, Remembered
+
+_PLAIN = Method()
+_RULES = ("mask", "perturb", "scale", "correct", "project", "within", "forget")
+
+
+def has(method: Method, rule: str) -> bool:
+    """Whether the method has a rule other than that of plain training."""
+    return getattr(method, rule) is not getattr(_PLAIN, rule)
+
+
+def apart(method: Method, name: str, *, reseed: bool) -> Method:
+    """The same method, which remembers under `name` and, if wanted, draws by it."""
+
+    def own(context: Context) -> Context:
+        seed = randomness.key(context.seed, name) if reseed else context.seed
+        return replace(context, seed=seed, memory=_Own(context.memory, f"{name}."))
+
+    def seen(rule: Any) -> Any:
+        return lambda context, *given: rule(own(context), *given)
+
+    rules = {rule: seen(getattr(method, rule)) for rule in _RULES if has(method, rule)}
+    if method.branches is not None:
+        found = method.branches
+        rules["branches"] = lambda context: [
+            replace(branch, mask=seen(branch.mask), perturb=seen(branch.perturb)) for branch in found(own(context))
+        ]
+    return replace(method, **rules)
+
+
+@final
+class _Own(MutableMapping[str, Remembered]):
+    """A part of the memory, under names that nobody else uses."""
+
+    def __init__(self, memory: MutableMapping[str, Remembered], prefix: str) -> None:
+        self._memory = memory
+        self._prefix = prefix
+
+    def __getitem__(self, key: str) -> Remembered:
+        return self._memory[self._prefix + key]
+
+    def __setitem__(self, key: str, value: Remembered) -> None:
+        self._memory[self._prefix + key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._memory[self._prefix + key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (key.removeprefix(self._prefix) for key in self._memory if key.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

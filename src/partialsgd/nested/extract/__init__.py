@@ -1,0 +1,1 @@
+"""Extraction: one level of a nested model as a plain module."""

@@ -1,0 +1,1 @@
+"""Inspection: FLOPs, measured cost and a drawing of the levels."""

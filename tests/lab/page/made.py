@@ -1,0 +1,109 @@
+"""Run directories that nobody trained, with what real ones have and some things that they seldom have."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from partialsgd.logging.records import Record, line
+
+SETTINGS: dict[str, Any] = {"seed": 0, "method": "alternating", "epochs": 4, "lr": 0.1, "nest": "width", "alone": None}
+SIGNATURE = "nrefs:1|case:mixed|version:2"
+SIZES = {"core": 1_000, "1/2": 5_000, "full": 10_000}
+SCORES = {"core": 21.5, "1/2": 27.25, "full": 30.125}
+HOSTILE = '<script>document.title="taken"</script><img src=x onerror=alert(1)>"\'&amp;$x$'
+
+
+def run(
+    folder: Path,
+    name: str = "joint",
+    *,
+    levels: Sequence[str] = ("core", "full"),
+    updates: Mapping[str, int] | None = None,
+    steps: int = 40,
+    ends: bool = True,
+    measures: bool = True,
+    recipe: str = "translation",
+    score: str = "BLEU",
+    extras: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Path:
+    """Written as `partialsgd train` writes it."""
+    path = folder / name
+    path.mkdir(parents=True)
+    config = {"recipe": recipe, "settings": {**SETTINGS, **settings}, "data": "0f" * 32, "versions": {"torch": "2.13"}}
+    (path / "config.json").write_text(json.dumps(config))
+    found = [step(t, levels, steps, measures, score) for t in range(steps if ends else steps // 2)]
+    (path / "metrics.jsonl").write_bytes(b"".join(map(line, found)))
+    if ends:
+        made = summary(levels, updates or dict.fromkeys(levels, steps // len(levels)), steps, score, extras)
+        (path / "summary.json").write_text(json.dumps({**made, "recipe": recipe}))
+    return path
+
+
+def step(t: int, levels: Sequence[str], steps: int, measures: bool, score: str) -> Record:
+    level = levels[::-1][t % len(levels)]
+    found: Record = {"t": t, "level": level, "loss": {level: 3 / (1 + 0.1 * t)}, "lr": 0.1, "backwards": 1}
+    found["epoch"] = 4 * (t + 1) / steps
+    if (t + 1) % 10 == 0:
+        for each in levels:
+            found |= {f"valid/{each}/loss": 2 / (1 + 0.1 * t), f"valid/{each}/{score}": 0.5 * t}
+    if measures and t % 5 in (0, 1):
+        found["criteria"] = [criteria(level, t)]
+    return found
+
+
+def criteria(level: str, t: int, **more: Any) -> Record:
+    """Of the full level those of plain training; at step 31 of another one the gradients point apart."""
+    names = ("c_norm", "c_sim", "c_align", "cosine", "alpha", "q")
+    if level == "full":
+        return {"level": level, "probe": None, **dict.fromkeys(names, 1.0), **more}
+    values = (2.0, 1.0, -4.0, -0.25, 0.0, math.inf) if t == 31 else (2.0, 1.0, 1.25, 0.8, 0.8, 2.5)
+    return {"level": level, "probe": None, **dict(zip(names, values, strict=True)), **more}
+
+
+def summary(
+    levels: Sequence[str], updates: Mapping[str, int], steps: int, score: str, extras: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    said = {
+        level: {
+            "parameters": SIZES.get(level, 777),
+            "share": SIZES.get(level, 777) / 10_000,
+            "updates": updates.get(level, 0),
+            "flops": 1e6 * SIZES.get(level, 777) * updates.get(level, 0),
+            "latency": 0.002,
+            "test": {"loss": 1.0, score: SCORES.get(level, 12.5)},
+        }
+        for level in levels
+    }
+    return {"score": score, "steps": steps, "seconds": 90.0, "levels": said, "extras": extras or samples(levels)}
+
+
+def samples(levels: Sequence[str], said: str = "eine Probe") -> dict[str, Any]:
+    given = {"source": "a sample that is long enough to be text", "reference": "eine Probe"}
+    return {
+        "signature": SIGNATURE,
+        "samples": [{**given, **{level: f"{said} von {level}" for level in levels}}],
+        "notes": ["two notes", "of the recipe"],
+    }
+
+
+def three(folder: Path) -> list[Path]:
+    """All levels at once, and each alone."""
+    return [
+        run(folder, "joint"),
+        _alone(folder),
+        run(folder, "full-alone", levels=["full"], nest="none", method="plain", measures=False),
+    ]
+
+
+def _alone(folder: Path) -> Path:
+    """Of a level that was taken out the only level is called full, and its share is that of itself."""
+    path = run(folder, "core-alone", levels=["full"], alone="core", method="plain", measures=False)
+    said = json.loads((path / "summary.json").read_text())
+    said["levels"]["full"] |= {"parameters": 1_000, "flops": 4e10, "test": {"loss": 1.0, "BLEU": 20.0}}
+    (path / "summary.json").write_text(json.dumps(said))
+    return path

@@ -1,0 +1,69 @@
+"""The split, and the numbers by which images are standardised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from partialsgd.lab.recipes.images.data import Part, apart, mean_and_deviation
+
+
+def numbered(count: int) -> Part:
+    """Images whose label is their place."""
+    return Part(torch.zeros(count, 1, 1, 1, dtype=torch.uint8), torch.arange(count))
+
+
+def test_the_papers_split_has_45_000_and_5_000_images() -> None:
+    train, valid = apart(numbered(50_000), 0.1, seed=0)
+    assert (len(train), len(valid)) == (45_000, 5_000)
+    assert torch.cat([train.labels, valid.labels]).sort().values.equal(torch.arange(50_000))
+
+
+def test_validation_is_drawn_by_the_seed_alone() -> None:
+    first, again, other = (apart(numbered(100), 0.3, seed)[1].labels for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first.sort().values, other.sort().values)
+    assert not torch.equal(first.sort().values, torch.arange(70, 100)), "not simply the last ones"
+
+
+def test_a_limit_takes_some_of_all_and_validation_from_these() -> None:
+    train, valid = apart(numbered(1000), 0.25, 0, limit=40)
+    assert (len(train), len(valid)) == (30, 10)
+    assert len(set(torch.cat([train.labels, valid.labels]).tolist())) == 40
+    assert int(train.labels.max()) > 500
+    assert len(apart(numbered(10), 0.2, 0, limit=99)[0]) == 8
+
+
+def test_images_stay_with_their_labels() -> None:
+    part = Part(torch.arange(50, dtype=torch.uint8).view(-1, 1, 1, 1), torch.arange(50))
+    for found in apart(part, 0.2, 5):
+        assert torch.equal(found.images.flatten().long(), found.labels)
+
+
+@pytest.mark.parametrize(("count", "share", "held"), [(4, 0.1, 0), (4, 0.7, 3)])
+def test_a_split_that_leaves_nothing_is_refused(count: int, share: float, held: int) -> None:
+    with pytest.raises(ValueError, match=rf"of {count} training images valid_share {share} takes {held}; at least one"):
+        apart(numbered(count), share, 0)
+
+
+def bytes_of(shape: tuple[int, ...]) -> Tensor:
+    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_mean_and_deviation_are_those_of_all_pixels_of_a_channel() -> None:
+    images = bytes_of((2100, 3, 4, 5))  # more than are summed at once
+    mean, deviation = mean_and_deviation(images)
+    assert mean.shape == deviation.shape == (1, 3, 1, 1)
+    torch.testing.assert_close(mean.flatten(), images.double().mean((0, 2, 3)).float())
+    torch.testing.assert_close(deviation.flatten(), images.double().std((0, 2, 3), correction=0).float())
+
+
+def test_they_are_the_same_to_the_bit_in_any_order() -> None:
+    images = bytes_of((2100, 3, 4, 5))
+    for a, b in zip(mean_and_deviation(images), mean_and_deviation(images.flip(0)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_channel_that_is_everywhere_the_same_is_only_shifted() -> None:
+    mean, deviation = mean_and_deviation(torch.full((3, 1, 2, 2), 7, dtype=torch.uint8))
+    assert (float(mean), float(deviation)) == (7.0, 1.0)

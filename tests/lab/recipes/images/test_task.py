@@ -1,0 +1,257 @@
+"""The images recipe as the loop sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import partialsgd as ps
+from partialsgd.engine.gradient_pass import Pass
+from partialsgd.lab import recipes
+from partialsgd.lab.recipes.images.settings import Images, of_preset
+from partialsgd.lab.recipes.images.task import ImageTask, build
+from partialsgd.lab.recipes.measuring import meter_of
+from partialsgd.lab.recipes.methods import method_of
+from partialsgd.meters.criteria import Criteria
+from tests.lab.recipes.images.made import NAMES, write
+
+
+def settings(**changes: Any) -> Images:
+    """Small enough for a test."""
+    return Images(**{"width": 4, "limit": 100, "batch": 20, "epochs": 2, **changes})
+
+
+def steps(task: ImageTask, method: str, count: int) -> ps.PartialSGD:
+    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method, task.network), seed=0)
+    for t in range(count):
+        batch = task.batches.make(0, t % len(task.batches))
+
+        def closure(g: Pass, batch: Any = batch) -> Tensor:
+            loss = task.loss(task.network, batch, g) / len(batch[1])
+            loss.backward()
+            return loss
+
+        sgd.step(closure)
+    return sgd
+
+
+def given(teacher: Tensor | None = None) -> Pass:
+    return cast(Pass, SimpleNamespace(teacher=teacher, outputs=None))
+
+
+def test_building_twice_gives_the_same_weights_and_batches_and_another_seed_others() -> None:
+    torch.manual_seed(5)
+    first = build(settings())
+    torch.manual_seed(6)
+    again, other = build(settings()), build(settings(seed=1))
+    state, same = first.network.state_dict(), again.network.state_dict()
+    assert state.keys() == same.keys() and all(torch.equal(state[name], same[name]) for name in state)
+    assert not torch.equal(state["model.conv1.rows0"], other.network.state_dict()["model.conv1.rows0"])
+    for a, b in zip(first.batches.make(1, 2), again.batches.make(1, 2), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(first.batches.make(1, 2)[0], other.batches.make(1, 2)[0])
+
+
+def test_the_registry_builds_it() -> None:
+    task = recipes.build(settings())
+    assert isinstance(task, ImageTask) and (task.unit, task.score) == ("images", "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("changes", "levels"),
+    [
+        ({}, ("core", "full")),
+        ({"ratio": ("1/2", "1/4")}, ("1/4", "1/2", "full")),
+        ({"nest": "low-rank", "ratio": ("1/4",)}, ("core", "full")),
+        ({"nest": "depth"}, ("core", "full")),
+        ({"nest": "none"}, ("full",)),
+    ],
+)
+def test_every_kind_of_family_trains_scores_and_comes_out(changes: dict[str, Any], levels: tuple[str, ...]) -> None:
+    task = build(settings(**changes))
+    assert task.network.levels == levels
+    steps(task, "alternating", 2 * len(levels))
+    glances = {level: task.glance(level) for level in levels}
+    assert all(glance.keys() == {"loss", "accuracy"} for glance in glances.values())
+    assert task.merit(glances) == pytest.approx(sum(g["accuracy"] for g in glances.values()) / len(levels))
+    sizes = [
+        sum(p.numel() for p in task.network.extract(level, example=task.example()).parameters()) for level in levels
+    ]
+    assert sizes == sorted(sizes) and len(set(sizes)) == len(levels)
+    json.dumps(task.extras(), allow_nan=False)
+
+
+def test_norms_are_separate_unless_they_are_asked_to_be_shared() -> None:
+    separate, shared = (build(settings(norms=norms)).network for norms in ("separate", "shared"))
+    assert separate.get_submodule("model.bn1.core") is not None
+    assert not any(name.startswith("model.bn1.core") for name in shared.state_dict())
+
+
+@pytest.mark.parametrize("nest", ["width", "low-rank", "depth", "none"])
+def test_a_family_of_any_kind_can_be_without_norms(nest: str) -> None:
+    task = build(settings(nest=nest, norms="none"))
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in task.network.modules())
+    steps(task, "alternating", 4)
+    assert all(p.isfinite().all() for p in task.network.parameters())
+
+
+@pytest.mark.parametrize("norms", ["none", "separate"])
+def test_neurons_of_one_network_are_dropped_and_probed(norms: str) -> None:
+    """The paper's Figures 2 and 3: the one measures what it trains, the other the same masks beside plain training."""
+    dropout = "dropout(keep=0.5, unit='neurons')"
+    first = []
+    for method, probe in ((dropout, None), ("plain", dropout)):
+        task = build(settings(nest="none", norms=norms))
+        told = settings(measure_every=1, probe=probe)
+        options: dict[str, Any] = {"seed": 0, "meter": meter_of(told, task.network)}
+        sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method, task.network), **options)
+        batch = task.batches.make(0, 0)
+
+        def closure(g: Pass, task: ImageTask = task, batch: Any = batch) -> Tensor:
+            loss = task.loss(task.network, batch, g) / len(batch[1])
+            loss.backward()
+            return loss
+
+        first.append(sgd.step(closure).criteria)
+    own, probed = first
+    assert isinstance(own, Criteria) and isinstance(probed, Criteria) and 0 < own.masked < own.whole
+    assert (probed.masked, probed.perturbed, probed.inner) == (own.masked, own.perturbed, own.inner)
+
+
+def test_low_rank_starts_as_its_core() -> None:
+    network = build(settings(nest="low-rank", norms="shared")).network.eval()
+    x = torch.randn(3, 1, 8, 8)
+    with network.at("core"):
+        core = network(x)
+    torch.testing.assert_close(network(x), core)
+
+
+def test_the_loss_is_summed_over_the_images() -> None:
+    task = build(settings())
+    task.network.eval()
+    images, labels = task.batches.make(0, 0)
+    g = given()
+    whole = task.loss(task.network, (images, labels), g)
+    torch.testing.assert_close(whole, F.cross_entropy(task.network(images), labels) * len(labels))
+    torch.testing.assert_close(g.outputs, task.network(images))
+    halves = [task.loss(task.network, (images[part], labels[part]), given()) for part in (slice(0, 7), slice(7, None))]
+    torch.testing.assert_close(whole, halves[0] + halves[1])
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = task.loss(task.network, (images, labels), given())
+    assert rounded.dtype is torch.float32, "sums of many images need it"
+
+
+def test_a_teacher_takes_the_place_of_the_labels() -> None:
+    task = build(settings())
+    task.network.eval()
+    images, labels = task.batches.make(0, 0)
+    certain = 100.0 * F.one_hot(labels, 10).float()
+    torch.testing.assert_close(
+        task.loss(task.network, (images, labels * 0), given(certain)),
+        task.loss(task.network, (images, labels), given()),
+    )
+    for method in ("alternating(distill=True)", "slimmable(distill=True)"):
+        assert steps(task, method, 2).t == 2
+
+
+def test_a_core_step_moves_the_core_alone() -> None:
+    task = build(settings())
+    inside = {id(p) for p in task.network.parameters(level="core")}
+    before = {name: p.detach().clone() for name, p in task.network.named_parameters()}
+    steps(task, "only('core')", 1)
+    for name, p in task.network.named_parameters():
+        assert torch.equal(p, before[name]) == (id(p) not in inside), name
+
+
+def test_sgd_decays_every_parameter() -> None:
+    task = build(settings(lr=0.3, weight_decay=0.01))
+    (optimizer,) = task.optimizers
+    (group,) = optimizer.param_groups
+    assert {id(p) for p in group["params"]} == {id(p) for p in task.network.parameters()}
+    assert (group["lr"], group["momentum"], group["weight_decay"], group["nesterov"]) == (0.3, 0.9, 0.01, False)
+
+
+def test_the_rate_is_half_a_cosine_after_the_warm_up() -> None:
+    task = build(settings())
+    assert [task.rate(t, 8) for t in (0, 4, 8)] == pytest.approx([1, 0.5, 0])
+    warm = build(settings(warm_up=4))
+    assert [warm.rate(t, 8) for t in (0, 3, 4, 6)] == pytest.approx([0.2, 0.8, 1, 0.5])
+
+
+def test_scores_say_the_accuracy_of_each_class_of_the_split() -> None:
+    task = build(settings())
+    steps(task, "alternating", 4)
+    for split, part in (("valid", task.data.valid), ("test", task.data.test)):
+        found = task.scores("core", cast(Any, split))
+        counts = torch.bincount(part.labels, minlength=10).tolist()
+        by_class = {name: found[f"accuracy/{name}"] for name, count in zip("0123456789", counts, strict=True) if count}
+        mean = sum(by_class[str(k)] * counts[k] for k in range(10) if counts[k]) / len(part)
+        assert found["accuracy"] == pytest.approx(mean)
+    assert task.glance("core") == {name: task.scores("core", "valid")[name] for name in ("loss", "accuracy")}
+
+
+def test_extras_agree_with_the_scores() -> None:
+    task = build(settings(method="slimmable"))
+    steps(task, "alternating", 6)
+    extras = task.extras()
+    everyone = extras["core and full on the test images"][0]
+    tested = len(task.data.test)
+    core, full = (task.scores(level, "test")["accuracy"] * tested for level in ("core", "full"))
+    assert everyone["both right"] + everyone["only core right"] == pytest.approx(core)
+    assert everyone["both right"] + everyone["only full right"] == pytest.approx(full)
+    assert sum(v for v in everyone.values() if isinstance(v, int)) == tested
+    rows = extras["training FLOPs"]
+    assert rows[2]["torch"] == rows[0]["torch"] + rows[1]["torch"], "slimmable runs both on every batch"
+    batches = [task.batches.make(0, index) for index in range(len(task.batches))]
+    assert rows[0]["torch"] == sum(task.flops("core", batch) for batch in batches)
+
+
+def test_the_latency_is_of_one_image_through_a_level_taken_out() -> None:
+    task = build(settings())
+    steps(task, "plain", 1)
+    plain = task.network.extract("full", example=task.example())
+    shapes = []
+    plain.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+    assert 0 < task.seconds(plain) < 1
+    assert set(shapes) == {(1, 1, 8, 8)}
+
+
+def test_cifar_in_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, {1: 30})
+    task = build(of_preset("cifar10", data=str(tmp_path), width=2, batch=9))
+    assert len(task.batches) == 3 and list(task.data.names) == NAMES
+    images, labels = task.batches.make(0, 0)
+    assert images.shape == (9, 3, 32, 32) and labels.shape == (9,)
+    steps(task, "alternating", 2)
+    assert "accuracy/cat" in task.scores("full", "test")
+
+
+@pytest.mark.parametrize("preset", ["narrow", "cifar10"])
+def test_a_preset_for_cifar_asks_for_its_files(preset: str) -> None:
+    with pytest.raises(ValueError, match=f"the preset '{preset}' is for CIFAR-10: give --data"):
+        build(of_preset(preset))
+
+
+@pytest.mark.slow
+def test_both_levels_learn_the_digits_in_the_default_training() -> None:
+    task = build(Images())
+    sgd = ps.PartialSGD(task.network, task.optimizers, method_of("alternating", task.network), seed=0)
+    total = Images().epochs * len(task.batches)
+    for t in range(total):
+        task.optimizers[0].param_groups[0]["lr"] = Images().lr * task.rate(t, total)
+        batch = task.batches.make(*divmod(t, len(task.batches)))
+
+        def closure(g: Pass, batch: Any = batch) -> Tensor:
+            loss = task.loss(task.network, batch, g) / len(batch[1])
+            loss.backward()
+            return loss
+
+        sgd.step(closure)
+    assert min(task.scores(level, "test")["accuracy"] for level in task.network.levels) > 0.97

@@ -1,0 +1,207 @@
+"""What fairseq means by its settings: sizes, ties, dropout, the start; and that a family of it can be saved."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import export
+from partialsgd.lab.recipes.translation import model
+from partialsgd.lab.recipes.translation.settings import PRESETS, Translation, of_preset
+from tests.lab.recipes.translation.tiny import VOCABULARY, family, inputs, settings
+
+
+def built(told: Translation, vocabulary: int = VOCABULARY) -> Any:
+    torch.manual_seed(0)
+    return model.build(told, vocabulary)
+
+
+def expected_parameters(told: Translation, vocabulary: int) -> int:
+    """By hand: what a post-norm Transformer has that is trained."""
+    d, f = told.d_model, told.ffn
+    attention, feed_forward, norm = 4 * (d * d + d), d * f + f + f * d + d, 2 * d
+    encoder_layer = attention + feed_forward + 2 * norm
+    decoder_layer = 2 * attention + feed_forward + 3 * norm
+    tables = 2 if told.tie else 3
+    return told.layers * (encoder_layer + decoder_layer) + tables * vocabulary * d
+
+
+@pytest.mark.parametrize(("preset", "vocabulary", "millions"), [("iwslt14", 10_000, 41.8), ("wmt17", 40_000, 105.6)])
+def test_the_papers_networks_have_the_parameters_of_fairseqs(preset: str, vocabulary: int, millions: float) -> None:
+    told = PRESETS[preset]
+    with torch.device("meta"):
+        network = model._marian(told, vocabulary)
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    assert trained == expected_parameters(told, vocabulary)
+    assert round(trained / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_decoder_reads_and_writes_with_one_table_if_told_and_the_encoder_has_its_own(norm: str, tie: bool) -> None:
+    network = built(settings(norm=norm, tie=tie))
+    encoder, decoder = network.model.encoder.embed_tokens.weight, network.model.decoder.embed_tokens.weight
+    assert (network.lm_head.weight is decoder) == tie
+    assert encoder is not decoder and encoder is not network.lm_head.weight
+    tables = {id(p) for p in network.parameters() if p.shape == (VOCABULARY, 32)}
+    assert len(tables) == (2 if tie else 3)  # none is left over that nobody reads
+    assert network.get_input_embeddings().weight is encoder
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_every_trained_parameter_gets_a_gradient(norm: str) -> None:
+    network = built(settings(norm=norm, tie=False))
+    network(**inputs()).logits.square().sum().backward()
+    assert [name for name, p in network.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_dropout_is_where_fairseq_has_it(norm: str) -> None:
+    network = built(settings(norm=norm, dropout=0.3))
+    config = network.config
+    assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.3, 0.0, 0.0)
+    assert (config.encoder_layerdrop, config.decoder_layerdrop) == (0.0, 0.0)
+    layers = [*network.model.encoder.layers, *network.model.decoder.layers]
+    assert {layer.dropout for layer in layers} == {0.3} and {layer.activation_dropout for layer in layers} == {0.0}
+    assert {layer.self_attn.dropout for layer in layers} == {0.0}
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_activation_is_relu_and_embeddings_are_scaled_by_the_root_of_their_width(norm: str) -> None:
+    network = built(settings(norm=norm, dropout=0.0))
+    layers = [*network.model.encoder.layers, *network.model.decoder.layers]
+    assert all(isinstance(layer.activation_fn, nn.ReLU) for layer in layers)
+    for stack in (network.model.encoder, network.model.decoder):
+        scale = stack.embed_scale if norm == "post" else stack.embed_tokens.embed_scale
+        assert scale == math.sqrt(32)
+
+
+def test_the_classes_normalise_where_they_should() -> None:
+    """Normalised after the sum, a block puts out vectors of mean 0; before it, the sum goes on as it is."""
+    means = {}
+    for norm in ("post", "pre"):
+        network = built(settings(norm=norm)).eval()
+        layer, x = network.model.encoder.layers[0], torch.randn(2, 5, 32) + 3
+        means[norm] = float(layer(x, None).detach().mean(-1).abs().max())
+    assert means["post"] < 1e-5 < 1 < means["pre"]
+
+
+def test_marians_positions_are_sinusoids_that_nobody_trains() -> None:
+    positions = built(settings()).model.encoder.embed_positions.weight
+    place, pairs = torch.arange(32, dtype=torch.float64)[:, None], torch.arange(16, dtype=torch.float64)
+    angles = place / 10_000 ** (2 * pairs / 32)
+    torch.testing.assert_close(positions.double(), torch.cat([angles.sin(), angles.cos()], 1), rtol=0, atol=1e-5)
+    assert not positions.requires_grad
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_layers_start_by_xavier_and_embeddings_with_one_over_d(norm: str) -> None:
+    network = built(settings(norm=norm, d_model=128, ffn=512, tie=False), 1000)
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            bound = math.sqrt(6 / sum(module.weight.shape))
+            if name.rpartition(".")[2] in ("q_proj", "k_proj", "v_proj"):
+                bound /= math.sqrt(2)
+            assert 0.97 * bound < float(module.weight.detach().abs().max()) <= bound, name
+            assert float(module.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.02)
+            assert not module.bias.any()
+    for table in (network.model.encoder.embed_tokens, network.model.decoder.embed_tokens):
+        assert not table.weight[0].any() and table.padding_idx == 0
+        assert float(table.weight[1:].detach().std()) == pytest.approx(128**-0.5, rel=0.02)
+    assert float(network.lm_head.weight.detach().std()) == pytest.approx(128**-0.5, rel=0.02)
+    assert not network.final_logits_bias.any()
+
+
+def test_the_same_seed_draws_the_same_weights() -> None:
+    one, two = (built(settings()).state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("nest", "layers"),
+    [
+        ("low-rank", {"fc1", "fc2", "q_proj", "k_proj"}),
+        ("width", {"fc1", "fc2", "q_proj", "k_proj"}),
+        ("depth", {"layers"}),
+    ],
+)
+def test_the_papers_layers_are_nested_and_no_others(nest: str, layers: set[str]) -> None:
+    nested = family(nest=nest, ratio=("1/4",) if nest != "depth" else ("1/2",))
+    found = list(nested.nested_modules())
+    assert {name.rpartition(".")[2] for name in found} == layers
+    if nest != "depth":  # 2 + 2 layers: an attention and a feed-forward network in each, and 2 cross attentions
+        assert len(found) == 4 * (2 + 2) + 2 * 2
+    else:
+        assert found == ["model.encoder.layers", "model.decoder.layers"]
+
+
+def test_several_ratios_are_a_hierarchy_and_none_is_a_network_alone() -> None:
+    assert family(ratio=("1/2", "1/8", "1/4")).levels == ("1/8", "1/4", "1/2", "full")
+    alone = family(nest="none")
+    assert alone.levels == ("full",) and not alone.nested_modules()
+
+
+def test_from_zero_the_whole_network_starts_as_its_core() -> None:
+    nested = family(init="zero").eval()
+    whole = nested(**inputs()).logits
+    with nested.at("core"):
+        torch.testing.assert_close(nested(**inputs()).logits, whole)
+    other = family(init="svd").eval()
+    with other.at("core"):
+        assert not torch.allclose(other(**inputs()).logits, other.extract("full")(**inputs()).logits)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_family_is_saved_and_loaded_and_its_whole_is_the_class_again(tmp_path: Path, norm: str, tie: bool) -> None:
+    nested = family(norm=norm, tie=tie).eval()
+    keys = set(built(settings(norm=norm, tie=tie)).state_dict())
+    export.save(nested, tmp_path / "family")
+    again = export.load(tmp_path / "family").eval()
+    assert _size(again) == _size(nested)
+    for level in nested.levels:
+        with nested.at(level), again.at(level):
+            assert torch.equal(nested(**inputs()).logits, again(**inputs()).logits)
+    whole = nested.extract("full")
+    assert type(whole) is type(nested.model) and set(whole.state_dict()) == keys and _size(whole) < _size(nested)
+
+
+@pytest.mark.parametrize(("norm", "level"), [("post", "full"), ("pre", "full"), ("pre", "core")])
+def test_from_pretrained_reads_it(tmp_path: Path, norm: str, level: str) -> None:
+    nested = family(norm=norm, nest="depth", ratio=("1/2",)).eval()
+    export.export(nested, level, tmp_path / "level", format="transformers", example=inputs())
+    back = type(nested.model).from_pretrained(tmp_path / "level").eval()
+    with nested.at(level):
+        torch.testing.assert_close(back(**inputs()).logits, nested(**inputs()).logits)
+    assert back.config.encoder_layers == (2 if level == "full" else 1)
+    assert back.generation_config.num_beams == 5
+
+
+def _size(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+def test_a_copy_keeps_the_ties() -> None:
+    twin: Any = copy.deepcopy(family(norm="pre", tie=True)).model
+    assert twin.lm_head.weight is twin.model.decoder.embed_tokens.weight
+
+
+def test_positions_reach_as_far_as_the_longest_sentence() -> None:
+    network = built(settings(longest=7))
+    network(**inputs(2, 7, 7))
+    assert network.generation_config.max_length == 7 + 1  # with the start
+    with pytest.raises(IndexError):
+        network(**inputs(2, 8, 7))
+
+
+def test_the_search_is_told_in_the_generation_config() -> None:
+    config = built(of_preset("laptop", beam=3, lenpen=0.6, d_model=16, heads=2)).generation_config
+    assert (config.num_beams, config.length_penalty, config.early_stopping) == (3, 0.6, True)
+    assert (config.pad_token_id, config.eos_token_id, config.decoder_start_token_id) == (0, 1, 1)
+    assert config.forced_eos_token_id is None and config.forced_bos_token_id is None

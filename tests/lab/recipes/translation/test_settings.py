@@ -1,0 +1,86 @@
+"""The presets are the paper's Table 4, and what makes no sense is refused."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from partialsgd.lab.recipes.translation.settings import PRESETS, Translation, of_preset
+
+# The paper's Table 4, written down once more, WMT17 then IWSLT14.
+PAPER: dict[str, tuple[Any, Any]] = {
+    "beta1": (0.9, 0.9), "beta2": (0.98, 0.98), "eps": (1e-9, 1e-9), "heads": (8, 4), "d_model": (512, 512),
+    "ffn": (2048, 1024), "layers": (6, 6), "dropout": (0.1, 0.3), "label_smoothing": (0.1, 0.1), "lr": (7e-4, 5e-4),
+    "epochs": (22, 30), "max_tokens": (18_000, 12_000), "tie": (False, True), "ratio": (("1/32",), ("1/32",)),
+    "warmup_init_lr": (1e-7, 0.0), "warm_up": (4000, 4000), "weight_decay": (0.0, 1e-4), "norm": ("post", "post"),
+    "source": ("en", "de"), "target": ("de", "en"), "nest": ("low-rank", "low-rank"), "init": ("zero", "zero"),
+    "method": ("alternating", "alternating"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_presets_are_its_table(name: str) -> None:
+    assert tuple(getattr(PRESETS[preset], name) for preset in ("wmt17", "iwslt14")) == PAPER[name]
+
+
+def test_a_preset_says_its_own_name_and_the_first_is_the_default() -> None:
+    assert {name: settings.preset for name, settings in PRESETS.items()} == {name: name for name in PRESETS}
+    assert PRESETS["laptop"] == Translation()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "d_model must be even and a multiple of heads, got d_model 128 and heads 3"),
+        ({"ratio": ()}, 'ratio is empty; give the share that the smaller level has, or nest="none"'),
+        ({"ratio": ("2",)}, r"a ratio must be in \(0, 1\], got '2'"),
+        ({"source": "de"}, "source and target are both 'de'; give two languages"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        ({"lr": 0.0}, "lr must be positive, got 0.0"),
+        ({"eps": -1e-9}, "eps must not be negative"),
+        ({"vocabulary": 258}, "vocabulary must be a whole number, at least 259; got 258"),
+        ({"beam": 0}, "beam must be a whole number, at least 1"),
+        ({"epochs": 0}, "epochs must be a whole number, at least 1"),
+        (
+            {"start": "runs/a"},
+            """start is 'runs/a', which init="zero" would overwrite; give init="svd" or "matched\"""",
+        ),
+        ({"teacher_weight": 0.0}, r"teacher_weight must be in \(0, 1\], got 0.0; for none leave teacher out"),
+        ({"teacher_weight": 1.5}, r"teacher_weight must be in \(0, 1\], got 1.5"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        of_preset("laptop", **changes)
+
+
+def test_an_unknown_preset_names_the_others() -> None:
+    with pytest.raises(ValueError, match="no preset 'wmt14'; there are laptop, iwslt14, wmt17"):
+        of_preset("wmt14")
+
+
+def test_a_start_is_kept_by_whatever_reads_the_weights() -> None:
+    for kept in ({"init": "svd"}, {"init": "matched"}, {"nest": "none"}, {"nest": "width"}, {"nest": "depth"}):
+        assert of_preset("laptop", start="runs/a", **kept).start == "runs/a"
+
+
+def test_one_network_by_itself_needs_no_ratio() -> None:
+    assert of_preset("laptop", nest="none", ratio=()).ratio == ()
+
+
+def test_every_setting_is_explained() -> None:
+    """The command line's help is the text below a field."""
+    (kind,) = ast.parse(inspect.getsource(Translation)).body
+    assert isinstance(kind, ast.ClassDef)
+    explained = {
+        field.target.id
+        for field, text in pairwise(kind.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)
+    }
+    own = {field.name for field in dataclasses.fields(Translation)} & set(Translation.__annotations__)
+    assert own <= explained

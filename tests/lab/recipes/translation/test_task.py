@@ -1,0 +1,176 @@
+"""A translation as the loop sees it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import partialsgd as ps
+from partialsgd.lab.recipes.translation import losses, model, nearest, scores
+from partialsgd.lab.recipes.translation.task import TranslationTask, build
+from partialsgd.lab.recipes.translation.work import Work
+from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
+
+
+def task(**changes: Any) -> TranslationTask:
+    """Of the small corpus: three words."""
+    told = settings(**{"layers": 1, "vocabulary": 300, **changes})
+    torch.manual_seed(told.seed)
+    network = model.family(model.build(told, tokenizer().get_vocab_size()), told)
+    return TranslationTask(told, corpus(), tokenizer(), network)
+
+
+def train(made: TranslationTask, steps: int, method: str = "alternating", **options: Any) -> list[ps.Step]:
+    sgd = ps.PartialSGD(made.network, list(made.optimizers), getattr(ps.methods, method)(made.network, **options))
+    done = []
+    for t in range(steps):
+        epoch, index = divmod(t, len(made.batches))
+        batch, units = made.batches.make(epoch, index), made.batches.units(epoch, index)
+        for group in made.optimizers[0].param_groups:
+            group["lr"] = made.settings.lr * made.rate(t, steps)
+
+        def closure(g: Any, batch: Any = batch, units: int = units) -> torch.Tensor:
+            loss = made.loss(made.network, batch, g) / units
+            loss.backward()
+            return loss
+
+        done.append(sgd.step(closure))
+    return done
+
+
+@pytest.fixture(scope="module")
+def trained() -> TranslationTask:
+    made = task(lr=5e-3, warm_up=20, dropout=0.0, max_tokens=100)
+    train(made, 150)
+    return made
+
+
+def test_both_levels_learn_and_beat_the_nearest_phrase(trained: TranslationTask) -> None:
+    sources, references = zip(*corpus().splits["test"], strict=True)
+    copied = scores.bleu(nearest.copied(corpus().splits["train"], sources), references, corpus().target)["BLEU"]
+    for level in ("core", "full"):
+        numbers = trained.scores(level, "test")
+        assert numbers["BLEU"] == pytest.approx(100) and copied < 80
+        assert set(numbers) == {"loss", "perplexity", "BLEU", "chrF"}
+
+
+def test_a_glance_is_the_likelihood_of_the_validation_data_at_that_level(trained: TranslationTask) -> None:
+    glances = {level: trained.glance(level) for level in trained.network.levels}
+    assert glances["core"] != glances["full"] and trained.network.level == "full"
+    for level, numbers in glances.items():
+        assert numbers == {name: trained.scores(level, "valid")[name] for name in numbers}
+        assert numbers["perplexity"] == pytest.approx(math.exp(numbers["loss"]))
+    assert trained.merit(glances) == pytest.approx(-(glances["core"]["loss"] + glances["full"]["loss"]) / 2)
+
+
+def test_extras_are_json_and_say_how_scores_were_computed(trained: TranslationTask) -> None:
+    extras = json.loads(json.dumps(trained.extras()))
+    assert extras["signature"] == scores.signature(corpus().target) and "a note" in extras["notes"]
+    assert extras["nearest"].startswith("BLEU ") and extras["nearest"].endswith(nearest.RULE)
+    assert [set(row) for row in extras["samples"]] == [{"source", "reference", "core", "full"}] * 3
+    assert all(row["full"] == row["reference"] for row in extras["samples"])
+
+
+def test_a_level_taken_out_translates_alike_and_is_timed(
+    trained: TranslationTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = trained.network.extract("core", example=trained.example())
+    lines = [source for source, _ in corpus().splits["test"]]
+    with trained.network.at("core"):
+        assert trained.translate(plain, lines) == trained.translate(trained.network.model, lines)
+    clock = iter([0.0, 9.0, 10.0, 10.5, 20.0, 20.7])  # the first sentence warms up
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    assert trained.seconds(plain) == pytest.approx(0.6)
+
+
+def test_the_loss_is_summed_and_smoothed() -> None:
+    made = task()
+    made.network.eval()
+    batch = made.batches.make(0, 0)
+    step = ps.PartialSGD(made.network, made.optimizers[0], ps.methods.plain())
+    seen: list[torch.Tensor] = []
+
+    def closure(g: Any) -> torch.Tensor:
+        seen.append(made.loss(made.network, batch, g))
+        seen[0].backward()
+        return seen[0]
+
+    logits = losses.run(made.network, batch).logits
+    step.step(closure)
+    torch.testing.assert_close(seen[0], losses.cross_entropy(logits, batch["labels"], 0.1))
+
+
+@pytest.mark.parametrize("method", ["alternating", "slimmable", "sandwich"])
+def test_smaller_levels_learn_from_the_whole_network_if_they_are_told_to(method: str) -> None:
+    apart, taught = (
+        [
+            (level, float(loss))
+            for step in train(task(dropout=0.0), 2, method, distill=distill)
+            for level, loss in step.losses
+        ]
+        for distill in (False, True)
+    )
+    assert [level for level, _ in apart] == [level for level, _ in taught]
+    assert apart[0] == taught[0] and apart[0][0] == "full"  # the teacher learns from the labels
+    assert apart[1] != taught[1] and apart[1][0] == "core"
+
+
+def test_the_rate_is_fairseqs_inverse_root() -> None:
+    made = task(lr=7e-4, warm_up=4000, warmup_init_lr=1e-7, schedule="inverse-sqrt")
+    for update in (0, 1, 1999, 3999, 4000, 4001, 16_000):
+        step, decay = (7e-4 - 1e-7) / 4000, 7e-4 * 4000**0.5
+        expected = 1e-7 + update * step if update < 4000 else decay * update**-0.5
+        assert 7e-4 * made.rate(update, 99_999) == pytest.approx(expected)
+
+
+def test_adam_is_told_what_the_settings_say_and_has_every_trained_parameter() -> None:
+    made = task(lr=3e-4, beta1=0.8, beta2=0.95, eps=1e-7, weight_decay=0.25)
+    (optimizer,) = made.optimizers
+    assert isinstance(optimizer, torch.optim.AdamW)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (3e-4, (0.8, 0.95), 1e-7, 0.25)
+    assert set(group["params"]) == {p for p in made.network.parameters() if p.requires_grad}
+    parameter = group["params"][0]
+    before = parameter.detach().clone()
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), before * (1 - 3e-4 * 0.25))  # decoupled
+
+
+def test_work_is_that_of_the_batch_with_its_padding() -> None:
+    made = task()
+    batch = made.batches.make(0, 0)
+    shape = (*batch["input_ids"].shape, batch["decoder_input_ids"].shape[1])
+    assert made.flops("core", batch) == Work(made.network)("core", shape)
+
+
+def test_building_is_a_function_of_the_settings() -> None:
+    told = settings(layers=1)
+    one, two, other = build(told), build(told), build(settings(layers=1, seed=1))
+    assert one.corpus == two.corpus == other.corpus  # the seed of the training is not that of the phrases
+    assert _equal(one.network, two.network) and not _equal(one.network, other.network)
+    assert len(one.corpus.splits["train"]) == 40 and len(one.corpus.splits["valid"]) == 6
+    model: Any = one.network.model
+    assert model.config.vocab_size == one.tokenizer.get_vocab_size()
+
+
+def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(tmp_path: Path) -> None:
+    for split, pairs in corpus().splits.items():
+        long = [("one " * 40, "eins " * 40)] if split != "test" else []
+        sources, targets = zip(*pairs, *long, strict=True)
+        (tmp_path / f"{split}.en").write_text("\n".join(sources) + "\n")
+        (tmp_path / f"{split}.de").write_text("\n".join(targets) + "\n")
+    made = build(settings(data=str(tmp_path), source="de", target="en", layers=1))
+    assert made.corpus.splits["test"][0] == tuple(reversed(corpus().splits["test"][0]))
+    assert math.isfinite(made.glance("core")["loss"])  # without the pair that is too long
+    assert made.extras()["notes"][-1] == "1 training pairs have more than 32 pieces and were left out"
+
+
+def _equal(one: nn.Module, two: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))

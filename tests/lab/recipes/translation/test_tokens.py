@@ -1,0 +1,188 @@
+"""Numbers give back their text, whatever it is; equal text gives equal numbers, in every process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from partialsgd.lab.recipes.translation import kept, phrases, tokens
+from partialsgd.lab.recipes.translation.corpus import Corpus, digest
+from partialsgd.lab.recipes.translation.tokens import (
+    EOS,
+    PAD,
+    SPECIAL,
+    UNK,
+    decode_all,
+    encode_all,
+    tokenizer_of,
+    train,
+)
+
+SIZE = 600
+CORPUS = phrases.generate(size=1500, valid=20, test=20)
+TOKENIZER = train(CORPUS, SIZE)
+
+
+def texts(corpus: Corpus, split: str = "train") -> list[str]:
+    return [text for pair in corpus.splits[split] for text in pair]
+
+
+def test_special_tokens_have_fixed_numbers() -> None:
+    assert (PAD, EOS, UNK) == (0, 1, 2)
+    assert [TOKENIZER.id_to_token(number) for number in range(3)] == list(SPECIAL) == ["<pad>", "</s>", "<unk>"]
+    assert TOKENIZER.get_vocab_size() == SIZE
+
+
+@pytest.mark.parametrize("languages", [("en", "de"), ("ar", "ja")])
+def test_all_text_of_a_corpus_comes_back(languages: tuple[str, str]) -> None:
+    corpus = phrases.generate(*languages, size=300, valid=50, test=50)
+    tokenizer = train(corpus, SIZE)
+    for split in corpus.splits:
+        assert decode_all(tokenizer, encode_all(tokenizer, texts(corpus, split))) == texts(corpus, split)
+
+
+@given(st.lists(st.text(), max_size=4))
+@example(["", " ", "  a  b ", "\n\t\r\n", "</s>", "<pad> <unk>", "a</s>b", "▁a Ġ", "\u2028\u00a0\u202f", "e\u0301 é"])
+@example(["12,345.67 €", "日本語 中文", "🤷🏽‍♀️ 👨‍👩‍👧", "\x00\x7f\ufeff\uffff", " , . ! 's n't"])
+def test_any_text_comes_back(lines: list[str]) -> None:
+    ids = encode_all(TOKENIZER, lines)
+    assert decode_all(TOKENIZER, ids) == lines
+    for line in ids:
+        assert line[-1] == EOS and not {PAD, EOS, UNK} & set(line[:-1])
+
+
+def test_padding_and_ends_have_no_text() -> None:
+    (line,) = encode_all(TOKENIZER, ["in 3 days"])
+    assert decode_all(TOKENIZER, [[EOS, *line, PAD, PAD], [EOS], []]) == ["in 3 days", "", ""]
+
+
+def test_no_text_is_none() -> None:
+    assert encode_all(TOKENIZER, []) == [] == decode_all(TOKENIZER, [])
+
+
+def test_lines_alone_have_the_numbers_they_have_together() -> None:
+    lines = texts(CORPUS, "test")
+    assert encode_all(TOKENIZER, lines) == [encode_all(TOKENIZER, [line])[0] for line in lines]
+
+
+def test_words_become_few_tokens_and_each_digit_one() -> None:
+    (line,) = encode_all(TOKENIZER, ["vor 20123 Tagen und 7 Jahren"])
+    said = [TOKENIZER.id_to_token(number) for number in line]
+    assert said == ["vor", "Ġ2", "0", "1", "2", "3", "ĠTagen", "Ġund", "Ġ7", "ĠJahren", "</s>"]
+
+
+def test_training_twice_gives_the_same_bytes() -> None:
+    assert train(CORPUS, SIZE).to_str() == TOKENIZER.to_str()
+
+
+def test_other_processes_make_the_same_corpus_and_tokenizer_with_other_hashes_threads_and_places() -> None:
+    code = (
+        "from partialsgd.lab.recipes.translation import corpus, kept, phrases, tokens;"
+        "made = phrases.generate(size=1500, valid=20, test=20);"
+        f"print(corpus.digest(made), kept.key(tokens.train(made, {SIZE}).to_str()))"
+    )
+    others = (
+        {"PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo", "LC_ALL": "fr_FR.UTF-8", "TOKENIZERS_PARALLELISM": "false"},
+        {"PYTHONHASHSEED": "2", "TZ": "America/New_York", "LC_ALL": "C.UTF-8", "RAYON_NUM_THREADS": "5"},
+    )
+    for other in others:
+        run = [sys.executable, "-c", code]
+        said = subprocess.run(run, env={**os.environ, **other}, check=True, capture_output=True, text=True).stdout
+        assert said.split() == [digest(CORPUS), kept.key(TOKENIZER.to_str())]
+
+
+def test_a_small_corpus_has_a_smaller_vocabulary() -> None:
+    once = Corpus("en", "de", {"train": [("good day", "Tschüs")], "valid": [], "test": []})
+    assert train(once, 5000).get_vocab_size() == tokens.SMALLEST == 259  # what occurs once is not learnt
+    twice = Corpus("en", "de", {"train": [("good", "good")], "valid": [], "test": []})
+    assert train(twice, 5000).get_vocab_size() == 259 + 3
+    assert train(CORPUS, tokens.SMALLEST).get_vocab_size() == tokens.SMALLEST
+
+
+def test_only_the_training_text_is_learnt_from() -> None:
+    other = Corpus("en", "de", {**CORPUS.splits, "valid": [("zzzz zzzz", "zzzz")] * 999, "test": []})
+    assert train(other, SIZE).to_str() == TOKENIZER.to_str()
+
+
+@pytest.mark.parametrize("size", [258, 0, -1])
+def test_a_vocabulary_without_room_for_the_bytes_is_refused(size: int) -> None:
+    message = f"the size of the vocabulary must be a whole number, at least 259; got {size}"
+    with pytest.raises(ValueError, match=message):
+        train(CORPUS, size)
+
+
+def count_trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+
+    def counted(corpus: Corpus, size: int) -> Tokenizer:
+        calls.append(size)
+        return train(corpus, size)
+
+    monkeypatch.setattr(tokens, "train", counted)
+    return calls
+
+
+def test_a_tokenizer_is_trained_once_for_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_trainings(monkeypatch)
+    first, second = (tokenizer_of(CORPUS, SIZE, tmp_path) for _ in range(2))
+    assert first.to_str() == second.to_str() == TOKENIZER.to_str()
+    assert encode_all(second, ["a</s>"]) == encode_all(TOKENIZER, ["a</s>"])
+    assert len(calls) == 1
+    tokenizer_of(Corpus("fr", "it", {"train": CORPUS.splits["train"], "valid": [], "test": []}), SIZE, tmp_path)
+    assert len(calls) == 1  # the training text decides, not what it is called
+
+
+def test_other_text_another_size_and_another_version_are_trained_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count_trainings(monkeypatch)
+    tokenizer_of(CORPUS, SIZE, tmp_path)
+    tokenizer_of(CORPUS, SIZE + 1, tmp_path)
+    tokenizer_of(Corpus("en", "de", {**CORPUS.splits, "train": CORPUS.splits["train"][1:]}), SIZE, tmp_path)
+    monkeypatch.setattr(tokens.tokenizers, "__version__", "99")
+    tokenizer_of(CORPUS, SIZE, tmp_path)
+    monkeypatch.setattr(tokens, "_WORDS", r"\s+")
+    tokenizer_of(CORPUS, SIZE, tmp_path)
+    assert len(calls) == 5 == len(list(tmp_path.iterdir()))
+
+
+def test_a_damaged_file_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_trainings(monkeypatch)
+    tokenizer_of(CORPUS, SIZE, tmp_path)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b'"vor"', b'"vro"'))
+    assert tokenizer_of(CORPUS, SIZE, tmp_path).to_str() == TOKENIZER.to_str()
+    assert len(calls) == 2 and file.read_bytes() == whole
+
+
+def test_it_is_a_tokenizer_json_for_transformers(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    TOKENIZER.save(str(tmp_path / "tokenizer.json"))
+    assert json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["type"] == "BPE"
+    names: dict[str, Any] = dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL, strict=True))
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), **names)
+    assert (fast.pad_token_id, fast.eos_token_id, fast.unk_token_id) == (PAD, EOS, UNK)
+    lines = [*texts(CORPUS, "test"), "a , b . don 't"]
+    assert fast(lines)["input_ids"] == encode_all(TOKENIZER, lines)
+    assert fast.batch_decode(fast(lines)["input_ids"], skip_special_tokens=True) == lines
+    padded = fast(lines[:2], padding=True)["input_ids"]
+    assert padded[0][-1] in (PAD, EOS) and len(padded[0]) == len(padded[1])
+
+
+def test_without_tokenizers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.delitem(sys.modules, tokens.__name__)
+    with pytest.raises(ImportError, match=r"tokenizers is needed: pip install partialsgd\[lab\]"):
+        importlib.import_module(tokens.__name__)

@@ -1,0 +1,144 @@
+"""A log is whole, and the same whether or not a run was stopped."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+import partialsgd as ps
+from partialsgd.logging import read
+from tests.logging import training
+from tests.logging.training import alternating, made_up, steps
+
+
+def test_a_line_says_what_the_step_did(tmp_path: Path) -> None:
+    taken = steps(alternating(), 6)
+    with ps.MetricsLog(tmp_path / "runs" / "metrics.jsonl") as log:
+        for step in taken:
+            log.write(step, accuracy=torch.tensor(0.5), epoch=step.t // 2)
+    found = read(tmp_path / "runs" / "metrics.jsonl")
+    for step, line in zip(taken, found, strict=True):
+        expected = {
+            "t": step.t,
+            "level": ("full", "core")[step.t % 2],
+            "loss": {("full", "core")[step.t % 2]: step.loss.item()},
+            "lr": 0.1,
+            "backwards": step.backwards,
+            "accuracy": 0.5,
+            "epoch": step.t // 2,
+            **({"criteria": [step.criteria.numbers()]} if step.criteria else {}),
+        }
+        assert json.dumps(line) == json.dumps(expected)  # as text, because NaN is not NaN
+    assert [line["criteria"][0]["level"] for line in found if "criteria" in line] == ["full", "core"] * 2
+
+
+def test_numbers_of_the_user_are_numbers_with_names_of_their_own(tmp_path: Path) -> None:
+    with ps.MetricsLog(tmp_path / "metrics.jsonl") as log:
+        with pytest.raises(ValueError, match="'loss' is what the log itself says"):
+            log.write(made_up(), loss=1.0)
+        for wrong in ("high", torch.ones(2), None):
+            with pytest.raises(TypeError, match="accuracy must be one number"):
+                log.write(made_up(), accuracy=wrong)
+    assert read(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_file_is_not_overwritten_by_oversight(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.touch()  # an empty one holds nothing
+    with ps.MetricsLog(path) as log:
+        log.write(made_up())
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match=r"t=sgd\.t, to start anew with t=0"):
+        ps.MetricsLog(path)
+    assert path.read_bytes() == before
+    ps.MetricsLog(path, t=0).close()
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("text", ["thesis, chapter 3\n", "my notes", '{"a": 1}\n', "[]\n", '{"t": oh\n'])
+def test_files_of_others_are_not_cut(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"line 1 of .*notes\.txt is none that MetricsLog wrote"):
+        ps.MetricsLog(path, t=0)
+    assert path.read_text() == text
+
+
+def test_after_a_kill_at_any_byte_the_log_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    path, taken = tmp_path / "metrics.jsonl", steps(alternating(), 5)
+    with ps.MetricsLog(path) as log:
+        for step in taken:
+            log.write(step)
+    whole = path.read_bytes()
+    third = len(b"\n".join(whole.split(b"\n")[:3])) + 1
+    for length in range(third, len(whole), 11):
+        path.write_bytes(whole[:length])
+        assert [line["t"] for line in read(path)] == list(range(whole[:length].count(b"\n")))
+        with ps.MetricsLog(path, t=3) as log:
+            for step in taken[3:]:
+                log.write(step)
+        assert path.read_bytes() == whole
+    assert {file.name for file in tmp_path.iterdir()} == {path.name}
+
+
+def test_attempts_from_before_the_checkpoint_are_kept_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with ps.MetricsLog(path) as log:
+        for t, skipped in ((0, False), (1, True), (1, True), (1, True), (1, False), (2, False)):
+            log.write(made_up(t, skipped=skipped))
+    whole = path.read_bytes().splitlines(keepends=True)
+    for t, skips, kept in ((3, 0, 6), (2, 0, 5), (1, 3, 4), (1, 2, 3), (1, 0, 1), (0, 0, 0)):
+        path.write_bytes(b"".join(whole))
+        ps.MetricsLog(path, t=t, skips=skips).close()
+        assert path.read_bytes() == b"".join(whole[:kept])
+
+
+def test_a_run_that_was_killed_and_resumed_has_the_log_of_one_that_was_not(tmp_path: Path) -> None:
+    """Law 5, by SIGKILL at moments that nobody chose."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["tests.logging.training", "torch._dynamo"])  # which optimizers import
+    draw, metrics, lengths, cut = random.Random(0), tmp_path / "killed" / "metrics.jsonl", [], 0
+    metrics.parent.mkdir()
+    for _ in range(6):
+        process = processes.Process(target=training.train, args=(str(metrics.parent), 0.01))
+        process.start()
+        begun = time.monotonic()
+        while not metrics.exists() or metrics.stat().st_size == (lengths[-1] if lengths else 0):
+            assert process.is_alive() and time.monotonic() - begun < 60
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, 0.15))
+        process.kill()
+        process.join()
+        assert process.exitcode == -9
+        lengths.append(metrics.stat().st_size)
+        cut += read(metrics)[-1]["batch"] >= training.saved(str(metrics.parent))
+    assert cut and len(read(metrics)) < training.BATCHES  # kills came after what was saved, and before the end
+    training.train(str(metrics.parent))
+    (tmp_path / "whole").mkdir()
+    training.train(str(tmp_path / "whole"))
+    assert metrics.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    found = read(metrics)
+    assert [line["batch"] for line in found] == list(range(training.BATCHES))
+    assert sum("skipped" in line for line in found) > 10 and sum("criteria" in line for line in found) > 10
+
+
+def test_of_several_processes_the_first_writes(tmp_path: Path) -> None:
+    mp.spawn(training.on_two_ranks, args=(str(tmp_path),), nprocs=2)
+    assert [line["loss"] for line in read(tmp_path / "metrics.jsonl")] == [{"model": 0.0}] * 2
+    assert len(list((tmp_path / "board").glob("events.out.tfevents.*"))) == 1
+
+
+def test_lines_are_there_before_the_log_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = ps.MetricsLog(os.fspath(path))
+    log.write(made_up())
+    assert len(read(path)) == 1
+    log.close()

@@ -1,0 +1,338 @@
+"""What is handed out: a plain network that computes the same, or nothing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, Width, nest
+from partialsgd.nested.extract import level as extraction
+from partialsgd.nested.layers.low_rank import LowRankLayer
+from partialsgd.nested.layers.narrow import NarrowLayer
+from partialsgd.testing.problems import Tied
+from tests.nested.checks import output, shaken, untouched
+from tests.nested.test_laws import assert_no_trace
+from tests.zoo import CASES, ZOO, again, gpt2, mlp, normal, specs_for, t5
+
+FULL = [(name, kind) for name, kind in CASES if kind in ("ranks", "widths_separate", "depth_and_width")]
+
+
+def family(spec: Any = None, **options: Any) -> Nested:
+    layers = [
+        nn.Linear(6, 8),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(8, 8),
+        nn.Tanh(),
+        nn.Linear(8, 3),
+    ]
+    nested = nest(nn.Sequential(*layers), spec or Width(1 / 2), **options)
+    for level in nested.levels:
+        with nested.at(level):
+            nested(torch.randn(5, 6))
+    return nested
+
+
+@pytest.mark.parametrize(("name", "kind"), FULL)
+def test_the_full_level_has_the_class_and_the_keys_of_the_model(name: str, kind: str) -> None:
+    network = ZOO[name]
+    model = shaken(network.build()).eval()
+    before = copy.deepcopy(model)
+    nested = nest(model, **specs_for(network)[kind])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        plain = nested.extract("full", example=network.inputs(3))
+    assert type(plain) is type(before)
+    assert [(n, type(m)) for n, m in plain.named_modules()] == [(n, type(m)) for n, m in before.named_modules()]
+    ours, theirs = plain.state_dict(), before.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(ours[key].shape == theirs[key].shape and ours[key].dtype is theirs[key].dtype for key in theirs)
+    before.load_state_dict(ours)
+    torch.testing.assert_close(output(before, network.inputs(3)), output(plain, network.inputs(3)))
+    assert_no_trace(plain)
+
+
+@pytest.mark.parametrize("level", ["core", "full"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Width(1 / 2),
+        Width(1 / 2, order="norm"),
+        LowRank(1 / 2),
+        LowRank(1 / 2, init="zero"),
+        LayerSum("4", again),
+    ],
+)
+def test_taking_a_level_out_changes_nothing_in_the_family(spec: Any, level: str) -> None:
+    """Modes of single modules, statistics, gradients, hooks and noise."""
+    nested = family(spec)
+    nested(torch.randn(5, 6)).sum().backward()
+    nested.model[3].eval()
+    with untouched(nested):
+        nested.extract(level)
+    assert nested.level == "full"
+    with nested.at("core"):
+        nested.extract(level)
+        assert nested.level == "core", "and the level that runs stays"
+
+
+@pytest.mark.parametrize("level", ["core", "full"])
+def test_the_network_has_numbers_of_its_own(level: str) -> None:
+    nested = family()
+    plain = nested.extract(level)
+    ours = {t.untyped_storage().data_ptr() for t in plain.state_dict().values()}
+    theirs = {t.untyped_storage().data_ptr() for t in nested.state_dict().values()}
+    assert not ours & theirs
+    assert all(p.is_leaf and p.grad is None for p in plain.parameters())
+
+
+def test_a_network_that_was_taken_out_pickles_without_this_package() -> None:
+    for spec in (Width(1 / 2), LowRank(1 / 2), Width((1 / 4, 1 / 2))):
+        nested = family(spec)
+        for level in nested.levels:
+            assert b"partialsgd" not in pickle.dumps(nested.extract(level))
+    heads = nest(gpt2(), Width(1 / 2, query_key=True))
+    assert b"partialsgd" not in pickle.dumps(heads.extract("core"))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_are_those_of_the_family_module_by_module(training: bool) -> None:
+    nested = family()
+    nested.train(training)
+    frozen = nested.model[1]
+    for module in frozen.modules():
+        module.training = False
+    plain = nested.extract("core")
+    assert [m.training for m in plain] == [training, False, *[training] * 5] and plain.training is training
+
+
+# A network that differs
+
+
+def tampered(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], change: Callable[[nn.Module], None]) -> None:
+    plain = kind.plain
+
+    def other(self: Any, level: str, memo: dict[int, Any]) -> nn.Module:
+        made: nn.Module = plain(self, level, memo)
+        with torch.no_grad():
+            change(made)
+        return made
+
+    monkeypatch.setattr(kind, "plain", other)
+
+
+@pytest.mark.parametrize("level", ["core", "full"])
+@pytest.mark.parametrize(("kind", "spec"), [(NarrowLayer, Width(1 / 2)), (LowRankLayer, LowRank(1 / 2))])
+def test_a_plain_layer_that_differs_by_a_little_is_refused(kind, spec: Any, level: str, monkeypatch) -> None:
+    def nudge(made: nn.Module) -> None:
+        for parameter in made.parameters():
+            parameter.mul_(1.001)
+
+    nested = family(spec)
+    tampered(monkeypatch, kind, nudge)
+    with untouched(nested), pytest.raises(RuntimeError, match=f"level '{level}' does not compute what the family"):
+        nested.extract(level)
+    assert nested.level == "full"
+
+
+@pytest.mark.parametrize(("which", "mode"), [("train", "training"), ("eval", "evaluation")])
+def test_a_difference_in_one_mode_only_is_found(which: str, mode: str, monkeypatch) -> None:
+    nested = family()
+
+    def only(made: nn.Module) -> None:
+        made.register_forward_hook(lambda m, _, y: y + (1e-2 if m.training is (which == "train") else 0.0))
+
+    tampered(monkeypatch, NarrowLayer, only)
+    with pytest.raises(RuntimeError, match=f"in {mode}"):
+        nested.extract("core")
+
+
+def test_a_difference_with_or_without_gradients_only_is_found(monkeypatch) -> None:
+    for with_grad in (True, False):
+        nested = family()
+        with monkeypatch.context() as patch:
+
+            def only(made: nn.Module, with_grad: bool = with_grad) -> None:
+                made.register_forward_hook(lambda m, _, y: y + (1e-2 if torch.is_grad_enabled() is with_grad else 0.0))
+
+            tampered(patch, NarrowLayer, only)
+            with pytest.raises(RuntimeError, match="does not compute"):
+                nested.extract("core")
+
+
+def test_a_difference_at_another_batch_size_is_found(monkeypatch) -> None:
+    nested = family()
+
+    def only(made: nn.Module) -> None:
+        made.register_forward_hook(lambda m, _, y: y + (1e-2 if len(y) == 3 else 0.0))
+
+    tampered(monkeypatch, NarrowLayer, only)
+    with pytest.raises(RuntimeError, match="does not compute"):
+        nested.extract("core")
+
+
+@dataclass
+class Answer:
+    """No container that torch knows."""
+
+    logits: Tensor
+
+
+class Answering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(self.body(x))
+
+
+def test_outputs_that_cannot_be_compared_are_not_taken_for_equal() -> None:
+    nested = nest(Answering(), Width(1 / 2, hidden=("0", "2")))
+    nested(torch.randn(5, 6))
+    with pytest.raises(RuntimeError, match="floating-point"):
+        nested.extract("core")
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_layer_norm_over_the_hidden_units_is_refused(affine: bool) -> None:
+    """Its size would have to change, and what it computes depends on all units."""
+    norm = nn.LayerNorm(8, elementwise_affine=affine)
+    model = nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 3))
+    nested, x = nest(model, Width(1 / 2, hidden=("0", "2"))), torch.randn(5, 6)
+    with untouched(nested), pytest.raises(RuntimeError):
+        nested.extract("core", example=x)
+    assert nested.level == "full"
+
+
+def test_a_norm_that_takes_any_width_is_no_mask_and_refused() -> None:
+    class Norm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / (1e-3 + x.square().mean(-1, keepdim=True).sqrt())
+
+    nested = nest(nn.Sequential(nn.Linear(6, 8), Norm(), nn.Linear(8, 3)), Width(1 / 2, hidden=("0", "2")))
+    x = torch.randn(5, 6)
+    with untouched(nested), pytest.raises(RuntimeError, match="does not compute what the family computes"):
+        nested.extract("core", example=x)
+
+
+# Inputs
+
+
+def test_the_last_example_is_used_or_asked_for() -> None:
+    nested = nest(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), LowRank(1 / 2))
+    with pytest.raises(ValueError, match=r"needs an input: call the family once, or .*example=x"):
+        nested.extract("core")
+    with pytest.raises(ValueError, match="there are 'core', 'full'"):
+        nested.extract("small", example=torch.randn(4, 6))
+    nested(torch.randn(4, 6))
+    assert type(nested.extract("core")[0]) is nn.Sequential
+    for example in (torch.randn(1, 6), (torch.randn(9, 6),), {"input": torch.randn(2, 6)}):
+        nested.extract("core", example=example)
+
+
+def test_an_example_of_another_dtype_than_the_calls() -> None:
+    nested = nest(mlp().double(), LowRank(1 / 2), norms="shared")
+    nested(normal(4, 6))
+    assert nested.extract("core", example=normal(2, 6))(normal(3, 6)).dtype is torch.float64
+
+
+def test_a_mask_as_long_as_the_batch_is_no_batch() -> None:
+    nested = nest(ZOO["encoder"].build(), Width(1 / 2))
+    nested(torch.randn(5, 5, 8), mask=torch.zeros(5, 5, dtype=torch.bool))
+    assert type(nested.extract("core")) is nn.TransformerEncoder
+
+
+def test_a_family_that_was_first_called_for_inference() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            y: Tensor = self.body(x) * keep
+            return y
+
+    nested = nest(Masked(), Width(1 / 2, hidden=("0", "2")))
+    with torch.inference_mode():
+        nested(torch.randn(4, 6), torch.tensor([1, 0, 1]))
+    assert type(nested.extract("core")) is Masked
+
+
+def test_networks_that_draw_are_compared_on_the_same_noise() -> None:
+    nested = nest(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)), Width(1 / 2))
+    nested(torch.randn(4, 6))
+    for level in nested.levels:
+        nested.extract(level)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["low_rank", "widths", "depth"])
+def test_other_precisions_come_out_as_they_are(kind: str, dtype: torch.dtype) -> None:
+    network = ZOO["encoder"]
+    nested = nest(network.build().to(dtype), **specs_for(network)[kind])
+    for level in nested.levels:
+        plain = nested.extract(level, example=network.inputs(3)["src"].to(dtype))
+        assert {p.dtype for p in plain.parameters()} == {dtype}
+
+
+# Ties
+
+
+def test_ties_stay_ties() -> None:
+    model = Tied()
+    where = next(n for n, m in model.named_modules() if type(m) is nn.Linear and n != "head")
+    nested = nest(model, LowRank(1 / 2, where=where))
+    ids = torch.randint(11, (3, 4), generator=torch.Generator().manual_seed(0))
+    for level in nested.levels:
+        plain = nested.extract(level, example=ids)
+        assert plain.head.weight is plain.embedding.weight
+    plain = nest(t5(), Width(1 / 2)).extract("core")
+    assert plain.lm_head.weight is plain.shared.weight is plain.encoder.embed_tokens.weight
+
+
+@pytest.mark.parametrize("spec", [LowRank(1 / 2, where=("2", "4")), Width(1 / 2, order="norm")])
+def test_a_tied_bias_stays_tied_or_is_refused(spec: Any) -> None:
+    layers = [nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)]
+    model = nn.Sequential(*layers)
+    model[4].bias = model[2].bias
+    try:
+        nested = nest(model, spec)
+    except ValueError as error:
+        assert "tied" in str(error)
+    else:
+        plain = nested.extract("full", example=torch.randn(4, 6))
+        assert plain[4].bias is plain[2].bias
+
+
+def test_a_user_s_subclass_with_another_constructor_comes_out_as_itself() -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    class Mine(BertForSequenceClassification):
+        def __init__(self, config: BertConfig, note: str) -> None:
+            super().__init__(config)
+            self.note = note
+
+    config = BertConfig(
+        vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    plain = nest(Mine(config, "kept"), Width(1 / 2)).extract("core")
+    assert type(plain) is Mine and plain.note == "kept"
+
+
+def test_a_model_that_is_itself_the_sum_or_the_list() -> None:
+    nested = nest(OutputSum(mlp(), nn.Linear(6, 3)), norms="shared")
+    nested(torch.randn(4, 6))
+    assert type(nested.extract("core")) is nn.Sequential
+    deep = nest(nn.ModuleDict({"h": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])}), Depth("h", keep=1))
+    assert len(extraction.extract(deep.model, "core")["h"]) == 1

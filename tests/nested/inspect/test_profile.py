@@ -1,0 +1,99 @@
+"""What a level costs: sums by hand, and a family that is as it was."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import Depth, LowRank, Width, nest
+from partialsgd.nested.extract import level as extraction
+from partialsgd.nested.inspect import flops
+from tests.nested.checks import untouched
+from tests.zoo import ZOO, encoder, llama, specs_for, tokens
+
+
+def test_the_numbers_are_those_of_the_formulas() -> None:
+    nested = nest(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)), Width((1 / 4, 1 / 2)))
+    rows = nested.profile(torch.randn(5, 6), repeats=1).rows
+    assert [row.level for row in rows] == ["1/4", "1/2", "full"]
+    for row, hidden in zip(rows, (2, 4, 8), strict=True):
+        multiply_adds = 5 * (6 * hidden + hidden * 3)
+        assert row.parameters == 7 * hidden + 2 * hidden + 3 * (hidden + 1)
+        assert row.share == row.parameters / rows[-1].parameters
+        assert row.forward == 2 * multiply_adds
+        assert row.training == 2 * row.forward + 2 * 5 * hidden * 3, "not of the input, but of the hidden layer"
+        assert row.multiply_adds == multiply_adds + 2 * 5 * hidden, "BatchNorm in the paper's count"
+        assert 0 < row.latency < 1
+    assert rows[-1].share == 1.0
+
+
+def test_low_rank_by_hand() -> None:
+    nested = nest(nn.Sequential(nn.Linear(32, 32, bias=False)), LowRank(1 / 8, where="0"))
+    core, full = nested.profile(torch.randn(100, 32)).rows
+    assert core.parameters == 2 * 4 * 32 and full.parameters == 32 * 32  # VU goes into W
+    assert core.forward == 2 * 100 * (4 * 32 + 32 * 4)
+    assert full.forward == 2 * 100 * 32 * 32 + 2 * 4 * 32 * 32
+
+
+COSTS = [
+    ("resnet18", "width"), ("resnet18", "low_rank"), ("encoder", "low_rank"), ("encoder", "depth"), ("gpt2", "widths"),
+    ("bert", "query_key"), ("gpt2", "query_key"), ("llama", "query_key"), ("t5", "depth"), ("t5_gated", "ranks"),
+    ("marian", "depth_and_width"), ("vit", "low_rank"), ("mlp", "layer_sum_new"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), COSTS)
+def test_a_small_level_costs_exactly_what_it_costs_alone(name: str, kind: str) -> None:
+    """Forward and training, as torch and as the paper count."""
+    network = ZOO[name]
+    nested, inputs = nest(network.build().double(), **specs_for(network)[kind]), network.inputs(3)
+    for level in nested.levels[:-1]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # statistics that were never updated
+            plain = extraction.extract(nested.model, level)
+        with nested.at(level):
+            assert flops.count(nested.model, **inputs) == flops.count(plain, **inputs)
+        assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in nested.parameters(level=level))
+
+
+@pytest.mark.parametrize("level", ["core", "full"])
+@pytest.mark.parametrize("training", [True, False])
+def test_profiling_changes_nothing(level: str, training: bool) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).train(training)
+    nested, x = nest(model, Width(1 / 2)), torch.randn(5, 6)
+    nested(x).sum().backward()
+    nested.model[2].eval()
+    with nested.at(level):
+        with untouched(nested):
+            nested.profile(x)
+        assert nested.level == level
+    nested(x).sum().backward()  # no tensor of inference mode was left behind
+
+
+def test_inputs_by_name_and_in_order_and_none_in_mind() -> None:
+    nested = nest(llama(), Depth("layers", keep=1))
+    by_name = nested.profile({"input_ids": tokens(2)}, repeats=0)
+    in_order = nested.profile((tokens(2),), repeats=0)
+    assert [r.forward for r in by_name.rows] == [r.forward for r in in_order.rows]
+    assert by_name.rows[0].forward < by_name.rows[1].forward
+
+
+def test_it_prints_one_line_a_level_under_its_heads() -> None:
+    nested = nest(encoder(), Depth("layers", keep=(1, 2)))
+    profile = nested.profile(torch.randn(2, 5, 8), repeats=0)
+    lines = str(profile).splitlines()
+    assert len(lines) == 4 and len({len(line) for line in lines}) == 1
+    assert lines[0].split()[:3] == ["level", "parameters", "share"]
+    for line, row in zip(lines[1:], profile.rows, strict=True):
+        assert line.split()[:3] == [row.level, f"{row.parameters:,}", f"{row.share:.1%}"]
+        assert line.endswith(" ms")
+
+
+def test_the_gradient_is_counted_where_gradients_are_off() -> None:
+    nested, x = nest(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), Width(1 / 2)), torch.randn(5, 6)
+    expected = [row.training for row in nested.profile(x, repeats=0).rows]
+    with torch.no_grad():
+        assert [row.training for row in nested.profile(x, repeats=0).rows] == expected

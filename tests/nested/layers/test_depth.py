@@ -1,0 +1,235 @@
+"""Fewer residual blocks: the list that others see, and `generate` with a cache."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from partialsgd import Depth, LowRank, nest
+from partialsgd.nested.extract import level as extraction
+from partialsgd.nested.layers.depth import spread
+from tests.nested.checks import many
+from tests.zoo import ZOO, encoder, llama, normal, t5, tokens
+
+
+@many
+@given(st.integers(1, 30), st.data())
+def test_evenly_spaced_blocks_are_distinct_in_order_and_reach_both_ends(total: int, data: st.DataObject) -> None:
+    keep = data.draw(st.integers(1, total))
+    even = spread(total, keep, even=True)
+    assert len(even) == keep and even[0] == 0 and list(even) == sorted(set(even)) and max(even) < total
+    if keep > 1:
+        assert even[-1] == total - 1
+        steps = [b - a for a, b in itertools.pairwise(even)]
+        assert max(steps) - min(steps) <= 1, "as even as whole numbers allow"
+    assert spread(total, keep, even=False) == tuple(range(keep))
+
+
+def listed(**options: Any) -> tuple[Any, list[nn.Module]]:
+    blocks = [nn.Linear(2, 2) for _ in range(5)]
+    model = nn.ModuleDict({"layers": nn.ModuleList(blocks)})
+    return nest(model, Depth("layers", **options)), blocks
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"keep": 2}, {"core": [0, 1]}),
+        ({"keep": 3, "pick": "even"}, {"core": [0, 2, 4]}),
+        ({"keep": 0.5}, {"core": [0, 1]}),
+        ({"keep": (1, 3)}, {"1": [0], "3": [0, 1, 2]}),
+        ({"keep": (1, 2, 3, 5), "pick": "even"}, {"1": [0], "2": [0, 4], "3": [0, 2, 4], "5": [0, 1, 2, 3, 4]}),
+    ],
+)
+def test_whoever_looks_at_the_list_sees_the_blocks_of_the_level(options: dict[str, Any], expected: Any) -> None:
+    nested, blocks = listed(**options)
+    layers = nested.model["layers"]
+    assert isinstance(layers, nn.ModuleList)
+    for level, kept in {**expected, "full": [0, 1, 2, 3, 4]}.items():
+        there = [blocks[i] for i in kept]
+        with nested.at(level):
+            assert list(layers) == there and len(layers) == len(kept)
+            assert [layers[i] for i in range(len(kept))] == there
+            assert layers[-1] is there[-1] and list(reversed(layers)) == there[::-1]
+            assert list(layers[: len(kept)]) == there and list(layers[1:]) == there[1:]
+            assert [i for i, _ in enumerate(layers)] == list(range(len(kept)))
+            with pytest.raises(IndexError):
+                layers[len(kept)]
+        used = {p for block in there for p in block.parameters()}
+        assert set(nested.parameters(level=level)) == used
+
+
+def test_names_parameters_and_state_are_those_of_all_blocks_at_every_level() -> None:
+    nested, blocks = listed(keep=1)
+    with nested.at("core"):
+        assert list(nested.model.state_dict()) == [f"layers.{i}.{n}" for i in range(5) for n in ("weight", "bias")]
+        assert list(nested.model["layers"].children()) == blocks
+        nested.eval()
+    assert not any(block.training for block in blocks)
+
+
+def test_a_shortened_list_is_not_changed_behind_its_back() -> None:
+    """What is appended runs, what is replaced is what was shown; or it is refused."""
+    for change in ("append", "replace"):
+        nested, _ = listed(keep=2, pick="even")
+        layers, new = nested.model["layers"], nn.Linear(2, 2)
+        with nested.at("full" if change == "append" else "core"):
+            try:
+                if change == "append":
+                    layers.append(new)
+                else:
+                    layers[1] = new
+            except (TypeError, NotImplementedError, RuntimeError):
+                assert new not in list(layers.children())
+            else:
+                assert list(layers)[-1] is new
+
+
+def test_even_numbers_that_do_not_contain_each_other_are_refused() -> None:
+    model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(2, 2) for _ in range(6))})
+    with pytest.raises(ValueError, match=r"blocks \[0, 2, 5\] and then, at '4', \[0, 2, 3, 5\]|choose numbers"):
+        nest(model, Depth("layers", keep=(3, 4, 5), pick="even"))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.layer_idx = nn.Linear(4, 4), 7
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x))
+
+
+@pytest.mark.parametrize("names", [None, ("stem", "middle", "top")])
+def test_a_sequential_runs_the_blocks_of_the_level_and_keeps_its_names(names: tuple[str, ...] | None) -> None:
+    blocks = [Block() for _ in range(3)]
+    body = nn.Sequential(*blocks) if names is None else nn.Sequential(OrderedDict(zip(names, blocks, strict=True)))
+    model = nn.Sequential(body, nn.Linear(4, 2)).double()
+    keys, x, before = list(model.state_dict()), normal(3, 4), copy.deepcopy(model)
+    nested = nest(model, Depth("0", keep=2, pick="even"))
+    assert isinstance(model[0], nn.Sequential)
+    assert torch.equal(nested(x), before(x))
+    with nested.at("core"):
+        core = nested(x)
+    assert torch.equal(core, before[1](before[0][2](before[0][0](x))))
+    full = nested.extract("full")
+    assert type(full[0]) is nn.Sequential and list(full.state_dict()) == keys
+    plain = nested.extract("core")
+    assert torch.equal(plain(x), core) and len(plain[0]) == 2
+    assert [block.layer_idx for block in plain[0]] == [0, 1], "blocks know their new places"
+    assert [block.layer_idx for block in model[0].children()] == [7, 7, 7], "and the family its old ones"
+
+
+@pytest.mark.parametrize("pick", ["first", "even"])
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_extracted_attention_layers_are_numbered_anew(name: str, pick: str) -> None:
+    network = ZOO[name]
+    nested = nest(network.build(), Depth(network.lists, keep=2, pick=pick))
+    for level, count in (("core", 2), ("full", 3)):
+        plain = nested.extract(level)
+        for pattern in network.lists:
+            where = next(n for n, _ in plain.named_modules() if n.endswith(pattern))
+            for place, block in enumerate(plain.get_submodule(where)):
+                numbers = {m.layer_idx for m in block.modules() if isinstance(getattr(m, "layer_idx", None), int)}
+                assert numbers <= {place}
+            assert len(plain.get_submodule(where)) == count
+
+
+def written(model: nn.Module, **options: Any) -> Tensor:
+    ids = tokens(2)[:, :4]
+    made: Tensor = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False, pad_token_id=1, **options
+    )
+    return made
+
+
+@pytest.mark.parametrize(("keep", "pick"), [(1, "first"), (2, "even")])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "marian"])
+def test_generating_with_a_cache_is_generating_with_the_extracted_model(name: str, keep: int, pick: str) -> None:
+    network = ZOO[name]
+    torch.manual_seed(1)
+    model = network.build().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)  # so that not all tokens are the same
+    nested = nest(model, Depth(network.lists, keep=keep, pick=pick))
+    with nested.at("core"):
+        core = written(nested.model)
+        assert torch.equal(core, written(nested.model, use_cache=False))
+    assert torch.equal(core, written(nested.extract("core")))
+    full = written(nested.model)
+    assert torch.equal(full, written(nested.extract("full")))
+    assert not torch.equal(core, full)
+
+
+def test_the_first_block_of_t5_which_owns_the_position_bias_is_always_kept() -> None:
+    for options in ({"keep": 1}, {"keep": 2}, {"keep": 2, "pick": "even"}):
+        nested = nest(t5(), Depth(("encoder.block", "decoder.block"), **options))
+        with nested.at("core"):
+            for stack in (nested.model.encoder, nested.model.decoder):
+                assert stack.block[0].layer[0].SelfAttention.has_relative_attention_bias
+        core = set(nested.parameters(level="core"))
+        names = [name for name, parameter in nested.named_parameters() if parameter in core]
+        assert sum("relative_attention_bias" in name for name in names) == 2
+
+
+def test_one_stack_may_be_shorter_than_the_other() -> None:
+    nested = nest(t5(), Depth("decoder.block", keep=1))
+    plain = nested.extract("core")
+    assert (len(plain.encoder.block), len(plain.decoder.block)) == (3, 1)
+    assert (plain.config.num_layers, plain.config.num_decoder_layers) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs"), [(encoder, {"src": torch.randn(2, 5, 8)}), (llama, {"input_ids": tokens(2)})]
+)
+def test_a_level_costs_what_the_shorter_network_costs(build: Any, inputs: dict[str, Tensor]) -> None:
+    def flops(network: nn.Module) -> int:
+        with FlopCounterMode(display=False) as counter:
+            network(**inputs)
+        return counter.get_total_flops()
+
+    nested = nest(build(), Depth("layers", keep=(1, 2)))
+    costs = []
+    for level in nested.levels:
+        with nested.at(level):
+            costs.append(flops(nested))
+        assert costs[-1] == flops(nested.extract(level, example=inputs))
+    assert costs[2] - costs[1] == costs[1] - costs[0] > 0
+
+
+def test_hooks_of_a_list_are_called_or_refused() -> None:
+    model, calls = nn.Sequential(nn.Sequential(Block(), Block()), nn.Linear(4, 2)), []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    try:
+        nested = nest(model, Depth("0", keep=1))
+    except ValueError as error:
+        assert "hooks" in str(error)
+    else:
+        nested(torch.randn(3, 4))
+        assert calls == [1]
+
+
+def test_blocks_that_are_one_module_stay_one() -> None:
+    block = Block()
+    model = nn.ModuleDict({"layers": nn.ModuleList([block, block, block])})
+    nested = nest(model, Depth("layers", keep=2))
+    with nested.at("core"):
+        assert list(nested.model["layers"]) == [block, block]
+    plain = extraction.extract(nested.model, "core")
+    assert plain["layers"][0] is plain["layers"][1] is not block
+
+
+def test_depth_and_low_rank_inside_the_blocks() -> None:
+    nested = nest(llama(), [Depth("layers", keep=2, pick="even"), LowRank(1 / 4, where="mlp")])
+    dropped = set(nested.model.model.layers.get_submodule("1").parameters())
+    assert not dropped & set(nested.parameters(level="core")) and dropped <= set(nested.parameters(level="full"))

@@ -1,0 +1,295 @@
+"""(VU + W)x: ranks, the three starts, the two paths of the full layer, and its cost."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from partialsgd import LowRank, Nested, nest
+from partialsgd.nested.layers.kinds import Form
+from partialsgd.nested.layers.low_rank import LowRankLayer
+from tests.nested.checks import many
+
+STARTS = ("svd", "matched", "zero")
+
+
+def conv1d(outputs: int, inputs: int) -> nn.Module:
+    from transformers.pytorch_utils import Conv1D
+
+    layer = Conv1D(outputs, inputs)
+    nn.init.normal_(layer.weight, std=0.3)
+    nn.init.normal_(layer.bias)
+    return layer
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(12, 16), (3, 12)),
+    "tall, no bias": (lambda: nn.Linear(16, 12, bias=False), (2, 3, 16)),
+    "conv": (lambda: nn.Conv2d(4, 12, (3, 2), (2, 1), (1, 0), (1, 2)), (2, 4, 7, 8)),
+    "conv circular": (lambda: nn.Conv2d(4, 12, 3, padding=1, padding_mode="circular", bias=False), (2, 4, 7, 8)),
+    "one by one": (lambda: nn.Conv2d(12, 16, 1), (2, 12, 3, 3)),
+    "Conv1D": (lambda: conv1d(16, 12), (2, 3, 12)),
+}
+
+
+def nested_layer(layer: nn.Module, *ratios: float, init: str = "svd", seed: int = 0) -> tuple[Nested, LowRankLayer]:
+    nested = nest(nn.Sequential(layer), LowRank(ratios, where="0", init=init), seed=seed)
+    made = nested.model.get_submodule("0")
+    assert isinstance(made, LowRankLayer)
+    return nested, made
+
+
+def matrix(layer: nn.Module) -> Tensor:
+    """The weight as (outputs, inputs · places)."""
+    weight = layer.weight.detach()
+    return weight.t() if type(layer).__name__ == "Conv1D" else weight.flatten(1)
+
+
+def at(layer: LowRankLayer, level: str) -> Tensor:
+    weight = layer.weight_at(level).detach()
+    return weight.t() if layer.form.kind == "conv1d_hf" else weight.flatten(1)
+
+
+@many
+@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([(), (1, 1), (2, 3)]), st.floats(1e-4, 1.0))
+def test_the_rank_is_the_ratio_of_the_smaller_side_and_at_least_one(outputs, inputs, kernel, ratio) -> None:
+    layer = nn.Conv2d(inputs, outputs, kernel) if kernel else nn.Linear(inputs, outputs)
+    _, made = nested_layer(layer, ratio)
+    least = min(outputs, inputs * math.prod(kernel))
+    rank = max(1, round(ratio * least))
+    assert 1 <= rank <= least
+    assert made.U0.shape == (rank, inputs, *kernel) and made.V0.shape == (outputs, rank)
+    assert f"rank {rank} of {least}" in made.describe()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_svd_start_is_the_best_approximation_of_its_rank(name: str) -> None:
+    layer = LAYERS[name][0]().double()
+    before = matrix(layer)
+    left, singular, right = torch.linalg.svd(before, full_matrices=False)
+    _, made = nested_layer(copy.deepcopy(layer), 1 / 4, 1 / 2, 1)
+    for level, rank in (("1/4", 3), ("1/2", 6), ("1", 12)):
+        best = (left[:, :rank] * singular[:rank]) @ right[:rank]
+        torch.testing.assert_close(at(made, level), best)
+        error = (before - at(made, level)).norm()
+        torch.testing.assert_close(error, singular[rank:].square().sum().sqrt(), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(at(made, "full"), before)
+    torch.testing.assert_close(made.U0.norm(), made.V0.norm())  # neither factor learns faster than the other
+
+
+@pytest.mark.parametrize("init", ["svd", "matched"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_full_layer_is_the_layer_before(name: str, init: str) -> None:
+    build, shape = LAYERS[name]
+    layer, x = build().double(), torch.randn(shape, dtype=torch.float64)
+    expected = layer(x)
+    nested, made = nested_layer(layer, 1 / 4, 1 / 2, init=init)
+    torch.testing.assert_close(nested(x), expected)
+    torch.testing.assert_close(made.weight.detach(), layer.weight.detach())
+    assert made.bias is layer.bias, "one bias, shared"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("init", STARTS)
+def test_every_level_is_the_layer_with_the_weight_that_it_shows(name: str, init: str) -> None:
+    build, shape = LAYERS[name]
+    layer, x = build().double(), torch.randn(shape, dtype=torch.float64)
+    nested, made = nested_layer(copy.deepcopy(layer), 1 / 4, 1 / 2, init=init)
+    with torch.no_grad():
+        for parameter in nested.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    for level in nested.levels:
+        with nested.at(level):
+            dense = copy.deepcopy(layer)
+            assert made.weight.shape == layer.weight.shape
+            dense.load_state_dict({"weight": made.weight} | ({} if made.bias is None else {"bias": made.bias}))
+            torch.testing.assert_close(nested(x), dense(x))
+            assert torch.linalg.matrix_rank(at(made, level)) == {"1/4": 3, "1/2": 6}.get(level, 12)
+
+
+def test_a_hierarchy_holds_each_rank_as_it_would_be_alone() -> None:
+    layer = nn.Linear(12, 16).double()
+    _, many_ranks = nested_layer(copy.deepcopy(layer), 1 / 12, 1 / 4, 1 / 2)
+    for ratio, level in ((1 / 12, "1/12"), (1 / 4, "1/4"), (1 / 2, "1/2")):
+        _, alone = nested_layer(copy.deepcopy(layer), ratio)
+        torch.testing.assert_close(many_ranks.weight_at(level), alone.weight_at("core"))
+
+
+@pytest.mark.parametrize("init", ["matched", "zero"])
+def test_what_is_drawn_beyond_the_first_rank_starts_without_effect_but_learns(init: str) -> None:
+    nested, made = nested_layer(nn.Linear(12, 16).double(), 1 / 4, 1 / 2, init=init)
+    torch.testing.assert_close(made.weight_at("1/4"), made.weight_at("1/2"))
+    with nested.at("1/2"):
+        nested(torch.randn(5, 12, dtype=torch.float64)).square().sum().backward()
+    assert bool(made.V1.grad.any()) and bool(made.U1.detach().any())
+
+
+WIDE: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(128, 96),
+    "tall": lambda: nn.Linear(96, 160, bias=False),
+    "conv": lambda: nn.Conv2d(32, 96, 3),
+    "one by one": lambda: nn.Conv2d(128, 96, 1),
+    "Conv1D": lambda: conv1d(96, 128),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_matched_gives_the_core_the_variance_of_the_layer(name: str) -> None:
+    layer = WIDE[name]()
+    with torch.no_grad():
+        layer.weight.mul_(3.0)  # not a fresh layer: the scale must come from the weights
+    before = matrix(layer)
+    for ratio in (1 / 16, 1 / 4):
+        _, made = nested_layer(copy.deepcopy(layer), ratio, init="matched")
+        x = torch.randn(2000, before.shape[1], generator=torch.Generator().manual_seed(1))
+        ours, theirs = (x @ at(made, "core").t()).var(), (x @ before.t()).var()
+        assert 0.8 < float(ours / theirs) < 1.25, (ratio, float(ours / theirs))
+
+
+def test_zero_starts_as_its_core_with_two_ordinary_layers() -> None:
+    nested, made = nested_layer(nn.Linear(256, 192), 1 / 8, init="zero")
+    assert not made.W.any()
+    x = torch.randn(7, 256)
+    full = nested(x)
+    with nested.at("core"):
+        torch.testing.assert_close(nested(x), full)
+    torch.testing.assert_close(made.weight_at("core"), made.weight_at("full"))
+    for factor, (inputs, outputs) in ((made.U0, (256, 24)), (made.V0, (24, 192))):
+        bound = math.sqrt(6 / (inputs + outputs))  # Xavier
+        assert 0.97 * bound < float(factor.detach().abs().max()) <= bound
+        assert abs(float(factor.detach().std()) / (bound / math.sqrt(3)) - 1) < 0.03
+
+
+def test_the_core_of_a_dead_layer_is_drawn_or_zero_but_finite() -> None:
+    for init in STARTS:
+        layer = nn.Linear(6, 5)
+        nn.init.zeros_(layer.weight)
+        _, made = nested_layer(layer, 1 / 2, init=init)
+        assert all(bool(p.isfinite().all()) for p in made.parameters())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("weight", "bias"), ()])
+def test_a_frozen_layer_stays_frozen(name: str, frozen: tuple[str, ...]) -> None:
+    layer = LAYERS[name][0]()
+    for part in frozen:
+        if layer._parameters[part] is not None:
+            layer.get_parameter(part).requires_grad_(False)
+    nested, made = nested_layer(layer, 1 / 4, 1 / 2)
+    for key, parameter in made.named_parameters():
+        assert parameter.requires_grad is not (("bias" if key == "bias" else "weight") in frozen)
+    x = torch.randn(LAYERS[name][1])
+    plain = nested.extract("full", example=x).get_submodule("0")
+    for key, parameter in plain.named_parameters():
+        assert parameter.requires_grad is (key not in frozen)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("merges", [True, False])
+def test_both_paths_of_the_full_layer_are_the_dense_layer(name: str, merges: bool, monkeypatch) -> None:
+    build, shape = LAYERS[name]
+    layer, x = build().double(), torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    mixture = torch.randn_like(layer(x))
+    expected = torch.autograd.grad((layer(x) * mixture).sum(), (x, layer.weight))
+    monkeypatch.setattr(Form, "has_many_places", lambda self, x: merges)
+    nested, made = nested_layer(layer, 1 / 4, 1 / 2)
+    u, v, w, given = torch.autograd.grad((nested(x) * mixture).sum(), (made.U0, made.V0, made.W, x))
+    torch.testing.assert_close(given, expected[0])
+    gradient = expected[1].t() if layer.weight.shape != made.W.shape else expected[1]
+    torch.testing.assert_close(w, gradient)
+    torch.testing.assert_close(u.flatten(1), made.V0.t() @ gradient.flatten(1))
+    torch.testing.assert_close(v, gradient.flatten(1) @ made.U0.flatten(1).t())
+
+
+def flops(network: nn.Module, x: Tensor) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(x)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("places", [1, 2, 5, 6, 7, 20, 200])
+@pytest.mark.parametrize("name", ["linear", "tall, no bias", "Conv1D", "one by one"])
+def test_the_full_layer_takes_the_cheaper_path(name: str, places: int) -> None:
+    layer = LAYERS[name][0]()
+    outputs, inputs = matrix(layer).shape
+    x = torch.randn(1, inputs, 1, places) if name == "one by one" else torch.randn(places, inputs)
+    nested, made = nested_layer(layer, 1 / 4)
+    rank = len(made.U0)
+    merged = 2 * rank * inputs * outputs + 2 * places * inputs * outputs
+    apart = 2 * places * inputs * outputs + 2 * places * rank * (inputs + outputs)
+    assert flops(nested, x) == min(merged, apart)
+    with nested.at("core"):
+        assert flops(nested, x) == 2 * places * rank * (inputs + outputs)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_core_costs_what_the_extracted_network_costs(name: str, rows: int) -> None:
+    build, shape = LAYERS[name]
+    x = torch.randn(rows, *shape[1:])
+    nested, _ = nested_layer(build(), 1 / 4, 1 / 2)
+    for level in nested.levels[:-1]:
+        plain = nested.extract(level, example=x)
+        with nested.at(level):
+            assert flops(nested, x) == flops(plain, x) > 0
+
+
+def test_the_full_step_of_the_papers_transformer_costs_at_most_a_twentieth_more_at_2000_tokens() -> None:
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=10_000, d_model=512, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=1024, decoder_ffn_dim=1024,
+        encoder_attention_heads=4, decoder_attention_heads=4, pad_token_id=1, eos_token_id=0, use_cache=False,
+        attn_implementation="eager",
+    )  # fmt: skip
+
+    def training(network: nn.Module) -> int:
+        ids = torch.zeros(80, 25, dtype=torch.long, device="meta")
+        with FlopCounterMode(display=False) as counter:
+            network(input_ids=ids, decoder_input_ids=ids).logits.sum().backward()
+        return counter.get_total_flops()
+
+    with torch.device("meta"):
+        plain, model = MarianMTModel(config), MarianMTModel(config)
+    where = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
+    nested = nest(model, LowRank(1 / 4, where=where, init="zero"))
+    assert training(plain) < training(nested) <= 1.05 * training(plain)
+
+
+def test_the_full_step_of_one_layer_costs_the_rank_by_the_places_more() -> None:
+    layer, x = nn.Linear(64, 128), torch.randn(500, 64, requires_grad=True)
+    nested, _ = nested_layer(copy.deepcopy(layer), 1 / 4)
+
+    def training(network: nn.Module) -> int:
+        with FlopCounterMode(display=False) as counter:
+            network(x).sum().backward()
+        return counter.get_total_flops()
+
+    assert training(nested) / training(layer) == 1 + 16 / 500
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("init", STARTS)
+def test_the_dtype_of_the_layer_is_that_of_its_parts(dtype: torch.dtype, init: str) -> None:
+    layer = nn.Linear(12, 16).to(dtype)
+    before = layer.weight.detach().double()
+    _, made = nested_layer(layer, 1 / 4, 1 / 2, init=init)
+    assert {p.dtype for p in made.parameters()} == {dtype}
+    if init != "zero":
+        error = (made.weight.detach().double() - before).abs().max() / before.abs().max()
+        assert float(error) < 4 * torch.finfo(dtype).eps
+
+
+def test_one_number_of_places_is_one_path_however_they_are_shaped() -> None:
+    nested, _ = nested_layer(nn.Linear(12, 16), 1 / 4)
+    x = torch.randn(24, 12)
+    torch.testing.assert_close(nested(x.view(2, 3, 4, 12)).view(24, 16), nested(x))
+    assert nested(x[0]).shape == (16,) and nested(x[:0]).shape == (0, 16)

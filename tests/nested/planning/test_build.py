@@ -1,0 +1,192 @@
+"""What each spec claims: which layers, at which levels, and which it leaves."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from partialsgd import Depth, LowRank, Nested, Width, nest
+from partialsgd.nested.layers.low_rank import LowRankLayer
+from partialsgd.nested.layers.narrow import NarrowLayer
+from tests.nested.checks import assert_one_function, shaken, untouched
+from tests.zoo import gpt2, llama, marian, normal, resnet18
+
+
+def chain() -> nn.Sequential:
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 12), nn.Tanh(), nn.Linear(12, 3)]
+    return nn.Sequential(*layers)
+
+
+def ranks(nested: Nested) -> dict[str, list[int]]:
+    return {n: m.bounds[1:] for n, m in nested.nested_modules().items() if isinstance(m, LowRankLayer)}
+
+
+def sizes(nested: Nested, level: str) -> dict[str, tuple[int, int]]:
+    return {n: m.sizes_at(level) for n, m in nested.nested_modules().items() if isinstance(m, NarrowLayer)}
+
+
+def test_by_default_all_layers_but_the_last_and_the_summary_says_so() -> None:
+    nested = nest(chain(), LowRank(1 / 2))
+    assert ranks(nested) == {"0": [3], "2": [4], "4": [5]}
+    assert list(nested.skipped) == ["6"] and "output layer" in nested.skipped["6"]
+    assert "6" in nested.summary() and "output layer" in nested.summary()
+
+
+def test_by_default_tied_layers_are_left_and_the_other_end_is_named() -> None:
+    nested = nest(gpt2(), LowRank(1 / 4))
+    assert nested.skipped == {"lm_head": "its weight is tied to 'transformer.wte.weight'"}
+    assert len(ranks(nested)) == 4 * 3 and "transformer.wte.weight" in nested.summary()
+    assert "lm_head" in nest(marian(), LowRank(1 / 4)).skipped
+
+
+def test_the_last_layer_is_nested_where_it_is_named() -> None:
+    assert ranks(nest(chain(), LowRank(1 / 2, where=("4", "6")))) == {"4": [5], "6": [2]}
+
+
+def test_single_layers_have_their_own_ratio_and_excluded_ones_none() -> None:
+    nested = nest(chain(), LowRank((1 / 8, 1 / 2), ratios={"2": (1 / 4, 1)}, exclude="4"))
+    assert ranks(nested) == {"0": [1, 3], "2": [2, 8]}
+    assert nested.skipped["4"] == "excluded"
+    everywhere = nest(llama(), LowRank(1 / 4, where="mlp", ratios={"layers.1": 1 / 2, "*.down_proj": 1 / 16}))
+    assert ranks(everywhere)["model.layers.1.mlp.down_proj"] == [8], "the first pattern that matches counts"
+    assert ranks(everywhere)["model.layers.0.mlp.down_proj"] == [1]
+    assert ranks(everywhere)["model.layers.0.mlp.up_proj"] == [4]
+
+
+def test_a_ratio_for_a_layer_that_the_spec_does_not_nest_is_no_silent_nothing() -> None:
+    model = chain()
+    try:
+        nested = nest(model, LowRank(1 / 2, where="0", ratios={"2": 1 / 4}))
+    except ValueError as error:
+        assert "'2'" in str(error)
+    else:
+        assert "2" in ranks(nested)
+
+
+def test_a_pattern_of_a_module_covers_the_layers_inside_it() -> None:
+    nested = nest(llama(), LowRank(1 / 4, where="layers.0.self_attn"))
+    assert set(ranks(nested)) == {f"model.layers.0.self_attn.{x}_proj" for x in "qkvo"}
+
+
+def test_a_level_that_does_not_name_a_layer_has_it_whole() -> None:
+    model = shaken(chain())
+    before = copy.deepcopy(model)
+    nested = nest(model, levels={"s": LowRank(1 / 4, where=("0", "2")), "m": LowRank(1 / 2, where="0")})
+    assert ranks(nested) == {"0": [2, 3], "2": [2]}
+    assert_one_function(before, nested, {"input": normal(3, 6)})
+
+
+def test_low_rank_here_and_width_there() -> None:
+    """What one spec excludes another may have."""
+    model = shaken(chain())
+    before = copy.deepcopy(model)
+    nested = nest(model, [LowRank(1 / 2, exclude=("0", "2")), Width(1 / 2, hidden=("0", "2"))])
+    assert set(ranks(nested)) == {"4"} and set(sizes(nested, "core")) == {"0", "2"}
+    assert_one_function(before, nested, {"input": normal(3, 6)})
+
+
+def test_low_rank_attention_and_narrow_feed_forward_networks() -> None:
+    model = shaken(llama())
+    before = copy.deepcopy(model)
+    nested = nest(model, [LowRank(1 / 4, exclude="mlp"), Width(1 / 2)])
+    assert all("self_attn" in name for name in ranks(nested)) and len(ranks(nested)) == 12
+    assert all("mlp" in name for name in sizes(nested, "core")) and len(sizes(nested, "core")) == 9
+    ids = torch.randint(2, 50, (3, 7), generator=torch.Generator().manual_seed(0))
+    assert_one_function(before, nested, {"input_ids": ids})
+
+
+def test_excluding_at_one_level_is_not_excluding_at_the_next() -> None:
+    nested = nest(chain(), levels={"s": LowRank(1 / 8), "m": LowRank(1 / 2, exclude="2")})
+    assert ranks(nested)["2"] == [1], "low rank at s, whole at m"
+    assert not any(line.split()[:2] == ["2", "-"] for line in nested.summary().splitlines()), "it is nested"
+    model = chain()
+    with untouched(model), pytest.raises(ValueError, match="order the levels"):  # whole at s, low rank at m
+        nest(model, levels={"s": LowRank(1 / 8, exclude="2"), "m": LowRank(1 / 2)})
+
+
+@pytest.mark.parametrize(
+    ("exclude", "expected"),
+    [
+        ("0", {"2": (5, 8), "4": (6, 5), "6": (3, 6)}),
+        ("2", {"4": (6, 10), "6": (3, 6)}),
+        ("6", {"0": (4, 6), "2": (5, 4), "4": (12, 5)}),
+        (("0", "6"), {"2": (5, 8), "4": (12, 5)}),
+    ],
+)
+def test_an_excluded_layer_keeps_its_units_and_its_inputs_and_no_other_does(exclude, expected) -> None:
+    nested = nest(chain(), Width(1 / 2, exclude=exclude))
+    assert sizes(nested, "core") == expected
+    assert nested(torch.randn(2, 6)).shape == (2, 3)
+    with nested.at("core"):
+        assert nested(torch.randn(2, 6)).shape == (2, 3)
+
+
+def test_excluding_a_feed_forward_network_leaves_the_others() -> None:
+    nested = nest(llama(), Width(1 / 2, exclude="layers.1.mlp.up_proj"))
+    assert {name.split(".")[2] for name in sizes(nested, "core")} == {"0", "2"}
+    assert set(nested.skipped) == {f"model.layers.1.mlp.{x}_proj" for x in ("gate", "up", "down")}
+    assert all("excluded" in why for why in nested.skipped.values())
+
+
+class Product(nn.Module):
+    """c(a(x) · b(x)): the units of a and b are the same units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.c(self.a(x) * self.b(x)) + self.d(self.b(x))
+        return y
+
+
+@pytest.mark.parametrize(
+    "hidden", [(("a", "c"), ("b", "c")), (("a", "b", "c"), ("a", "b", "d")), (("a", "c"), ("b", "a", "d"))]
+)
+def test_units_of_one_layer_belong_to_one_group(hidden) -> None:
+    """Otherwise each group would order them in its own way, and the network would be another function."""
+    model = Product()
+    with untouched(model), pytest.raises(ValueError, match=r"claimed|two groups"):
+        nest(model, Width(1 / 2, hidden=hidden, order="norm"))
+    specs = [Width(1 / 2, hidden=one, order="norm") for one in hidden]
+    with untouched(model), pytest.raises(ValueError, match=r"claimed|two groups"):
+        nest(model, specs)
+
+
+def test_two_widths_for_two_kinds_of_layers() -> None:
+    model = shaken(chain())
+    before = copy.deepcopy(model)
+    nested = nest(model, [Width(1 / 4, hidden=("0", "2")), Width(1 / 2, hidden=("4", "6"), order="norm")])
+    assert sizes(nested, "core") == {"0": (2, 6), "2": (10, 2), "4": (6, 10), "6": (3, 6)}
+    assert_one_function(before, nested, {"input": normal(3, 6)})
+
+
+def test_the_number_of_units_is_rounded_and_at_least_one() -> None:
+    assert [sizes(nest(chain(), Width(r)), "core")["4"][0] for r in (1e-3, 0.2, 0.3, 0.5, 1.0)] == [1, 2, 4, 6, 12]
+
+
+def test_depth_takes_the_list_that_is_named_and_not_the_lists_inside_it() -> None:
+    model = resnet18(width=4)
+    nested = nest(model, Depth("stages.*", keep=1), norms="shared")
+    assert {n for n, by in nested.claimed.items() if by == "Depth"} == {f"stages.{i}" for i in range(4)}
+    outer = nest(nn.ModuleDict({"layers": nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(3))}),
+                 Depth("layers", keep=2))  # fmt: skip
+    assert outer.claimed == {"layers": "Depth"}
+
+
+def test_axes_combine_at_each_level() -> None:
+    model = shaken(llama())
+    before = copy.deepcopy(model)
+    small = [Depth("layers", keep=1), LowRank(1 / 8, where="self_attn"), Width(1 / 4)]
+    medium = [Depth("layers", keep=2), LowRank(1 / 2, where="self_attn"), Width(1 / 2)]
+    nested = nest(model, levels={"small": small, "medium": medium})
+    assert nested.levels == ("small", "medium", "full")
+    ids = torch.randint(2, 50, (2, 5), generator=torch.Generator().manual_seed(0))
+    assert_one_function(before, nested, {"input_ids": ids})
+    counts = [sum(p.numel() for p in nested.parameters(level=level)) for level in nested.levels]
+    assert counts == sorted(counts) and len(set(counts)) == 3
+    for inner, outer in zip(nested.levels, nested.levels[1:], strict=False):
+        assert set(nested.parameters(level=inner)) < set(nested.parameters(level=outer))

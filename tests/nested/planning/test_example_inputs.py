@@ -1,0 +1,101 @@
+"""Fresh inputs: like those that were seen, of another batch size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partialsgd.nested.planning.example_inputs import as_call, as_example, example_of, from_config, tensors_of
+from tests.zoo import ZOO, mlp
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def test_a_batch_is_a_mapping_a_tuple_or_the_one_argument() -> None:
+    x = torch.ones(2)
+    assert as_call(x)[0][0] is x and as_call(x)[1] == {}
+    assert as_call((x, None)) == ((x, None), {}) and as_call([x]) == ((x,), {})
+    assert as_call({"a": x}) == ((), {"a": x})
+
+    class Encoding(dict[str, Tensor]):
+        """As tokenizers give it."""
+
+    assert as_call(Encoding(a=x)) == ((), {"a": x})
+
+
+@pytest.mark.parametrize("given", [(), {}, (1, None), {"a": "text"}, torch.tensor(1.0)])
+def test_an_example_without_a_tensor_that_has_rows_is_refused(given) -> None:
+    with pytest.raises(ValueError, match="no tensor"):
+        as_example(given)
+
+
+def test_floating_point_is_drawn_anew_and_of_others_the_rows_are_drawn() -> None:
+    ids = torch.arange(12).view(6, 2)
+    call = ((torch.full((6, 3), 7.0, dtype=torch.float64),), {"ids": ids, "keep": ids > 3, "n": 5, "scale": 2.0})
+    example = example_of(*call)
+    assert example is not None
+    for rows in (2, 3, 9):
+        (x,), others = example.drawn(rows, generator())
+        assert x.shape == (rows, 3) and x.dtype is torch.float64 and 0.1 < float(x.std()) < 3
+        assert others["ids"].shape == others["keep"].shape == (rows, 2)
+        assert all(any(torch.equal(row, old) for old in ids) for row in others["ids"]), "rows that were there"
+        assert others["n"] == 5 and others["scale"] == 2.0
+    (a,), _ = example.drawn(3, generator())
+    (b,), _ = example.drawn(3, generator())
+    assert torch.equal(a, b), "the generator says what is drawn"
+
+
+def test_what_has_no_batch_dimension_keeps_its_shape() -> None:
+    x, mask, scale, nothing = torch.ones(6, 3), torch.zeros(3, 3), torch.tensor(2), None
+    example = as_example((x, {"mask": mask, "deep": [scale, nothing]}))
+    (y, others), _ = example.drawn(2, generator())
+    assert y.shape == (2, 3) and others["mask"].shape == (3, 3)
+    assert int(others["deep"][0]) == 2 and others["deep"][1] is None
+
+
+def test_an_example_is_a_copy_and_no_part_of_a_graph() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    example = as_example(x * 2)
+    kept = example.call[0][0]
+    with torch.no_grad():
+        x.zero_()
+    assert not kept.requires_grad and bool((kept == 2).all())
+
+
+def test_of_a_large_batch_a_few_rows_are_kept() -> None:
+    example = as_example(torch.zeros(2_000, 1_000))
+    assert sum(leaf.numel() for leaf in tensors_of(example.call)) <= 10_000
+    assert example.drawn(3, generator())[0][0].shape == (3, 1_000)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "marian", "vit"])
+def test_a_hugging_face_model_says_what_it_takes(name: str) -> None:
+    model = ZOO[name].build().eval()
+    random = torch.get_rng_state()
+    example = from_config(model)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert example is not None
+    for rows in (2, 3):
+        args, kwargs = example.drawn(rows, generator())
+        outputs = list(tensors_of(model(*args, **kwargs)))
+        assert outputs and len(outputs[0]) == rows
+
+
+def test_other_models_do_not_say() -> None:
+    assert from_config(mlp()) is None
+
+    class Configured(nn.Module):
+        config = None
+
+    assert from_config(Configured()) is None
+
+
+def test_only_floating_point_outputs_are_compared_wherever_they_lie() -> None:
+    from transformers.modeling_outputs import BaseModelOutput
+
+    x, y = torch.ones(2), torch.zeros(1)
+    assert list(tensors_of({"a": [x, (torch.tensor(3), None)], "b": "text", "c": y})) == [x, y]
+    assert [t is x for t in tensors_of(BaseModelOutput(last_hidden_state=x))] == [True]

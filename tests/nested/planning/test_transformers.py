@@ -1,0 +1,247 @@
+"""Transformers by structure: where hidden units, query and key lie, and one function whatever the sizes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from partialsgd import Depth, LowRank, Width, nest
+from partialsgd.nested.planning.groups import Group, Producer
+from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.nested.planning.transformers import feed_forward, query_key
+from partialsgd.nested.switch import Switch
+from tests.nested.checks import assert_one_function, few, shaken
+from tests.zoo import TOKENS, ZOO, encoder, llama, mlp, tokens
+
+
+def site(model: nn.Module) -> NestPlan:
+    return NestPlan(model, Switch(("core", "full")))
+
+
+def last(groups: list[Group]) -> Group:
+    return groups[-1]
+
+
+def made_by(*names: str) -> tuple[Producer, ...]:
+    return tuple(Producer(name) for name in names)
+
+
+FEED_FORWARD: dict[str, tuple[int, Group]] = {
+    "bert": (
+        3,
+        Group(25, made_by("bert.encoder.layer.2.intermediate.dense"), ("bert.encoder.layer.2.output.dense",)),
+    ),
+    "gpt2": (3, Group(25, made_by("transformer.h.2.mlp.c_fc"), ("transformer.h.2.mlp.c_proj",))),
+    "llama": (
+        3,
+        Group(25, made_by("model.layers.2.mlp.gate_proj", "model.layers.2.mlp.up_proj"),
+              ("model.layers.2.mlp.down_proj",)),
+    ),
+    "t5": (
+        6,
+        Group(25, made_by("decoder.block.2.layer.2.DenseReluDense.wi"), ("decoder.block.2.layer.2.DenseReluDense.wo",)),
+    ),
+    "t5_gated": (
+        6,
+        Group(25, made_by(*(f"decoder.block.2.layer.2.DenseReluDense.wi_{i}" for i in (0, 1))),
+              ("decoder.block.2.layer.2.DenseReluDense.wo",)),
+    ),
+    "marian": (6, Group(21, made_by("model.decoder.layers.2.fc1"), ("model.decoder.layers.2.fc2",))),
+    "vit": (3, Group(25, made_by("vit.layers.2.mlp.fc1"), ("vit.layers.2.mlp.fc2",))),
+    "encoder": (3, Group(12, made_by("layers.2.linear1"), ("layers.2.linear2",))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FEED_FORWARD)
+def test_each_feed_forward_network_is_one_group(name: str) -> None:
+    count, expected = FEED_FORWARD[name]
+    found = feed_forward(site(ZOO[name].build()))
+    assert len(found) == count and last(found) == expected
+
+
+QUERY_KEY: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "bert": (3, 8, (2, 2)),
+    "llama": (3, 4, (4, 2)),
+    "t5": (3 + 2 * 3, 6, (2, 2)),
+    "marian": (3 + 2 * 3, 8, (2, 2)),
+    "vit": (3, 8, (2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", QUERY_KEY)
+def test_query_and_key_of_each_attention_are_one_group_of_units_in_each_head(name: str) -> None:
+    count, units, heads = QUERY_KEY[name]
+    found = query_key(site(ZOO[name].build()))
+    assert len(found) == count
+    for group in found:
+        assert group.units == units and group.pads and not group.consumers
+        assert tuple(producer.heads for producer in group.producers) == heads
+        assert group.can_be_ordered is (name != "llama")
+
+
+def test_packed_query_and_key_come_before_the_value() -> None:
+    found = query_key(site(ZOO["gpt2"].build()))
+    assert [group.producers for group in found] == [
+        (Producer(f"transformer.h.{i}.attn.c_attn", heads=4, tail=16, stacked=2),) for i in range(3)
+    ]
+
+
+def test_what_is_of_no_known_structure_is_found_by_nobody() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    assert feed_forward(site(Own())) == [], "names alone are no structure"
+    with pytest.raises(ValueError, match="no attention of a known structure in Sequential"):
+        query_key(site(mlp()))
+    with pytest.raises(ValueError, match=r"'layers\.0\.self_attn' is an nn\.MultiheadAttention"):
+        query_key(site(encoder()))
+
+
+def test_a_transformer_of_torch_with_a_decoder() -> None:
+    model = shaken(nn.Transformer(8, 2, 1, 2, 12, dropout=0.0, batch_first=True))
+    assert [g.name for g in feed_forward(site(model))] == [
+        "encoder.layers.0.linear1", "decoder.layers.0.linear1", "decoder.layers.1.linear1",
+    ]  # fmt: skip
+    before = copy.deepcopy(model)
+    nested = nest(model, Width((1 / 4, 1 / 2), order="norm"))
+    inputs = {"src": torch.randn(3, 5, 8, dtype=torch.float64), "tgt": torch.randn(3, 4, 8, dtype=torch.float64)}
+    assert_one_function(before, nested, inputs)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("spec", [Width(1 / 2), LowRank(1 / 2, where=("linear1", "linear2")), Depth("layers", keep=1)])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_torchs_fast_path_with_padding(spec: Any, norm_first: bool) -> None:
+    """In evaluation torch reads weights without calling layers, and packs padded sequences."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=norm_first)
+    model = shaken(nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)).float()
+    x, padding = torch.randn(3, 5, 8), torch.zeros(3, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    inputs = {"src": x, "src_key_padding_mask": padding}
+    expected = model(**inputs)[~padding]
+    with torch.no_grad():
+        packed = model.eval()(**inputs)
+    nested = nest(model, spec)
+    torch.testing.assert_close(nested.train()(**inputs)[~padding], expected, rtol=1e-4, atol=1e-5)
+    for level in nested.levels:
+        plain = nested.extract(level, example=inputs).eval()
+        with nested.at(level):
+            slow = nested.train()(**inputs)[~padding]
+            with torch.no_grad():
+                fast = nested.eval()(**inputs)[~padding]
+                theirs = plain(**inputs)
+        torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(theirs[~padding], slow, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(theirs, packed, rtol=1e-4, atol=1e-5)  # the full level, padded places too
+
+
+def test_query_key_with_attention_to_another_sequence_in_gpt2() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=TOKENS, n_embd=12, n_layer=2, n_head=3, n_positions=16, n_inner=10, add_cross_attention=True,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    model = shaken(GPT2LMHeadModel(config))
+    before = copy.deepcopy(model)
+    groups = query_key(site(model))
+    assert [len(group.producers) for group in groups] == [1, 2, 1, 2]
+    assert groups[1].producers[1] == Producer("transformer.h.0.crossattention.c_attn", 3, 12)
+    nested = nest(model, Width(1 / 2, query_key=True, order="norm"))
+    encoded = torch.randn(2, 4, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert_one_function(before, nested, {"input_ids": tokens(2), "encoder_hidden_states": encoded})
+
+
+ratios = st.lists(st.sampled_from([0.01, 0.2, 1 / 3, 0.5, 0.7, 1.0]), min_size=1, max_size=2, unique=True).map(sorted)
+
+
+@st.composite
+def widths(draw, query_key: bool = True) -> dict[str, Any]:
+    narrow = draw(st.booleans()) and query_key
+    order = draw(st.sampled_from(["first", "norm"]))
+    return {f"l{i}": [Width(r, query_key=narrow, order=order)] for i, r in enumerate(draw(ratios))}
+
+
+def plus_depth(draw, levels: dict[str, Any], layers: tuple[str, ...], total: int) -> dict[str, Any]:
+    if not draw(st.booleans()):
+        return levels
+    keeps = sorted(draw(st.integers(1, total)) for _ in levels)
+    return {name: [*specs, Depth(layers, keep=keep)] for (name, specs), keep in zip(levels.items(), keeps, strict=True)}
+
+
+@few
+@given(st.data())
+def test_llama_is_one_function(data: st.DataObject) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    kv_heads, shared, width = data.draw(st.sampled_from([(1, 1, 2), (1, 3, 4), (2, 2, 2), (3, 1, 6), (2, 1, 4)]))
+    layers, heads = data.draw(st.integers(1, 3)), kv_heads * shared
+    config = LlamaConfig(
+        vocab_size=TOKENS, hidden_size=heads * data.draw(st.integers(1, 3)), num_hidden_layers=layers, head_dim=width,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=data.draw(st.integers(1, 9)),
+        attention_bias=data.draw(st.booleans()), mlp_bias=data.draw(st.booleans()),
+        tie_word_embeddings=data.draw(st.booleans()), use_cache=False,
+    )  # fmt: skip
+    model = shaken(LlamaForCausalLM(config), seed=data.draw(st.integers(0, 9)))
+    before = copy.deepcopy(model)
+    levels = plus_depth(data.draw, data.draw(widths()), ("layers",), layers)
+    assert_one_function(before, nest(model, levels=levels), {"input_ids": tokens(2)[:, :4]})
+
+
+@settings(few, max_examples=8)
+@given(st.data())
+def test_t5_is_one_function(data: st.DataObject) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    layers = data.draw(st.sampled_from([1, 1, 2]))
+    config = T5Config(
+        vocab_size=TOKENS, d_model=data.draw(st.integers(2, 7)), d_kv=data.draw(st.integers(1, 4)),
+        d_ff=data.draw(st.integers(1, 9)), num_layers=layers, num_decoder_layers=layers, use_cache=False,
+        num_heads=data.draw(st.integers(1, 3)), dropout_rate=0.0, decoder_start_token_id=0,
+        feed_forward_proj=data.draw(st.sampled_from(["relu", "gated-gelu"])),
+        tie_word_embeddings=data.draw(st.booleans()),
+    )  # fmt: skip
+    model = shaken(T5ForConditionalGeneration(config), seed=data.draw(st.integers(0, 9)))
+    before = copy.deepcopy(model)
+    levels = plus_depth(data.draw, data.draw(widths()), ("encoder.block", "decoder.block"), layers)
+    inputs = {"input_ids": tokens(2)[:, :4], "decoder_input_ids": tokens(3)[:2, :3]}
+    assert_one_function(before, nest(model, levels=levels), inputs)
+
+
+@few
+@given(st.data())
+def test_gpt2_is_one_function(data: st.DataObject) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    layers, heads, width = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    config = GPT2Config(
+        vocab_size=TOKENS, n_embd=heads * width, n_layer=layers, n_head=heads, n_positions=16, use_cache=False,
+        n_inner=data.draw(st.one_of(st.none(), st.integers(1, 9))), resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    model = shaken(GPT2LMHeadModel(config), seed=data.draw(st.integers(0, 9)))
+    before = copy.deepcopy(model)
+    if data.draw(st.booleans()):
+        init = data.draw(st.sampled_from(["svd", "matched", "zero"]))
+        levels: dict[str, Any] = {"core": [LowRank(data.draw(st.floats(0.01, 1.0)), where="h", init=init)]}
+        preserves = init != "zero"
+    else:
+        levels, preserves = data.draw(widths()), True
+    nested = nest(model, levels=plus_depth(data.draw, levels, ("transformer.h",), layers))
+    assert_one_function(before, nested, {"input_ids": tokens(2)[:, :4]}, preserves=preserves)
+
+
+def test_hidden_patterns_and_query_key_go_together() -> None:
+    nested = nest(llama(), Width(1 / 2, hidden=("layers.1.mlp.gate_proj", "layers.1.mlp.up_proj",
+                                                 "layers.1.mlp.down_proj"), query_key=True))  # fmt: skip
+    names = {name for name, by in nested.claimed.items() if by == "Width"}
+    assert {n for n in names if "mlp" in n} == {f"model.layers.1.mlp.{p}_proj" for p in ("gate", "up", "down")}
+    assert len([n for n in names if "self_attn" in n]) == 6

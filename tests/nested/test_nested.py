@@ -1,0 +1,497 @@
+"""The family: levels that nest, backward at its own level, copies, states, precisions and compiled graphs."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from partialsgd import Depth, LowRank, Nested, OutputSum, Width, nest
+from partialsgd.nested.layers.base import NestedModule
+from partialsgd.nested.planning.example_inputs import tensors_of
+from tests.nested.checks import output
+from tests.zoo import ZOO, gpt2, llama, specs_for, tokens
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)]
+    return nn.Sequential(*layers)
+
+
+SPECS: dict[str, dict[str, Any]] = {
+    "width": {"spec": Width((1 / 4, 1 / 2))},
+    "width shared": {"spec": Width((1 / 4, 1 / 2), order="norm"), "norms": "shared"},
+    "low rank": {"spec": LowRank((1 / 4, 1 / 2))},
+}
+
+
+def family(kind: str = "width") -> Nested:
+    return nest(model(), **SPECS[kind])
+
+
+def x(rows: int = 5) -> Tensor:
+    return torch.randn(rows, 6, generator=torch.Generator().manual_seed(rows))
+
+
+def outputs(nested: nn.Module, family_: Nested) -> list[Tensor]:
+    made = []
+    for level in family_.levels:
+        with family_.at(level):
+            made.append(nested(x()).detach())
+    return made
+
+
+# Levels
+
+
+def test_levels_nest_and_exceptions_restore() -> None:
+    nested = family()
+    each = dict(zip(nested.levels, outputs(nested.eval(), nested), strict=True))
+    with nested.at("1/4"):
+        with pytest.raises(ZeroDivisionError), nested.at("1/2"):
+            assert torch.equal(nested(x()), each["1/2"])
+            raise ZeroDivisionError
+        assert torch.equal(nested(x()), each["1/4"]) and nested.level == "1/4"
+        with nested.at("full"):
+            assert torch.equal(nested(x()), each["full"])
+    assert nested.level == "full" and torch.equal(nested(x()), each["full"])
+    assert len({tuple(y.flatten().tolist()) for y in each.values()}) == 3
+
+
+@pytest.mark.parametrize("call", ["at", "mask", "parameters", "extract", "recalibrate"])
+def test_an_unknown_level_lists_the_levels(call: str) -> None:
+    nested = family()
+    attempts: dict[str, Callable[[], Any]] = {
+        "at": lambda: nested.at("core").__enter__(),
+        "mask": lambda: nested.mask("core"),
+        "parameters": lambda: list(nested.parameters(level="core")),
+        "extract": lambda: nested.extract("core", example=x()),
+        "recalibrate": lambda: nested.recalibrate("core", [x()]),
+    }
+    with pytest.raises(ValueError, match="there is no level 'core'; there are '1/4', '1/2', 'full'"):
+        attempts[call]()
+    assert nested.level == "full"
+
+
+def test_the_model_itself_runs_the_current_level() -> None:
+    nested = family().eval()
+    with nested.at("1/4"):
+        assert torch.equal(nested.model(x()), nested(x()))
+
+
+def test_parameters_of_a_level_are_counted_by_hand_and_are_the_mask() -> None:
+    nested = family()
+    for level, (hidden, second) in zip(nested.levels, ((4, 2), (8, 4), (16, 8)), strict=True):
+        count = 7 * hidden + 2 * hidden + second * (hidden + 1) + 3 * (second + 1)
+        assert sum(p.numel() for p in nested.parameters(level=level)) == count
+        mask = nested.mask(level)
+        assert mask.count() == count and not mask.partial, "whole parameters"
+        used = set(nested.parameters(level=level))
+        assert {name for name, p in nested.named_parameters() if p in used} == {n for n in mask if mask[n] is True}
+    assert sum(p.numel() for p in nested.parameters()) == sum(p.numel() for p in super(Nested, nested).parameters())
+
+
+def test_what_is_outside_a_level_does_not_matter_there() -> None:
+    for kind in SPECS:
+        for level in family(kind).levels[:-1]:
+            nested = family(kind).eval()
+            with nested.at(level):
+                before = nested(x())
+                used = set(nested.parameters(level=level))
+                with torch.no_grad():
+                    for parameter in nested.parameters():
+                        if parameter not in used:
+                            parameter.fill_(float("nan"))
+                assert torch.equal(nested(x()), before)
+
+
+# Backward
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool | None) -> None:
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(6, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+        self.reentrant = reentrant
+
+    def body(self, y: Tensor) -> Tensor:
+        z: Tensor = self.down(torch.tanh(self.up(y)))
+        return z
+
+    def forward(self, y: Tensor) -> Tensor:
+        if self.reentrant is None:
+            z: Tensor = self.head(self.body(y))
+        else:
+            z = self.head(checkpoint(self.body, y, use_reentrant=self.reentrant))
+        return z
+
+
+CHECKPOINTED: list[Any] = [Width(1 / 2, hidden=("up", "down")), LowRank(1 / 4, where=("up", "down"))]
+
+
+@pytest.mark.parametrize("spec", CHECKPOINTED)
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_a_backward_at_another_level_raises_and_moves_no_gradient(spec: Any, reentrant: bool | None) -> None:
+    nested, given = nest(Checkpointed(reentrant=reentrant), spec), x().requires_grad_()
+    with nested.at("core"):
+        loss = nested(given).square().sum()
+    with pytest.raises(RuntimeError, match=r"began at level 'full', its forward ran at level 'core'"):
+        loss.backward()
+    whole = nested(given).square().sum()
+    with (
+        nested.at("core"),
+        pytest.raises(RuntimeError, match=r"began at level 'core', its forward ran at level 'full'"),
+    ):
+        whole.backward()
+    assert all(p.grad is None for p in nested.parameters()) and given.grad is None
+    with nested.at("core"):
+        nested(given).square().sum().backward()
+    assert {p for p in nested.parameters() if p.grad is not None} == set(nested.parameters(level="core"))
+
+
+@pytest.mark.parametrize("spec", CHECKPOINTED)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_inside_a_level_are_the_level(spec: Any, reentrant: bool) -> None:
+    torch.manual_seed(0)
+    start = Checkpointed(reentrant=None)
+    families = []
+    for way in (None, reentrant):
+        network = copy.deepcopy(start)
+        network.reentrant = way
+        families.append(nest(network, spec))
+    for level in ("core", "full"):
+        gradients = []
+        for nested in families:
+            nested.zero_grad()
+            with nested.at(level):
+                nested(x().requires_grad_()).square().sum().backward()
+            gradients.append([p.grad for p in nested.parameters(level=level)])
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_gradient_checkpointing_of_hugging_face() -> None:
+    nested = nest(llama(), [LowRank(1 / 4, where="self_attn"), Depth("layers", keep=2)]).train()
+    ids, expected = tokens(2), []
+    for checkpointing in (False, True):
+        if checkpointing:
+            nested.model.gradient_checkpointing_enable()
+        for i, level in enumerate(nested.levels):
+            nested.zero_grad()
+            with nested.at(level):
+                nested(input_ids=ids, use_cache=False).logits.square().sum().backward()
+            gradients = [p.grad for p in nested.parameters(level=level)]
+            if checkpointing:
+                assert all(torch.equal(a, b) for a, b in zip(gradients, expected[i], strict=True))
+            expected.append(gradients)
+
+
+def test_the_hook_of_the_model_watches_its_own_calls_too() -> None:
+    nested = family()
+    with nested.at("1/4"):
+        loss = nested.model(x()).sum()
+    with pytest.raises(RuntimeError, match="began at level 'full'"):
+        loss.backward()
+
+
+def test_losses_inside_the_outputs_are_watched() -> None:
+    nested = nest(gpt2(), Width(1 / 2))
+    with nested.at("core"):
+        made = nested(input_ids=tokens(2), labels=tokens(2))
+    with pytest.raises(RuntimeError, match="its forward ran at level 'core'"):
+        made.loss.backward()
+
+
+# Teachers
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_teacher_is_run_on_the_same_inputs_and_leaves_no_trace(kind: str) -> None:
+    nested = nest(nn.Sequential(nn.Dropout(0.5), model()), **SPECS[kind])
+    torch.manual_seed(3)
+    expected = nested(x()).detach()
+    before = {name: b.clone() for name, b in nested.named_buffers()}
+    assert nested.teacher is None
+    with nested.at("1/4", teacher="full"):
+        torch.manual_seed(3)
+        made = nested(x())
+        taught, random = nested.teacher, torch.get_rng_state()
+        assert not taught.requires_grad and torch.equal(taught, expected)
+        made.sum().backward()
+        assert {p for p in nested.parameters() if p.grad is not None} == set(nested.parameters(level="1/4"))
+    assert nested.teacher is None
+    if kind == "width":
+        moved = {name for name, b in nested.named_buffers() if not torch.equal(b, before[name])}
+        assert all(name.startswith("model.1.1.1/4.") for name in moved), "statistics of the level that is trained"
+    torch.manual_seed(3)
+    with nested.at("1/4"):
+        nested(x())
+    assert torch.equal(torch.get_rng_state(), random), "the noise is that of a run without a teacher"
+
+
+def test_a_teacher_of_a_model_with_outputs_in_a_container() -> None:
+    nested = nest(gpt2().eval(), LowRank(1 / 4))
+    expected = nested(input_ids=tokens(2)).logits
+    with nested.at("core", teacher="full"):
+        nested(input_ids=tokens(2))
+        assert torch.equal(nested.teacher.logits, expected)
+        assert not any(leaf.requires_grad for leaf in tensors_of(nested.teacher))
+    with pytest.raises(ValueError, match="there is no level 'large'"), nested.at("core", teacher="large"):
+        pass
+
+
+# Copies and states
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("through", [copy.deepcopy, lambda nested: pickle.loads(pickle.dumps(nested))])
+def test_a_copy_has_its_own_switch_for_all_of_its_layers(kind: str, through: Callable[[Nested], Nested]) -> None:
+    nested = family(kind)
+    nested(x())
+    other = through(nested)
+    switches = {id(m.switch) for m in other.modules() if isinstance(m, NestedModule)}
+    assert len(switches) == 1
+    before = outputs(nested.eval(), nested)
+    with other.at("1/4"):
+        assert nested.level == "full" and other.level == "1/4"
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()
+    assert all(torch.equal(a, b) for a, b in zip(outputs(nested, nested), before, strict=True))
+    with other.at("1/4"):
+        loss = other(x()).sum()
+    with pytest.raises(RuntimeError, match="its forward ran at level '1/4'"):
+        loss.backward()
+    with nested.at("1/4"), pytest.raises(RuntimeError):
+        loss.backward()
+    assert type(other.extract("full")) is nn.Sequential
+
+
+def test_a_copy_that_is_made_at_a_level_is_not_bound_to_it() -> None:
+    nested = family()
+    with nested.at("1/4"):
+        other = copy.deepcopy(nested)
+        assert nested.level == "1/4"
+    assert other.level == "full", "no `with` block would ever bring it back"
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_state_goes_from_one_family_to_another(kind: str) -> None:
+    nested, other = family(kind), nest(model(), **SPECS[kind], seed=5)
+    for level in nested.levels:
+        with nested.at(level):
+            nested(x(9))
+    with torch.no_grad():
+        for parameter in nested.parameters():
+            parameter.mul_(1.5)
+    file = io.BytesIO()
+    torch.save(nested.state_dict(), file)
+    file.seek(0)
+    missing = other.load_state_dict(torch.load(file, weights_only=True))
+    assert not missing.missing_keys and not missing.unexpected_keys
+    same = zip(outputs(nested.eval(), nested), outputs(other.eval(), other), strict=True)
+    assert all(torch.equal(a, b) for a, b in same)
+    keys = list(nested.state_dict())
+    with nested.at("1/4"):
+        assert list(nested.state_dict()) == keys, "all levels, whichever runs"
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_dtypes_and_modes_reach_every_level(kind: str) -> None:
+    nested = family(kind)
+    single = outputs(nested.eval(), nested)
+    assert not any(module.training for module in nested.modules())
+    double = [y.float() for y in outputs(_double(nested), nested)]
+    assert {p.dtype for p in nested.parameters()} == {torch.float64}
+    torch.testing.assert_close(single, double)
+    nested.train()
+    assert all(module.training for module in nested.modules())
+
+
+def _double(nested: Nested) -> nn.Module:
+    nested.double()
+    return _Cast(nested)
+
+
+class _Cast(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, y: Tensor) -> Tensor:
+        z: Tensor = self.network(y.double())
+        return z
+
+
+AUTOCAST = [
+    ("encoder", "ranks"), ("encoder", "widths"), ("encoder", "depth"), ("gpt2", "query_key"), ("gpt2", "ranks"),
+    ("mlp", "widths"), ("mlp", "widths_separate"), ("encoder", "layer_sum_new"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), AUTOCAST)
+def test_autocast_is_close_to_single_precision_at_each_level(name: str, kind: str) -> None:
+    network = ZOO[name]
+    torch.manual_seed(0)
+    nested = nest(network.build(), **specs_for(network)[kind])
+    inputs = {k: v.float() if v.is_floating_point() else v for k, v in network.inputs(40).items()}
+    for level in nested.levels:
+        results = []
+        for enabled in (False, True):
+            nested.zero_grad()
+            with nested.at(level):
+                with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                    y = output(nested, inputs)
+                y.float().square().mean().backward()
+            used = list(nested.parameters(level=level))
+            gradient = torch.cat([p.grad.flatten() for p in used if p.grad is not None])
+            assert gradient.dtype is torch.float32
+            results.append((y.detach().float(), gradient))
+        for exact, rough in zip(*results, strict=True):
+            assert not torch.equal(exact, rough), "autocast was on"
+            error = float((exact - rough).norm() / exact.norm())
+            assert error < 0.05, (level, error)
+
+
+def test_the_second_level_inside_one_autocast_block_is_not_the_first() -> None:
+    """Autocast keeps cast weights for a while; those of another level must not be among them."""
+    nested = nest(model(), LowRank((1 / 8, 1 / 2), init="zero")).eval()
+    alone = []
+    for level in nested.levels:
+        with torch.autocast("cpu", torch.bfloat16), nested.at(level):
+            alone.append(nested(x()).detach())
+    together = []
+    with torch.autocast("cpu", torch.bfloat16):
+        for level in nested.levels:
+            with nested.at(level):
+                together.append(nested(x()).detach())
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+# Compiled
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@pytest.fixture
+def dynamo() -> Any:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def short() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def switched(nested: Nested, run: Callable[[Tensor], Tensor], eager: Nested, rounds: int) -> None:
+    """Every level in training and evaluation, forward and backward; the same as the eager family, step by step."""
+    given = x()
+    for _ in range(rounds):
+        for training in (True, False):
+            nested.train(training)
+            eager.train(training)
+            for level in nested.levels:
+                nested.zero_grad()
+                eager.zero_grad()
+                with nested.at(level), eager.at(level):
+                    y, expected = run(given), eager(given)
+                    y.sum().backward()
+                    expected.sum().backward()
+                torch.testing.assert_close(y, expected)
+                for a, b in zip(nested.parameters(), eager.parameters(), strict=True):
+                    assert (a.grad is None) == (b.grad is None), "only what the level uses"
+                    if a.grad is not None and b.grad is not None:
+                        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["width", pytest.param("width shared", marks=pytest.mark.slow), pytest.param("low rank", marks=pytest.mark.slow)],
+)
+def test_compiled_once_for_each_level_and_mode_however_often_it_switches(kind: str, dynamo: None) -> None:
+    nested, eager = (nest(short(), **SPECS[kind]) for _ in range(2))
+    given = x()
+    compiled = torch.compile(nested, backend="aot_eager", fullgraph=True)
+    switched(nested, compiled, eager, rounds=2)
+    assert graphs() == 3 * 2
+    for step in range(1000 if kind == "width" else 60):
+        nested.train(step % 6 < 3)
+        with nested.at(nested.levels[step % 3]):
+            compiled(given)
+    assert graphs() == 3 * 2
+
+
+def test_more_levels_than_graphs_are_allowed_compile_one_callable_each(dynamo: None) -> None:
+    ratios = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
+    nested, eager = (nest(short(), Width(ratios)) for _ in range(2))
+    assert len(nested.levels) == 6
+    nested.compile(backend="aot_eager", fullgraph=True)
+    switched(nested, nested, eager, rounds=2)
+    assert graphs() == 6 * 2 > torch._dynamo.config.recompile_limit
+
+
+def test_a_compiled_family_still_watches_copies_and_gives_out(dynamo: None) -> None:
+    nested = nest(model(), Width(1 / 2))
+    nested.compile(backend="aot_eager", fullgraph=True)
+    with nested.at("core"):
+        loss = nested(x()).sum()
+    with pytest.raises(RuntimeError, match="its forward ran at level 'core'"):
+        loss.backward()
+    with nested.at("core", teacher="full"):
+        nested(x())
+        assert nested.teacher.shape == (5, 3) and not nested.teacher.requires_grad
+    nested(x())
+    before = graphs()
+    other = copy.deepcopy(nested)
+    with torch.no_grad():
+        next(other.parameters()).zero_()
+    assert torch.equal(other.eval()(x()), other.model(x())), "the copy runs its own numbers"
+    assert graphs() == before, "and is not compiled"
+    assert type(nested.extract("core")) is nn.Sequential
+    assert "_compiled" not in "".join(nested.state_dict())
+
+
+def test_blocks_and_sums_compile_too(dynamo: None) -> None:
+    blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)) for _ in range(3))
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = blocks
+
+        def forward(self, y: Tensor) -> Tensor:
+            for block in self.blocks:
+                y = y + block(y)
+            return y
+
+    nested = nest(OutputSum(Residual(), nn.Linear(6, 6)), Depth("blocks", keep=1))
+    eager = copy.deepcopy(nested)
+    switched(nested, torch.compile(nested, backend="aot_eager", fullgraph=True), eager, rounds=2)
+    assert graphs() == 2 * 2 or graphs() == 2, "nothing here depends on the mode"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_inductor_compiles_each_level_and_mode_once_over_a_thousand_switches(dynamo: None) -> None:
+    nested = nest(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3)), Width(1 / 2))
+    eager = copy.deepcopy(nested)
+    compiled = torch.compile(nested, fullgraph=True)
+    switched(nested, compiled, eager, rounds=1)
+    assert graphs() == 2 * 2
+    given = x()
+    for step in range(1000):
+        nested.train(step % 4 < 2)
+        with nested.at(nested.levels[step % 2]):
+            compiled(given)
+    assert graphs() == 2 * 2

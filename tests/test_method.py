@@ -1,0 +1,80 @@
+"""Rules are asked, and asked again when they need the gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from partialsgd import Branch, Context, Method, PartialSGD, masks, methods
+from partialsgd.method import everything, nowhere
+from partialsgd.parameters import Parameters
+from partialsgd.testing.problems import PROBLEMS
+from partialsgd.vectors import Vector
+
+MODEL = PROBLEMS[1].model()
+
+
+def context(gradient: Vector | None = None, **changes) -> Context:
+    fields = {"t": 3, "seed": 5, "parameters": Parameters(MODEL), "memory": {}} | changes
+    return Context(**fields, _gradient=gradient)
+
+
+def a_gradient() -> Vector:
+    return Vector({name: torch.ones_like(p) for name, p in Parameters(MODEL).items()})
+
+
+def test_draws_belong_to_seed_t_branch_and_name() -> None:
+    base = context()
+    first = base.bernoulli("0.weight", 0.5)
+    assert torch.equal(first, context().bernoulli("0.weight", 0.5))
+    for other in (context(t=4), context(seed=6), context(branch=1)):
+        assert not torch.equal(first, other.bernoulli("0.weight", 0.5))
+    assert base.key("0.weight") != base.key("2.weight")
+
+
+def test_plain_is_told_from_everything_else() -> None:
+    assert Method().is_plain and methods.plain().is_plain
+    assert not methods.sam(0.1).is_plain and not Method(scale=lambda c: 1.0).is_plain
+    assert Method().mask is everything and Method().perturb is nowhere
+
+
+def test_a_method_is_either_one_pair_or_several_branches() -> None:
+    with pytest.raises(ValueError, match="either mask and perturb or branches"):
+        Method(mask=lambda c: masks.nothing(c.parameters), branches=lambda c: [Branch()])
+    with pytest.raises(ValueError, match="'sum' or 'mean', got 'max'"):
+        Method(combine="max")
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        (Method(mask=lambda c: {"0.weight": True}), TypeError, "the rule 'mask' returned .* must return a Mask"),
+        (Method(perturb=lambda c: 0.1), TypeError, "the rule 'perturb' returned 0.1; it must return a Perturbation"),
+        (Method(scale=lambda c: "half"), TypeError, "must return a number"),
+        (Method(mask=lambda c: c.mask), RuntimeError, "asks for what is chosen after it"),
+        (Method(branches=lambda c: []), ValueError, "gave no branch"),
+        (Method(branches=lambda c: [Branch(weight=0.0)], combine="mean"), ValueError, "gave no branch with a weight"),
+    ],
+)
+def test_a_rule_that_is_wrong_is_told_so_and_changes_nothing(method: Method, error, message: str) -> None:
+    problem = PROBLEMS[1]
+    model = problem.model()
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(error, match=message):
+        sgd.step(problem.closure(model, 0))
+    assert sgd.t == 0 and all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_turns_are_counted_for_each_level_and_asker() -> None:
+    memory = {}
+    levels = ["full", "core", "full", "core", "full"]
+    assert [context(memory=memory, level=level).count_and_check_due("a", 2) for level in levels] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert context(memory=memory, level="full").count_and_check_due("b", 2), "another asker has its own count"
