@@ -99,7 +99,7 @@ def test_without_tyro_the_extra_is_named(call: Call, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["accelerate", "rich"])
 def test_without_another_library_of_the_recipes_the_extra_is_named(name: str, tmp_path: Path) -> None:
-    code = f"import sys;sys.modules[{name!r}] = None\nfrom partialsgd.lab import cli;sys.exit(cli.main(['resume', '.']))"
+    code = f"import sys; sys.modules[{name!r}] = None; from partialsgd.lab.cli import main; exit(main(['resume', '.']))"
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (
         1,
