@@ -17,8 +17,8 @@ from partialsgd.engine.gradient_pass import Pass
 from partialsgd.lab import recipes
 from partialsgd.lab.recipes.images.settings import Images, of_preset
 from partialsgd.lab.recipes.images.task import ImageTask, build
-from partialsgd.lab.recipes.measuring import meter_of
-from partialsgd.lab.recipes.methods import method_of
+from partialsgd.lab.training.measuring import meter_of
+from partialsgd.lab.training.methods import method_of
 from partialsgd.meters.criteria import Criteria
 from tests.lab.recipes.images.made import NAMES, write
 

@@ -10,7 +10,7 @@ import torch
 import partialsgd as ps
 from partialsgd.lab.recipes.images.resnet import resnet, resnet18
 from partialsgd.lab.recipes.images.work import Work, passes
-from partialsgd.lab.recipes.methods import method_of
+from partialsgd.lab.training.methods import method_of
 from partialsgd.nested import Nested
 from partialsgd.nested.inspect.flops import count, paper_epoch_flops
 from partialsgd.nested.specs import Spec

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 import partialsgd as ps
 from partialsgd.engine.gradient_pass import Pass
 from partialsgd.lab import recipes
-from partialsgd.lab.recipes.methods import method_of
 from partialsgd.lab.recipes.tabular import scores
 from partialsgd.lab.recipes.tabular.features import Rows
 from partialsgd.lab.recipes.tabular.network import inputs_of
 from partialsgd.lab.recipes.tabular.settings import Tabular
 from partialsgd.lab.recipes.tabular.task import TabularTask, build
+from partialsgd.lab.training.methods import method_of
 from partialsgd.nested.inspect.flops import count
 from tests.lab.recipes.tabular.made import with_header
 

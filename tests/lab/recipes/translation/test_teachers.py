@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 import partialsgd as ps
-from partialsgd.lab.recipes import build, checkpoints, closing, loop
-from partialsgd.lab.recipes.runs import Run
+from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.translation import losses, teachers
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.recipes.translation.work import Work
+from partialsgd.lab.runs import checkpoints
+from partialsgd.lab.runs import final_scores as closing
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import loop
 from partialsgd.nested.inspect import flops
-from tests.lab.recipes.made_runs import TINY, made_run
+from tests.lab.made_runs import TINY, made_run
 from tests.lab.recipes.translation.tiny import family
 
 pytestmark = pytest.mark.usefixtures("toy")  # which leaves no state of accelerate behind

@@ -12,14 +12,15 @@ from torch.optim import Optimizer
 
 import partialsgd as ps
 from partialsgd.engine.gradient_pass import Pass
-from partialsgd.lab.recipes import digests, nesting, rates, timing
 from partialsgd.lab.recipes.images import cifar, digits, scores, work
 from partialsgd.lab.recipes.images.batches import ImageBatch, ImageBatches, Standard
 from partialsgd.lab.recipes.images.data import Data, Part
 from partialsgd.lab.recipes.images.resnet import resnet
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.methods import method_of
-from partialsgd.lab.recipes.tasks import Batches, Numbers, Split, Task
+from partialsgd.lab.training import data_hash as digests
+from partialsgd.lab.training import nesting, rates, timing
+from partialsgd.lab.training.methods import method_of
+from partialsgd.lab.training.task import Batches, Numbers, Split, Task
 from partialsgd.nested import Nested
 
 _BLOCKS = {"tiny": (2, 2), "resnet18": (2, 2, 2, 2)}
