@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from partialsgd import masks, perturbations
 from partialsgd._util import randomness
 from partialsgd.masks import Mask
-from partialsgd.parameters import Parameters
+from partialsgd.parameters import Parameters, unwrap
 from partialsgd.perturbations import Perturbation
 from partialsgd.vectors import Vector
 
@@ -247,6 +247,8 @@ class Method:
     """With its settings; a saved state is refused by a method of another name."""
     build: Callable[[nn.Module], Method] | None = field(default=None, kw_only=True)
     """Makes the rules from the model, for a method that has to look at it first; see `bind`."""
+    bound_to: nn.Module | None = field(default=None, kw_only=True, repr=False, compare=False)
+    """The model that `build` has made the rules for; set by `bind`."""
 
     def __post_init__(self) -> None:
         if self.branches is not None and (self.mask is not everything or self.perturb is not nowhere):
@@ -255,18 +257,31 @@ class Method:
             if not callable(getattr(self, rule)):
                 given = getattr(self, rule)
                 raise TypeError(f"the rule {rule!r} must be a function of a Context, got {given!r}; write lambda c: …")
+        if self.build is not None and replace(self, build=None, name="method") != Method():
+            raise ValueError(f"{self.name}: build makes all rules of the method; set none beside it")
         if self.combine not in ("sum", "mean"):
             raise ValueError(f"combine must be 'sum' or 'mean', got {self.combine!r}")
 
     @property
     def is_plain(self) -> bool:
+        self._require_bound()
         return replace(self, name="method") == Method()
 
     def bind(self, model: nn.Module) -> Method:
-        """The method with its rules for this model. `PartialSGD` calls it once, when it is built."""
-        return self if self.build is None else self.build(model)
+        """Return the method with its rules for this model. `PartialSGD` calls it once, when it is built."""
+        inner = unwrap(model)
+        if self.build is not None:
+            return replace(self.build(model), bound_to=inner)
+        if self.bound_to is not None and self.bound_to is not inner:
+            raise ValueError(f"{self.name} was bound to another model; make a new method for this one")
+        return self
+
+    def _require_bound(self) -> None:
+        if self.build is not None:
+            raise RuntimeError(f"{self.name} has no rules before it is bound to a model; call method.bind(model)")
 
     def branches_at(self, context: Context) -> Sequence[Branch]:
+        self._require_bound()
         if self.branches is None:
             return (Branch(self.mask, self.perturb),)
         branches = tuple(self.branches(context))

@@ -35,7 +35,7 @@ def test_optimizers_come_as_a_list() -> None:
 
 def test_our_hooks_are_taken_off_and_those_of_others_stay() -> None:
     model = nn.Sequential(nn.Linear(2, 40), nn.ReLU(), nn.Linear(40, 1))
-    methods.meprop(model, 4)
+    methods.meprop(4).bind(model)
     kept = model[0].register_forward_hook(lambda module, inputs, output: None)
     before = len(model[0]._forward_hooks)
     without_our_hooks(model)

@@ -34,7 +34,7 @@ def test_a_look_leaves_buffers_noise_and_gradients_as_they_were() -> None:
 
         class Curious:
             def looks(self, context, trained, nested=nested):
-                level = methods.only(nested, "core").branches_at(context)[0]
+                level = methods.only("core").bind(nested).branches_at(context)[0]
                 return [
                     GradientRequest(trained),
                     GradientRequest(level),
@@ -48,7 +48,7 @@ def test_a_look_leaves_buffers_noise_and_gradients_as_they_were() -> None:
         sgd = PartialSGD(
             nested,
             torch.optim.AdamW(nested.parameters(), 0.01),
-            methods.alternating(nested),
+            methods.alternating(),
             meter=Curious() if looking else None,
         )
         torch.manual_seed(3)

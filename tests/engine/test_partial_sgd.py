@@ -20,7 +20,7 @@ LR = 0.05
 
 def start(problem: Problem = MLP, method: Method | None = None, **options) -> tuple[nn.Module, PartialSGD]:
     model = problem.model()
-    made = (method or Method()) if isinstance(method, Method | None) else method(model)
+    made = method or Method()
     return model, PartialSGD(model, torch.optim.SGD(model.parameters(), LR), made, **options)
 
 
@@ -50,7 +50,7 @@ CASES = {name: method for name, method in CASES.items() if not name.startswith("
 def test_the_driver_equals_algorithm_1(problem: Problem, name: str) -> None:
     model, sgd = start(problem, CASES[name], seed=3)
     twin, memory = problem.model(), {}
-    method = sgd.method if isinstance(CASES[name], Method) else CASES[name](twin)
+    method = CASES[name].bind(twin)
     x = {n: p.detach().clone() for n, p in reference.Parameters(twin).items()}
     for t in range(4):
 
@@ -666,8 +666,8 @@ def test_perturbed_shows_the_network_that_the_next_step_trains() -> None:
 def test_what_is_extracted_has_no_hooks_of_ours_and_keeps_the_users() -> None:
     model = MLP.model()
     handle = model[0].register_forward_hook(lambda *_: None)
-    methods.meprop(model, 2)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.freezing(model))
+    methods.meprop(2).bind(model)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.freezing())
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in sgd.extract().modules()]
     assert sum(hooks) == 1 and handle.id in sgd.extract()[0]._forward_hooks
     assert len(model[0]._forward_hooks) == 3

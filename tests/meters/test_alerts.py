@@ -109,8 +109,8 @@ def test_ordinary_training_on_noise_gives_no_warning(kind, caplog) -> None:
     method = {
         "plain": methods.plain,
         "dropout": lambda: methods.dropout(0.95),
-        "blocks": lambda: methods.block_coordinate(model, every=1),
-        "workers": lambda: methods.independent_subnets(model, 2, 5),
+        "blocks": lambda: methods.block_coordinate(every=1),
+        "workers": lambda: methods.independent_subnets(2, 5),
     }[kind]()
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.05), method, meter=CriteriaMeter(1))
 

@@ -20,6 +20,7 @@ from partialsgd.meters.summaries import Summary
 from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Losses, Method, Remembered
 from partialsgd.nested.branches import branch_of
 from partialsgd.nested.nested import family_of
+from partialsgd.parameters import Parameters
 
 if TYPE_CHECKING:
     from partialsgd.engine.partial_sgd import PartialSGD
@@ -88,7 +89,7 @@ class CriteriaMeter:
             return None
         found = criteria_of(sight, grouped(sight.context.parameters, self.groups))
         if self.probe is not None:
-            found = replace(found, probe=self.probe if isinstance(self.probe, str) else self.probe.name)
+            found = replace(found, probe=self._probe_name(sight.context.parameters))
         found = consecutive.told(found, memory)
         place = self._place(sight)
         if math.isfinite(found.whole):  # a pass that overflowed tells nothing
@@ -109,7 +110,8 @@ class CriteriaMeter:
         if self.probe is None:
             return place_of(sight.context, sight.context.memory)
         level = sight.context.level
-        return self.probe if isinstance(self.probe, str) else self.probe.name + (f", {level}" if level else "")
+        name = self._probe_name(sight.context.parameters)
+        return f"{name}, {level}" if level and isinstance(self.probe, Method) else name
 
     def _over(self, t: int) -> tuple[Losses, Losses] | None:
         if self.batches is None or self.loss is None:
@@ -124,8 +126,16 @@ class CriteriaMeter:
     def _probed(self, context: Context, probe: Method | str) -> Sequence[Branch]:
         parameters = context.parameters
         if isinstance(probe, Method):
-            return probe.branches_at(replace(context, level=None, memory={}, measured={}, _mask=None))
+            return self._bound(probe, parameters).branches_at(
+                replace(context, level=None, memory={}, measured={}, _mask=None)
+            )
         return (parameters.once(("probe", probe), lambda: branch_of(family_of(parameters.model), probe)),)
+
+    def _bound(self, probe: Method, parameters: Parameters) -> Method:
+        return parameters.once(("probe", id(probe)), lambda: probe.bind(parameters.model))
+
+    def _probe_name(self, parameters: Parameters) -> str:
+        return self._bound(self.probe, parameters).name if isinstance(self.probe, Method) else str(self.probe)
 
 
 def place_of(context: Context, memory: Mapping[str, Remembered]) -> str:

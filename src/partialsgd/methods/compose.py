@@ -16,7 +16,7 @@ from torch import Tensor
 
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, CorrectRule, MaskRule, Method, NeedsGradient, PerturbRule, WithinRule
-from partialsgd.methods._shared.parts import apart, has
+from partialsgd.methods._shared.parts import bind_parts, has, with_own_memory
 from partialsgd.methods._shared.settings import require_method
 from partialsgd.perturbations import Perturbation
 from partialsgd.vectors import Vector
@@ -40,11 +40,15 @@ def compose(first: Method, second: Method) -> Method:
     """
     require_method("first", first)
     require_method("second", second)
+    return bind_parts(_compose, first, second, name=f"compose({first.name}, {second.name})")
+
+
+def _compose(first: Method, second: Method) -> Method:
     _refuse(first, second)
     name = f"compose({first.name}, {second.name})"
     if first.is_plain or second.is_plain:
         return replace(second if first.is_plain else first, name=name)
-    second = apart(second, f"part {first.name.count('compose(') + 2}", reseed=True)
+    second = with_own_memory(second, f"part {first.name.count('compose(') + 2}", reseed=True)
     outer, inner = (second, first) if second.branches is not None else (first, second)
     rules: dict[str, Any] = {rule: getattr(_owner(first, second, rule), rule) for rule in _ONE_ONLY}
     if outer.branches is None:

@@ -51,9 +51,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 def by_hand(settings: Toy) -> ToyTask:
     """Algorithm 1 over the batches, and nothing else."""
     task = toy.build(settings)
-    sgd = ps.PartialSGD(
-        task.network, list(task.optimizers), method_of(settings.method, task.network), seed=settings.seed
-    )
+    sgd = ps.PartialSGD(task.network, list(task.optimizers), method_of(settings.method), seed=settings.seed)
     torch.manual_seed(settings.seed)
     for epoch in range(settings.epochs):
         for index in range(len(task.batches)):

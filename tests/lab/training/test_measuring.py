@@ -52,8 +52,8 @@ def measured(run: Run) -> list[tuple[int, dict[str, Any]]]:
 def by_hand(settings: Toy, probe: str | None) -> list[tuple[int, dict[str, Any]]]:
     """A loop that knows nothing of recipes, with a meter."""
     task = toy.build(settings)
-    method = method_of(settings.method, task.network)
-    meter = ps.CriteriaMeter(2, None if probe is None else method_of(probe, task.network))
+    method = method_of(settings.method)
+    meter = ps.CriteriaMeter(2, None if probe is None else method_of(probe))
     sgd = ps.PartialSGD(task.network, list(task.optimizers), method, seed=settings.seed, meter=meter)
     torch.manual_seed(settings.seed)
     found = []

@@ -15,7 +15,7 @@ from partialsgd.lab.training import registry
 @pytest.mark.parametrize("name", methods.SUMMARIES)
 def test_a_method_without_torch_is_the_method_with_it(name: str) -> None:
     function = getattr(methods, name)
-    told = {p.name: p for p in inspect.signature(function).parameters.values() if p.name not in registry.NETWORKS}
+    told = {p.name: p for p in inspect.signature(function).parameters.values()}
     defaults = {option: None if p.default is p.empty else repr(p.default) for option, p in told.items()}
     found = registry.options_of(name)
     assert list(found) == list(told)

@@ -39,7 +39,7 @@ def test_measuring_is_not_training_and_each_pass_has_the_price_of_its_level(tmp_
 @pytest.fixture
 def training(tmp_path: Path) -> Training:
     task = build(SMALL)
-    sgd = ps.PartialSGD(task.network, list(task.optimizers), method_of(SMALL.method, task.network))
+    sgd = ps.PartialSGD(task.network, list(task.optimizers), method_of(SMALL.method))
     return Training(task, sgd, launch.accelerator(SMALL, tmp_path))
 
 

@@ -87,7 +87,7 @@ def _prepared(settings: Settings) -> Task:
     launch.require(settings)
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     task = build(settings)
-    method_of(settings.method, task.network)
+    method_of(settings.method).bind(task.network)
     meter_of(settings, task.network)
     return task
 
@@ -119,7 +119,7 @@ def _to_the_end(run: Run, settings: Settings, task: Task, show: bool) -> Run:
 def fit(run: Run, settings: Settings, task: Task, here: Accelerator, console: Console) -> Training:
     """Algorithm 1 over the batches, with an evaluation after some epochs and a checkpoint after some steps."""
     model = here.prepare_model(task.network)
-    method = method_of(settings.method, task.network)
+    method = method_of(settings.method)
     deal = Deal(task.batches, settings.accumulate, here.process_index, here.num_processes)
     move = partial(send_to_device, device=here.device)
     meter = meter_of(settings, task.network, partial(deal.hand, move=move), partial(mean_loss, task, model))

@@ -43,7 +43,7 @@ def meter_of(
     if settings.measure_batches > 1 and hand is not None:
         options |= {"batches": _following(hand, settings.measure_batches), "loss": loss}
     with _said_of("probe"):
-        probe = None if settings.probe is None else method_of(settings.probe, network)
+        probe = None if settings.probe is None else method_of(settings.probe).bind(network)
     return ps.CriteriaMeter(settings.measure_every, probe, **options)
 
 

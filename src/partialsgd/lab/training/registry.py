@@ -7,19 +7,16 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from difflib import get_close_matches
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 
 from partialsgd import methods
 from partialsgd.lab.training.errors import WrongCall
-
-NETWORKS = ("nested", "model")
-"""The parameters of a method that are the network itself, which a text does not name."""
+from partialsgd.methods._registry import definition
 
 
 def require_name(name: str) -> None:
-    if name not in methods.SUMMARIES:
-        close = get_close_matches(name, methods.SUMMARIES, n=3)
+    if name not in methods.NAMES:
+        close = get_close_matches(name, methods.NAMES, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "`partialsgd methods` lists them"
         raise WrongCall(f"there is no method {name!r}; {hint}")
 
@@ -44,12 +41,12 @@ def unreadable(text: str) -> ValueError:
 
 def options_of(name: str) -> dict[str, str | None]:
     """What a method can be told, each with its default as it is written; None where it must be told."""
-    given = _definition(name).args
+    given = definition(name).args
     every = [*given.posonlyargs, *given.args]
     blanks: list[ast.expr | None] = [None] * (len(every) - len(given.defaults))
     pairs = [*zip(every, [*blanks, *given.defaults], strict=True)]
     pairs += zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    return {arg.arg: None if value is None else ast.unparse(value) for arg, value in pairs if arg.arg not in NETWORKS}
+    return {arg.arg: None if value is None else ast.unparse(value) for arg, value in pairs}
 
 
 def signature(name: str) -> str:
@@ -59,7 +56,7 @@ def signature(name: str) -> str:
 
 
 def documentation(name: str) -> str:
-    return inspect.cleandoc(ast.get_docstring(_definition(name)) or "")
+    return inspect.cleandoc(ast.get_docstring(definition(name)) or "")
 
 
 def listed(width: int) -> str:
@@ -90,11 +87,3 @@ def _calls(node: ast.expr) -> Iterator[tuple[str, list[str]]]:
                 yield from _calls(value)
     else:
         raise unreadable(ast.unparse(node))
-
-
-@cache
-def _definition(name: str) -> ast.FunctionDef:
-    """The function in the file, which is read and not run: running it would import torch."""
-    source = Path(str(methods.__file__)).with_name(f"{name}.py").read_text(encoding="utf-8")
-    found = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
-    return next(found)

@@ -29,7 +29,7 @@ def settings(**changes: Any) -> Images:
 
 
 def steps(task: ImageTask, method: str, count: int) -> ps.PartialSGD:
-    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method, task.network), seed=0)
+    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method), seed=0)
     for t in range(count):
         batch = task.batches.make(0, t % len(task.batches))
 
@@ -111,7 +111,7 @@ def test_neurons_of_one_network_are_dropped_and_probed(norms: str) -> None:
         task = build(settings(nest="none", norms=norms))
         told = settings(measure_every=1, probe=probe)
         options: dict[str, Any] = {"seed": 0, "meter": meter_of(told, task.network)}
-        sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method, task.network), **options)
+        sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method), **options)
         batch = task.batches.make(0, 0)
 
         def closure(g: Pass, task: ImageTask = task, batch: Any = batch) -> Tensor:
@@ -242,7 +242,7 @@ def test_a_preset_for_cifar_asks_for_its_files(preset: str) -> None:
 @pytest.mark.slow
 def test_both_levels_learn_the_digits_in_the_default_training() -> None:
     task = build(Images())
-    sgd = ps.PartialSGD(task.network, task.optimizers, method_of("alternating", task.network), seed=0)
+    sgd = ps.PartialSGD(task.network, task.optimizers, method_of("alternating"), seed=0)
     total = Images().epochs * len(task.batches)
     for t in range(total):
         task.optimizers[0].param_groups[0]["lr"] = Images().lr * task.rate(t, total)

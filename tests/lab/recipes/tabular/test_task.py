@@ -31,7 +31,7 @@ def given(teacher: Tensor | None = None) -> Pass:
 
 def trained(task: TabularTask, method: str, steps: int, total: int) -> ps.PartialSGD:
     """As the loop does it, with the same rate for both optimizers."""
-    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method, task.network), seed=0)
+    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method), seed=0)
     largest = [optimizer.param_groups[0]["lr"] for optimizer in task.optimizers]
     for t in range(steps):
         batch = task.batches.make(*divmod(t, len(task.batches)))
@@ -74,7 +74,7 @@ def test_full_at_even_t_and_at_odd_t_the_deep_part_alone_with_its_own_optimizer(
     assert {id(p) for p in wide.parameters()} == {id(p) for p in adagrad.param_groups[0]["params"]}
     group = adamw.param_groups[0]
     assert (group["lr"], group["weight_decay"], adagrad.param_groups[0]["lr"]) == (2e-3, 0.1, 0.02)
-    sgd = ps.PartialSGD(task.network, task.optimizers, ps.methods.alternating(task.network))
+    sgd = ps.PartialSGD(task.network, task.optimizers, ps.methods.alternating())
 
     def now(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         state = [value for each in optimizer.state.values() for value in each.values()]

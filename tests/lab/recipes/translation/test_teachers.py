@@ -77,7 +77,7 @@ def test_a_method_that_distills_goes_on_distilling_beside_it(run: Run) -> None:
 
     def core_loss(**changes: Any) -> float:
         task = build(told(run, **changes))
-        return loss_of(task, ps.methods.slimmable(task.network, distill=True))["core"]
+        return loss_of(task, ps.methods.slimmable(distill=True))["core"]
 
     inside, outside = core_loss(teacher=None), core_loss(teacher_weight=1.0)
     assert core_loss(teacher_weight=0.25) == pytest.approx(0.75 * inside + 0.25 * outside, rel=1e-5)

@@ -106,7 +106,7 @@ class ImageTask:
 
     def _epoch_flops(self) -> list[dict[str, str | float]]:
         sizes = [self.batches.units(0, index) for index in range(len(self.batches))]
-        method = method_of(self.settings.method, self.network)
+        method = method_of(self.settings.method)
         return self.work.epoch(work.passes(method, self.network, self.settings.seed), sizes)
 
 

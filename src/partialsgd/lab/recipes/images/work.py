@@ -72,6 +72,7 @@ def passes(method: Method, network: Nested, seed: int) -> dict[str, float]:
 
     What a meter, a guard or a teacher runs beside it is not counted.
     """
+    method = method.bind(network)
     steps = 100 * len(network.levels)  # whole rounds of all levels
     context = Context(0, seed, parameters_of(network), {})
     counts: Counter[str] = Counter()
