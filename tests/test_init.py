@@ -10,18 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 import partialsgd
 from partialsgd import methods
-from tests.families import family
 
 SOURCE = Path(partialsgd.__file__).parent
 
 # What a method must be given.
 ARGUMENTS = {
-    "nested": family(),
-    "model": nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
     "method": methods.sam(),
     "first": methods.sam(),
     "second": methods.random_mask(),

@@ -49,7 +49,7 @@ def methods(rank: int, folder: str) -> None:
 MEASURED = {
     "dropout": (lambda: MLP.model(), lambda model: registry.dropout(0.6)),
     "sam": (lambda: MLP.model(), lambda model: registry.sam(0.3)),
-    "core": (lambda: nest(MLP.model(), Width(0.5)), lambda nested: registry.only(nested, "core")),
+    "core": (lambda: nest(MLP.model(), Width(0.5)), lambda nested: registry.only("core")),
     "slimmable": (lambda: nest(MLP.model(), LowRank(0.5)), lambda nested: registry.slimmable()),
 }
 NUMBERS = ("whole", "masked", "shared", "perturbed", "inner", "moved")
@@ -196,5 +196,5 @@ def family(kind: str) -> Nested:
 
 def method(name: str, nested: Nested) -> Method:
     """One of the registry's methods for families."""
-    made: Method = registry.only(nested, nested.levels[0]) if name == "only" else getattr(registry, name)(nested)
+    made: Method = registry.only(nested.levels[0]) if name == "only" else getattr(registry, name)()
     return made
