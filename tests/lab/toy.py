@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab import recipes
 from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.task import Batch, Numbers, Split
@@ -80,7 +80,7 @@ class ToyTask:
     def rate(self, t: int, total: int) -> float:
         return 1 / (1 + t)
 
-    def loss(self, model: nn.Module, batch: Batch, g: Pass) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch, g: GradientPass) -> Tensor:
         return (model(batch).squeeze(1) - batch.sum(dim=1)).square().sum()
 
     @torch.no_grad()

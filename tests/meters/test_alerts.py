@@ -131,11 +131,11 @@ def test_the_step_size_that_is_judged_is_the_one_that_is_taken() -> None:
         seen_rates = []
 
         class Noting:
-            def looks(self, context, trained):
+            def requests(self, context, trained):
                 return [GradientRequest(trained)]
 
             def measure(self, sight, seen_rates=seen_rates):
-                seen_rates.append(sight.rate)
+                seen_rates.append(sight.step_size)
 
         model = nn.Linear(2, 1)
         method = Method(scale=lambda c, factor=factor: factor, name="scaled")

@@ -142,7 +142,7 @@ def _perturbation_of(method: Method, model: nn.Module, g, mask):
     from partialsgd.method import Context
     from partialsgd.vectors import Vector
 
-    context = Context(0, 0, Parameters(model), {}, _mask=mask, _gradient=Vector(g))
+    context = Context(0, 0, Parameters(model), {}).with_mask(mask).with_gradient(Vector(g))
     return method.perturb(context)
 
 
@@ -579,17 +579,20 @@ def test_a_probe_of_several_levels_has_a_summary_of_each_and_is_asked_once_a_ste
     assert len(sgd.step(closure(nested, 0)).measurements) == 1
 
 
-def test_micro_batches_of_their_own_are_not_measured_one_by_one() -> None:
-    model = mlp()
-    sgd = trained(model, methods.random_mask(0.5), CriteriaMeter(2))
-    x, y = batch(0)
-    with sgd.gradient():
-        F.cross_entropy(model(x), y).backward()
-    with (
-        pytest.raises(RuntimeError, match="looks at the whole gradient: run all micro-batches inside one"),
-        sgd.gradient(),
-    ):
-        F.cross_entropy(model(x), y).backward()
+def test_micro_batches_are_measured_together() -> None:
+    criteria = []
+    for times in (1, 2):
+        model = mlp()
+        sgd = trained(model, methods.random_mask(0.5), CriteriaMeter(2))
+        x, y = batch(0)
+        for g in sgd.gradients():
+            for _ in range(times):
+                with g:
+                    (F.cross_entropy(model(x), y) / times).backward()
+        criteria.append(sgd.update().criteria)
+    assert criteria[0].whole == pytest.approx(criteria[1].whole) and criteria[0].c_norm == pytest.approx(
+        criteria[1].c_norm
+    )
 
 
 def test_of_a_step_with_several_branches_the_first_is_compared_with_the_last_steps() -> None:

@@ -70,9 +70,9 @@ class CriteriaMeter:
         if self.independent and self.batches is None:
             raise ValueError("independent=True needs batches to take: the step itself has one; give batches and loss")
 
-    def looks(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
+    def requests(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
         """The pair of gradients of the level's every n-th step."""
-        found = [GradientRequest(trained, alone=True)] if self.consecutive and context.branch == 0 else []
+        found = [GradientRequest(trained, trained_only=True)] if self.consecutive and context.branch == 0 else []
         register(context)
         if not context.count_and_check_due(f"criteria.{place_of(context, context.memory)}", self.every):
             return found
@@ -84,7 +84,7 @@ class CriteriaMeter:
 
     def measure(self, sight: GradientPair) -> Criteria | None:
         memory = sight.context.memory
-        if sight.look.alone:
+        if sight.request.trained_only:
             consecutive.compare(memory, sight.context.mask, sight.at_perturbed)
             return None
         found = criteria_of(sight, grouped(sight.context.parameters, self.groups))
@@ -96,9 +96,9 @@ class CriteriaMeter:
             summaries.note(memory, place, found)
         if self.alerts is None:
             return found
-        trained_level = self.probe is None and sight.look.branch.whole is not None
+        trained_level = self.probe is None and sight.request.branch.whole is not None
         loss = sight.loss if trained_level else None  # workers and blocks share one network and its loss
-        return replace(found, alerts=self.alerts.check(memory, place, found, loss, sight.rate))
+        return replace(found, alerts=self.alerts.check(memory, place, found, loss, sight.step_size))
 
     def summary(self, sgd: PartialSGD) -> dict[str, Summary]:
         """Mean, maximum and share of negative alignments of each mask over the run so far."""
@@ -126,9 +126,8 @@ class CriteriaMeter:
     def _probed(self, context: Context, probe: Method | str) -> Sequence[Branch]:
         parameters = context.parameters
         if isinstance(probe, Method):
-            return self._bound(probe, parameters).branches_at(
-                replace(context, level=None, memory={}, measured={}, _mask=None)
-            )
+            inside = replace(context, level=None, memory={}, measured={}).with_mask(None)
+            return self._bound(probe, parameters).branches_at(inside)
         return (parameters.once(("probe", probe), lambda: branch_of(family_of(parameters.model), probe)),)
 
     def _bound(self, probe: Method, parameters: Parameters) -> Method:
@@ -142,13 +141,13 @@ def place_of(context: Context, memory: Mapping[str, Remembered]) -> str:
     """The level, or the name of a mask of whole tensors that the meter knows; all other masks are one."""
     if context.level is not None:
         return context.level
-    name = _named(context._mask)
+    name = _named(context.mask if context.has_mask else None)
     return WHOLE if name is None or f"mask.{name}" not in memory else name
 
 
 def register(context: Context) -> None:
     """A new mask of whole tensors may come again, and is counted by itself, unless there are too many of them."""
-    name = _named(context._mask)
+    name = _named(context.mask if context.has_mask else None)
     known = context.memory.get("masks", 0)
     assert isinstance(known, int)
     if context.level is None and name is not None and f"mask.{name}" not in context.memory and known < MASKS:

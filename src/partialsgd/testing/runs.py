@@ -99,9 +99,9 @@ class AlwaysMeasuring:
     """The criteria of what is trained and of a probe, at every step, by a meter that is careless with the generator:
     it is the driver that keeps law 4."""
 
-    def looks(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
+    def requests(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
         torch.rand(2)
-        return [*_PROBED.looks(context, trained), *_EVERY_STEP.looks(context, trained)]
+        return [*_PROBED.requests(context, trained), *_EVERY_STEP.requests(context, trained)]
 
     def measure(self, sight: GradientPair) -> Criteria | None:
         torch.rand(3)

@@ -13,7 +13,7 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes import comparing
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
@@ -61,7 +61,7 @@ def by_hand(settings: Toy, probe: str | None) -> list[tuple[int, dict[str, Any]]
         batch = task.batches.make(*divmod(t, len(task.batches)))
         task.optimizers[0].param_groups[0]["lr"] = settings.lr * task.rate(t, 0)
 
-        def closure(g: Pass, batch: torch.Tensor = batch) -> torch.Tensor:
+        def closure(g: GradientPass, batch: torch.Tensor = batch) -> torch.Tensor:
             loss = task.loss(task.network, batch, g) / len(batch)
             loss.backward()
             return loss

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 from partialsgd._util.snapshots import Modes, RandomState
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes import build
 from partialsgd.lab.runs import final_scores as closing
 from partialsgd.lab.runs import sidecar_files as beside
@@ -157,7 +157,7 @@ def fit(run: Run, settings: Settings, task: Task, here: Accelerator, console: Co
     return training
 
 
-def _forward_backward(task: Task, model: nn.Module, here: Accelerator, hand: Hand, g: Pass) -> Tensor:
+def _forward_backward(task: Task, model: nn.Module, here: Accelerator, hand: Hand, g: GradientPass) -> Tensor:
     """The closure of a step: the mean loss over its batches, on all ranks."""
     total = torch.zeros((), device=here.device)
     for batch in hand.batches:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.training.batch_plan import Hand
 from partialsgd.lab.training.methods import method_of
 from partialsgd.lab.training.settings import Settings
@@ -49,7 +49,7 @@ def meter_of(
 
 def mean_loss(task: Task, model: nn.Module, hand: Hand) -> Tensor:
     """The loss of a step's batches, without the family as its own teacher: the criteria are about one function."""
-    g = cast(Pass, _Untaught())
+    g = cast(GradientPass, _Untaught())
     return torch.stack([task.loss(model, batch, g) * hand.share for batch in hand.batches]).sum()
 
 

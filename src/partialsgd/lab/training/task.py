@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.nested import Nested
 
 Batch: TypeAlias = Any
@@ -54,7 +54,7 @@ class Task(Protocol):
     def rate(self, t: int, total: int) -> float:
         """The factor of the learning rates at step t of a training of `total` steps: a pure function."""
 
-    def loss(self, model: nn.Module, batch: Batch, g: Pass) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch, g: GradientPass) -> Tensor:
         """Summed over the units of the batch. `model` is the family, perhaps wrapped; `g.teacher` may have outputs."""
 
     def glance(self, level: str) -> Numbers:

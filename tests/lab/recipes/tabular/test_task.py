@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab import recipes
 from partialsgd.lab.recipes.tabular import scores
 from partialsgd.lab.recipes.tabular.features import Rows
@@ -25,8 +25,8 @@ from partialsgd.nested.inspect.flops import count
 from tests.lab.recipes.tabular.made import with_header
 
 
-def given(teacher: Tensor | None = None) -> Pass:
-    return cast(Pass, SimpleNamespace(teacher=teacher, outputs=None))
+def given(teacher: Tensor | None = None) -> GradientPass:
+    return cast(GradientPass, SimpleNamespace(teacher=teacher, outputs=None))
 
 
 def trained(task: TabularTask, method: str, steps: int, total: int) -> ps.PartialSGD:
@@ -38,7 +38,7 @@ def trained(task: TabularTask, method: str, steps: int, total: int) -> ps.Partia
         for optimizer, lr in zip(task.optimizers, largest, strict=True):
             optimizer.param_groups[0]["lr"] = lr * task.rate(t, total)
 
-        def closure(g: Pass, batch: Rows = batch) -> Tensor:
+        def closure(g: GradientPass, batch: Rows = batch) -> Tensor:
             loss = task.loss(task.network, batch, g) / len(batch.labels)
             loss.backward()
             return loss
@@ -84,7 +84,7 @@ def test_full_at_even_t_and_at_odd_t_the_deep_part_alone_with_its_own_optimizer(
         batch = task.batches.make(0, t % len(task.batches))
         before = now(deep, adamw), now(wide, adagrad)
 
-        def closure(g: Pass, batch: Rows = batch) -> Tensor:
+        def closure(g: GradientPass, batch: Rows = batch) -> Tensor:
             loss = task.loss(task.network, batch, g)
             loss.backward()
             return loss

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes.images import cifar, digits, scores, work
 from partialsgd.lab.recipes.images.batches import ImageBatch, ImageBatches, Standard
 from partialsgd.lab.recipes.images.data import Data, Part
@@ -55,7 +55,7 @@ class ImageTask:
     def rate(self, t: int, total: int) -> float:
         return rates.cosine(total, self.settings.warm_up)(t)
 
-    def loss(self, model: nn.Module, batch: ImageBatch, g: Pass) -> Tensor:
+    def loss(self, model: nn.Module, batch: ImageBatch, g: GradientPass) -> Tensor:
         """Cross-entropy with the labels, or with what a teacher says."""
         images, labels = batch
         g.outputs = outputs = model(images)

@@ -88,4 +88,4 @@ def passes(method: Method, network: Nested, seed: int) -> dict[str, float]:
 def _gradients(method: Method, branch: Branch, context: Context) -> int:
     """Two where the gradient at x says where the next one is taken (SAM), else one."""
     choice = choose(method, branch, replace(context, level=branch.level))
-    return 2 if choice.needs_gradient and choice.leaves(branch.base) else 1
+    return 2 if choice.needs_gradient and choice.leaves_base else 1

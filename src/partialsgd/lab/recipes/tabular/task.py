@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes.tabular import adult, baseline, breast_cancer, scores
 from partialsgd.lab.recipes.tabular.batches import RowBatches
 from partialsgd.lab.recipes.tabular.features import Features, Rows, features
@@ -53,7 +53,7 @@ class TabularTask:
     def rate(self, t: int, total: int) -> float:
         return rates.cosine(total, self.settings.warm_up)(t)
 
-    def loss(self, model: nn.Module, batch: Rows, g: Pass) -> Tensor:
+    def loss(self, model: nn.Module, batch: Rows, g: GradientPass) -> Tensor:
         """Cross-entropy with the labels, or with what a teacher says."""
         g.outputs = logits = model(*inputs_of(batch))
         teacher = g.teacher
