@@ -41,7 +41,7 @@ def measure(track: Track) -> list[Figure]:
 def cycle(*, free: bool) -> list[int]:
     """The bytes of state in each block's turn: the embeddings', each layer's, the last norm's."""
     training = gpt2()
-    method = ps.methods.block_coordinate(training.model, every=2, free=free, blocks="transformer.h")
+    method = ps.methods.block_coordinate(every=2, free=free, blocks="transformer.h")
     each = state_over(training, method, steps=2 * len(block_sizes()))
     return [max(turn) for turn in zip(each[::2], each[1::2], strict=True)]
 

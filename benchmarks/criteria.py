@@ -58,7 +58,7 @@ def _alternating(track: Track) -> list[Figure]:
         ("Width(1/2) of a network with dropout", narrow, 0.3),  # x and x̃ draw other noise: two passes without it
     ):
         nested = ps.nest(families.small_transformer(dropout=dropout), spec)
-        training, method = families.translation(nested, batch), ps.methods.alternating(nested)
+        training, method = families.translation(nested, batch), ps.methods.alternating()
         what, is_limited = f"alternating, {name}, {TOKENS} tokens", dropout == 0
         found += _steps(track, what, training, method, cycle=2, is_limited=is_limited)
         found.append(_memory(what, training, method, is_limited=is_limited))

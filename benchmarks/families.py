@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -109,11 +108,11 @@ def at(training: Training, level: str) -> Run:
     return run
 
 
-def steps(training: Training, method: Callable[[ps.Nested], ps.Method], count: int) -> Run:
+def steps(training: Training, method: ps.Method, count: int) -> Run:
     """So many steps of a method, through PartialSGD."""
     nested = training.model
     assert isinstance(nested, ps.Nested)
-    sgd = ps.PartialSGD(nested, training.optimizer, method(nested))
+    sgd = ps.PartialSGD(nested, training.optimizer, method)
 
     def run() -> None:
         for _ in range(count):

@@ -21,7 +21,7 @@ HALVES = (LINEAR[: LAYERS // 2], LINEAR[LAYERS // 2 :])
 
 def measure(track: Track) -> list[Figure]:
     training = baselines.mlp(batch=256, depth=LAYERS)
-    method = ps.methods.freezing(training.model, start=0.0, stages=HALVES)  # the first half never moves
+    method = ps.methods.freezing(start=0.0, stages=HALVES)  # the first half never moves
     contestants = {"raw": ready(training.step), "frozen": ours.step(training, method)}
     what = f"step with half of {LAYERS} layers frozen ÷ raw loop, batch {training.batch}"
     times = track.race(what, contestants)

@@ -30,9 +30,8 @@ def measure(track: Track) -> list[Figure]:
 def _batch(track: Track, batch: int, limits: Mapping[str, float | None]) -> list[Figure]:
     training = baselines.layers(*SIZES, batch=batch)
     methods = {
-        "unified": ps.methods.meprop(training.model, K),
-        "unified, mask=False": ps.methods.meprop(training.model, K, mask=False),
-        "per example": ps.methods.meprop(training.model, K, unified=False),
+        "unified": ps.methods.meprop(K),
+        "unified, mask=False": ps.methods.meprop(K, mask=False),
     }
     steps: dict[str, Stepper] = {"dense": raw_loop(training)}
     steps |= {name: ours.with_method(training, method).step for name, method in methods.items()}

@@ -19,8 +19,8 @@ def measure(track: Track) -> list[Figure]:
         "small": families.classification(families.small_resnet(), batch).step,
         "full": families.at(training, "full"),
         "core": families.at(training, "core"),
-        "pair": families.steps(training, ps.methods.alternating, 2),
-        "slimmable": families.steps(training, ps.methods.slimmable, 2),
+        "pair": families.steps(training, ps.methods.alternating(), 2),
+        "slimmable": families.steps(training, ps.methods.slimmable(), 2),
     }
     times = track.race(f"ResNet-18, {IMAGES} images", {name: ready(run) for name, run in contestants.items()}, repeat=1)
     said = f"{IMAGES} images"

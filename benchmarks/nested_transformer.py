@@ -32,11 +32,11 @@ def _steps(track: Track, tokens: int) -> list[Figure]:
         "rank 1/4, full": families.at(quarter, "full"),
         "width 1/4, full": families.at(width, "full"),
         "width 1/4, core": families.at(width, "core"),
-        "pair": families.steps(rank, ps.methods.alternating, 2),
+        "pair": families.steps(rank, ps.methods.alternating(), 2),
     }
     if tokens < 1000:  # reported once, where it takes less long
         contestants["pair by hand"] = families.alternating_by_hand(rank)
-        contestants["slimmable"] = families.steps(rank, ps.methods.slimmable, 2)
+        contestants["slimmable"] = families.steps(rank, ps.methods.slimmable(), 2)
     times = track.race(
         f"Transformer, {tokens} tokens", {name: ready(run) for name, run in contestants.items()}, repeat=1
     )

@@ -18,11 +18,12 @@ from torch import nn
 
 from benchmarks.figures import Figure
 from benchmarks.harness import Times, Track, estimate, keep_freed_memory
-from partialsgd.lab.recipes import build, launch, loop
-from partialsgd.lab.recipes.runs import Run
-from partialsgd.lab.recipes.settings import Settings
-from partialsgd.lab.recipes.tasks import Batch, Task
+from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.translation.settings import PRESETS
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import launch, loop
+from partialsgd.lab.training.settings import Settings
+from partialsgd.lab.training.task import Batch, Task
 
 SUMMARY = "training by the recipes ÷ a bare loop, the input pipeline's share, and the time to the first step"
 

@@ -17,12 +17,12 @@ from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from benchmarks.figures import RESULTS
-from partialsgd.lab.recipes.settings import PATHS
 from partialsgd.lab.reproduce import experiment, figures, numbers, tables
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.layout import Table, as_markdown
 from partialsgd.lab.reproduce.plans import Asked, Experiment
 from partialsgd.lab.reproduce.same import require_all
+from partialsgd.lab.training.settings import PATHS
 from partialsgd.logging.records import FAILED
 
 FOLDER = RESULTS / "reproduce"

@@ -27,7 +27,7 @@ def train(kind: str, path: Path, steps: int) -> None:
     layers = [nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)]
     nested = ps.nest(nn.Sequential(*layers), ps.Width(1 / 2))
     optimizer = torch.optim.SGD(nested.parameters(), lr=0.1, momentum=0.9)
-    method = ps.methods.alternating(nested) if kind == "alternating" else ps.methods.plain()
+    method = ps.methods.alternating() if kind == "alternating" else ps.methods.plain()
     meter = ps.CriteriaMeter(every=10, probe=None if kind == "alternating" else "core")
     sgd = ps.PartialSGD(nested, optimizer, method, meter=meter)
     order = torch.Generator().manual_seed(0)

@@ -38,7 +38,7 @@ def main(epochs: int = 60) -> tuple[ps.Nested, nn.Module]:
     layers = [nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)]
     nested = ps.nest(nn.Sequential(*layers), ps.LowRank((1 / 16, 1 / 4), init="zero"))
     optimizer = torch.optim.SGD(nested.parameters(), lr=0.05, momentum=0.9)  # after nest: the parameters are new
-    sgd = ps.PartialSGD(nested, optimizer, ps.methods.alternating(nested))
+    sgd = ps.PartialSGD(nested, optimizer, ps.methods.alternating())
     order = torch.Generator().manual_seed(0)
     for _ in range(epochs):
         for batch in torch.randperm(len(train_x), generator=order).split(64):

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from partialsgd import PartialSGD, methods
 from partialsgd.method import Method
@@ -22,7 +21,7 @@ from tests.nested import contracts as nested
 from tests.optimizer_zoo import COORDINATE_WISE, Make
 
 ALL_PROBLEMS = {problem.name: problem for problem in PROBLEMS}
-METHODS: dict[str, Method | runs.MakeMethod] = {
+METHODS: dict[str, Method] = {
     "plain": methods.plain(),
     "random_mask": methods.random_mask(0.4),
     "dropout": methods.dropout(0.7),
@@ -38,25 +37,23 @@ METHODS: dict[str, Method | runs.MakeMethod] = {
     "dynamic_pruning_rows": methods.dynamic_pruning(0.6, every=3, ramp=4, scope="layer", unit="rows"),
     "dynamic_sparsity": methods.dynamic_sparsity((0.3, 0.6), every=2),
     "dynamic_sparsity_accumulated": methods.dynamic_sparsity((0.6,), scope="layer", accumulate=True),
-    "independent_subnets": lambda model: methods.independent_subnets(model, 2, 2),
-    "independent_subnets_average": lambda model: methods.independent_subnets(model, 2, 2, shared="average"),
-    "independent_subnets_criterion": lambda model: methods.independent_subnets(
-        model, 2, 3, shared="average", repartition="criterion", bound=1.1, measure_every=2
+    "independent_subnets": methods.independent_subnets(2, 2),
+    "independent_subnets_average": methods.independent_subnets(2, 2, shared="average"),
+    "independent_subnets_criterion": methods.independent_subnets(
+        2, 3, shared="average", repartition="criterion", bound=1.1, measure_every=2
     ),
     "extragradient": methods.extragradient(0.02),
     "extragradient_past": methods.extragradient(0.02, past=True),
-    "meprop": lambda model: methods.meprop(model, 3),
-    "meprop_per_example": lambda model: methods.meprop(model, 3, unified=False, mask=False),
-    "layerwise": lambda model: methods.layerwise(model, 2),
-    "freezing": lambda model: methods.freezing(model, steps=4, start=0.0),
-    "freezing_criterion": lambda model: methods.freezing(model, "criterion", budget=1.3, every=3),
-    "block_coordinate": lambda model: methods.block_coordinate(model, every=2),
-    "block_coordinate_free": lambda model: methods.block_coordinate(model, every=1, order="random", free=True),
+    "meprop": methods.meprop(3),
+    "meprop_unmasked": methods.meprop(3, mask=False),
+    "layerwise": methods.layerwise(2),
+    "freezing": methods.freezing(steps=4, start=0.0),
+    "freezing_criterion": methods.freezing("criterion", budget=1.3, every=3),
+    "block_coordinate": methods.block_coordinate(every=2),
+    "block_coordinate_free": methods.block_coordinate(every=1, order="random", free=True),
     "guarded": methods.guarded(methods.dropout(0.6), by="c_sim", bound=1.0, fallback=methods.sam(0.1), every=2),
     "compose": methods.compose(methods.top_k(0.3), methods.extragradient(0.02)),
-    "compose_freezing": lambda model: methods.compose(
-        methods.freezing(model, steps=4, start=0.0), methods.sam(0.1, interval=2)
-    ),
+    "compose_freezing": methods.compose(methods.freezing(steps=4, start=0.0), methods.sam(0.1, interval=2)),
     "sam": methods.sam(0.1),
     "sam_adaptive": methods.sam(0.5, adaptive=True),
     "sam_interval": methods.sam(0.1, interval=2),
@@ -65,7 +62,7 @@ METHODS: dict[str, Method | runs.MakeMethod] = {
 }
 _BY_SUBNETS = ("independent_subnets", "independent_subnets_average", "independent_subnets_criterion")
 _BY_STAGES = ("layerwise", "freezing", "freezing_criterion", "block_coordinate", "block_coordinate_free")
-REFUSED = {(method, "quadratic") for method in ("meprop", "meprop_per_example", "compose_freezing", *_BY_STAGES)} | {
+REFUSED = {(method, "quadratic") for method in ("meprop", "meprop_unmasked", "compose_freezing", *_BY_STAGES)} | {
     (method, problem)
     for method in ("dropout_neurons", *_BY_SUBNETS)
     for problem in ("quadratic", "tied", "unused")  # no hidden units, none of their own, not to be traced
@@ -75,11 +72,6 @@ UNSCALED = {(f"scaled_by_alpha{of}", optimizer) for of in ("", "_dropout") for o
 """(method, optimizer) whose α would be no factor of the step: seen to raise, and left out of the laws."""
 MAIN = {method for method in METHODS if method in methods.SUMMARIES}
 """Each method in one setting; other settings are tried on fewer problems unless all are asked for."""
-
-
-def made(name: str, model: nn.Module) -> Method:
-    method = METHODS[name]
-    return method if isinstance(method, Method) else method(model)
 
 
 def cells(laws_of_steps: bool) -> Iterator[Any]:
@@ -118,7 +110,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def method(request: pytest.FixtureRequest) -> Method | runs.MakeMethod:
+def method(request: pytest.FixtureRequest) -> Method:
     return METHODS[request.param]
 
 
@@ -138,7 +130,7 @@ def autocast(request: pytest.FixtureRequest) -> bool:
 
 
 def test_every_method_of_the_registry_is_here() -> None:
-    here = {made(name, ALL_PROBLEMS["mlp"].model()).name.partition("(")[0] for name in METHODS}
+    here = {method.name.partition("(")[0] for method in METHODS.values()}
     assert here | set(nested.METHODS) == set(methods.SUMMARIES) and not here & set(nested.METHODS)
 
 
@@ -148,7 +140,7 @@ def test_a_refused_pair_raises_and_leaves_the_model_alone(name: str, on: str) ->
     plain, model = chosen.model(), chosen.model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(ValueError):
-        PartialSGD(model, optimizer, made(name, model)).step(chosen.closure(model, 0))
+        PartialSGD(model, optimizer, METHODS[name]).step(chosen.closure(model, 0))
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
 
@@ -167,7 +159,7 @@ def test_an_optimizer_that_cannot_be_scaled_raises_and_leaves_the_model_alone(
 
 
 def test_a_coupled_optimizer_holds_the_law_or_refuses_and_leaves_the_model_alone(
-    method: Method | runs.MakeMethod, problem: Problem, request: pytest.FixtureRequest, record_property
+    method: Method, problem: Problem, request: pytest.FixtureRequest, record_property
 ) -> None:
     def make(parameters):
         return torch.optim.Adafactor(parameters, 0.01)

@@ -57,7 +57,7 @@ def step(
 ) -> State:
     """x_{t+1} = x_t − γ Σ_b w_b p_b ⊙ ∇f(x_t + δx_b), corrected and projected where a method does so."""
     memory = {} if memory is None else memory
-    due = method.guard is not None and method.guard.is_due(Context(t, seed, Parameters(model), memory))
+    due = method.guard is not None and method.guard.count_and_check_due(Context(t, seed, Parameters(model), memory))
     if method.guard is not None and not due and memory.get("guard.refused."):
         return step(model, x, method.guard.fallback, t, seed, lr, loss, memory)
     total: State = {}
@@ -80,34 +80,37 @@ def step(
             perturbation = ask(branch.perturb, base, number, branch.level, mask, at_x)
         moved = perturbed(model, x, perturbation)
         g = gradient(model, moved, loss)
-        asked = replace(base, branch=number, level=branch.level, _mask=mask)
-        looks = [] if method.meter is None else method.meter.looks(replace(asked, memory=measured), branch)
-        if looks or due:
-            apart = math.sqrt(sum(float((moved[name] - x[name]).square().sum()) for name in x))
-            sight = GradientPair(GradientRequest(branch), asked, Vector(gradient(model, x, loss)), Vector(g), apart)
-        for look in looks:
-            method.meter.measure(replace(sight, look=look, context=replace(asked, memory=measured)))
+        asked = replace(base, branch=number, level=branch.level).with_mask(mask)
+        requests = [] if method.meter is None else method.meter.requests(replace(asked, memory=measured), branch)
+        if requests or due:
+            distance = math.sqrt(sum(float((moved[name] - x[name]).square().sum()) for name in x))
+            at_x = Vector(gradient(model, x, loss))
+            pair = GradientPair(GradientRequest(branch), asked, at_x, Vector(g), distance)
+        for request in requests:
+            method.meter.measure(replace(pair, request=request, context=replace(asked, memory=measured)))
         if due:
             memory["guard.refused."] = 0
-            if method.guard.refuses(sight):
+            if method.guard.refuses(pair):
                 memory["guard.refused."] = 1
                 return step(model, x, method.guard.fallback, t, seed, lr, loss, memory)
         if method.branches is None:
-            g = method.correct(replace(base, _mask=mask), Vector(g))
+            g = method.correct(base.with_mask(mask), Vector(g))
         for name, value in g.items():
             masked = branch.weight * element(mask, name, value) * value
             total[name] = total[name] + masked if name in total else masked
         union = mask if union is None else union | mask
         alpha = ask(method.scale, base, number, branch.level, mask, at_x) if alpha is None else alpha
     moved = {name: value - alpha * lr * total[name] if name in total else value for name, value in x.items()}
-    return perturbed(model, moved, method.project(replace(base, _mask=union, level=method.branches_at(base)[0].level)))
+    level = method.branches_at(base)[0].level
+    return perturbed(model, moved, method.project(replace(base, level=level).with_mask(union)))
 
 
 def ask(rule, base: Context, number: int, level: str | None, mask: Mask | None, at_x: Vector | None):
     """A rule's answer; what it remembered on the way to asking for a gradient is forgotten."""
     memory = dict(base.memory)
     try:
-        answer = rule(Context(base.t, base.seed, base.parameters, memory, number, level, base.measured, mask, at_x))
+        context = Context(base.t, base.seed, base.parameters, memory, number, level, base.measured)
+        answer = rule(context.with_mask(mask).with_gradient(at_x))
     except NeedsGradient:
         return None
     base.memory.update(memory)

@@ -1,12 +1,13 @@
-"""Rules are asked, and asked again when they need the gradient."""
+"""Rules are asked, and asked again when they need the gradient; an attempt leaves no trace."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from partialsgd import Branch, Context, Method, PartialSGD, masks, methods
-from partialsgd.method import everything, nowhere
+from partialsgd import Branch, Context, Method, PartialSGD, masks, methods, perturbations
+from partialsgd.engine.rules import choose
+from partialsgd.method import NeedsGradient, everything, nowhere
 from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.vectors import Vector
@@ -16,7 +17,7 @@ MODEL = PROBLEMS[1].model()
 
 def context(gradient: Vector | None = None, **changes) -> Context:
     fields = {"t": 3, "seed": 5, "parameters": Parameters(MODEL), "memory": {}} | changes
-    return Context(**fields, _gradient=gradient)
+    return Context(**fields).with_gradient(gradient)
 
 
 def a_gradient() -> Vector:
@@ -51,7 +52,7 @@ def test_a_method_is_either_one_pair_or_several_branches() -> None:
         (Method(mask=lambda c: {"0.weight": True}), TypeError, "the rule 'mask' returned .* must return a Mask"),
         (Method(perturb=lambda c: 0.1), TypeError, "the rule 'perturb' returned 0.1; it must return a Perturbation"),
         (Method(scale=lambda c: "half"), TypeError, "must return a number"),
-        (Method(mask=lambda c: c.mask), RuntimeError, "asks for what is chosen after it"),
+        (Method(mask=lambda c: c.mask), RuntimeError, "reads context.mask before the mask is chosen"),
         (Method(branches=lambda c: []), ValueError, "gave no branch"),
         (Method(branches=lambda c: [Branch(weight=0.0)], combine="mean"), ValueError, "gave no branch with a weight"),
     ],
@@ -78,3 +79,33 @@ def test_turns_are_counted_for_each_level_and_asker() -> None:
         True,
     ]
     assert context(memory=memory, level="full").count_and_check_due("b", 2), "another asker has its own count"
+
+
+def test_what_waits_for_the_gradient_is_none_and_then_is_not() -> None:
+    by_mask = Method(mask=lambda c: masks.only(c.parameters, list(c.gradient)[:1]))
+    by_perturbation = methods.sam(0.1)
+    dropped = Branch(by_mask.mask, lambda c: perturbations.drop_outside(c.mask))
+    for method, branch, moves in (
+        (by_mask, Branch(by_mask.mask), False),
+        (by_perturbation, Branch(perturb=by_perturbation.perturb), True),
+        (by_mask, dropped, True),
+    ):
+        before = choose(method, branch, context())
+        assert before.needs_gradient and before.leaves_base == moves
+        after = choose(method, branch, context(a_gradient()))
+        assert not after.needs_gradient and after.leaves_base == moves
+        after.release_gradient()
+        assert after.perturbation is None
+        with pytest.raises(NeedsGradient):
+            _ = after.context.gradient
+
+
+def test_an_unfinished_attempt_leaves_memory_alone() -> None:
+    memory = {"n": 1}
+
+    def mask(c: Context) -> masks.Mask:
+        c.memory["n"] = 2
+        return masks.everything(c.parameters)
+
+    choice = choose(Method(), Branch(mask), context(memory=memory))
+    assert memory == {"n": 1} and choice.context.memory == {"n": 2}

@@ -125,20 +125,35 @@ def test_an_interrupt_while_saving_leaves_x_alone(monkeypatch) -> None:
     assert all(torch.equal(p, before[name]) for name, p in x.items())
 
 
-def test_the_distance_is_that_of_the_move_and_nothing_stays_moved() -> None:
+def test_the_norm_of_a_move_is_measured_while_x_is_moved() -> None:
     _, parameters = net()
     before = values(parameters)
-    g = gradient(parameters)
-    assert perturbations.distance(parameters, perturbations.nowhere()) == 0
-    assert perturbations.distance(parameters, perturbations.along_unit_gradient(g, 0.3)) == pytest.approx(0.3, rel=1e-5)
+
+    def norm(perturbation, inside=None) -> float:
+        norms = []
+        with perturbed(parameters, perturbation, on_move=lambda d: norms.append(perturbations.norm(d, inside))):
+            pass
+        assert all(torch.equal(before[name], p) for name, p in parameters.items())
+        return sum(norms)
+
+    assert norm(perturbations.nowhere()) == 0
+    assert norm(perturbations.along_unit_gradient(gradient(parameters), 0.3)) == pytest.approx(0.3, rel=1e-5)
     zeroed = perturbations.function(tuple(parameters), lambda ps: [p.zero_() for p in ps.values()])
-    norm = float(torch.cat([v.flatten() for v in before.values()]).norm())
-    assert perturbations.distance(parameters, zeroed) == pytest.approx(norm, rel=1e-6)
+    assert norm(zeroed) == pytest.approx(float(torch.cat([v.flatten() for v in before.values()]).norm()), rel=1e-6)
+    name = next(iter(before))
+    inside = masks.only(parameters, [name])
+    assert norm(zeroed, inside) == pytest.approx(float(before[name].norm()), rel=1e-6)
+
+
+def test_a_move_that_fails_halfway_is_undone() -> None:
+    _, parameters = net()
+    before = values(parameters)
 
     def fails(ps) -> None:
         next(iter(ps.values())).zero_()
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        perturbations.distance(parameters, perturbations.function(tuple(parameters), fails))
+    moving = perturbed(parameters, perturbations.function(tuple(parameters), fails))
+    with pytest.raises(ZeroDivisionError), moving:
+        raise AssertionError("the body must not run")
     assert all(torch.equal(before[name], p) for name, p in parameters.items())

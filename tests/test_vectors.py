@@ -20,40 +20,6 @@ def net() -> tuple[nn.Module, Parameters]:
     return model, Parameters(model)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["0.weight", "0.bias", "1.weight", "1.bias"])
-def test_one_bad_number_anywhere_is_found_and_named(bad: float, name: str) -> None:
-    _, x = net()
-    assert vectors.are_finite(x)
-    x[name].grad.view(-1)[-1] = bad
-    assert not vectors.are_finite(x)
-    assert vectors.first_nonfinite(vectors.current(x)) == name
-
-
-def with_gradients(*gradients: torch.Tensor) -> Parameters:
-    model = nn.ParameterList([nn.Parameter(torch.zeros_like(g)) for g in gradients])
-    for p, g in zip(model, gradients, strict=True):
-        p.grad = g
-    return Parameters(model)
-
-
-def test_opposite_infinities_and_large_finite_sums_are_told_apart() -> None:
-    assert not vectors.are_finite(with_gradients(torch.tensor([math.inf, -math.inf])))
-    assert vectors.are_finite(with_gradients(torch.full((100_000,), 3e38)))
-    odd = [torch.zeros(3, dtype=torch.bfloat16), torch.ones(2), torch.ones(0), torch.ones(()), torch.ones(2, 3)]
-    assert vectors.are_finite(with_gradients(*odd))
-    assert not vectors.are_finite(with_gradients(*odd, torch.tensor(math.nan)))
-    assert vectors.are_finite(Parameters(nn.Linear(2, 2))), "no gradients, nothing wrong"
-
-
-def test_groups_of_small_tensors_hold_each_once_and_stay_small() -> None:
-    x = with_gradients(*(torch.ones(k % 7 + 1, 100) for k in range(200)), torch.ones(300, 300))
-    large, groups = vectors._by_size(x.values())
-    assert large == [200] and sorted(k for group in groups for k in group) == list(range(200))
-    sizes = [p.numel() for p in x.values()]
-    assert all(sum(sizes[k] for k in group) < vectors._SMALL for group in groups)
-
-
 def test_taking_moves_and_cloning_survives_a_reused_buffer() -> None:
     _, x = net()
     buffer = x["0.bias"].grad

@@ -49,8 +49,8 @@ def methods(rank: int, folder: str) -> None:
 MEASURED = {
     "dropout": (lambda: MLP.model(), lambda model: registry.dropout(0.6)),
     "sam": (lambda: MLP.model(), lambda model: registry.sam(0.3)),
-    "core": (lambda: nest(MLP.model(), Width(0.5)), lambda nested: registry.only(nested, "core")),
-    "slimmable": (lambda: nest(MLP.model(), LowRank(0.5)), lambda nested: registry.slimmable(nested)),
+    "core": (lambda: nest(MLP.model(), Width(0.5)), lambda nested: registry.only("core")),
+    "slimmable": (lambda: nest(MLP.model(), LowRank(0.5)), lambda nested: registry.slimmable()),
 }
 NUMBERS = ("whole", "masked", "shared", "perturbed", "inner", "moved")
 
@@ -167,7 +167,7 @@ def control(rank: int, folder: str) -> None:
         found[f"{name} decisions"] = [(step.level, step.lr) for step in steps]
         found[f"{name} measured"] = [(m.q, m.cosine) for step in steps for m in step.measurements]
     model = MLP.model()
-    subnets = registry.independent_subnets(model, 2, 6, repartition="criterion", bound=1.05, measure_every=2)
+    subnets = registry.independent_subnets(2, 6, repartition="criterion", bound=1.05, measure_every=2)
     ddp = DistributedDataParallel(model)
     sgd = PartialSGD(ddp, torch.optim.SGD(model.parameters(), 0.1), subnets)
     masks = [sgd.step(MLP.closure(ddp, 2 * t + rank)).mask for t in range(24)]
@@ -179,10 +179,10 @@ def control(rank: int, folder: str) -> None:
 
 
 CONTROLLED = {
-    "criterion": lambda nested: registry.alternating(nested, order="criterion", every=2),
-    "scaled": lambda nested: registry.scaled_by_alpha(registry.alternating(nested), every=2),
+    "criterion": lambda nested: registry.alternating(order="criterion", every=2),
+    "scaled": lambda nested: registry.scaled_by_alpha(registry.alternating(), every=2),
     "guarded": lambda nested: registry.guarded(
-        registry.scaled_by_alpha(registry.alternating(nested), every=3), by="c_align", bound=3.0, every=2
+        registry.scaled_by_alpha(registry.alternating(), every=3), by="c_align", bound=3.0, every=2
     ),
 }
 FAMILIES = ("low rank", "width")
@@ -196,5 +196,5 @@ def family(kind: str) -> Nested:
 
 def method(name: str, nested: Nested) -> Method:
     """One of the registry's methods for families."""
-    made: Method = registry.only(nested, nested.levels[0]) if name == "only" else getattr(registry, name)(nested)
+    made: Method = registry.only(nested.levels[0]) if name == "only" else getattr(registry, name)()
     return made

@@ -51,14 +51,14 @@ def switching(period: int | None) -> Callable[[nn.Module, int], Method]:
     def method(model: nn.Module, epoch: int) -> Method:
         assert isinstance(model, ps.Nested)
         steps = period or epoch
-        return methods.alternating(model, order=["full"] * steps + ["core"] * steps)
+        return methods.alternating(order=["full"] * steps + ["core"] * steps)
 
     return method
 
 
 def at_random(model: nn.Module, epoch: int) -> Method:
     assert isinstance(model, ps.Nested)
-    return methods.alternating(model, weights={"full": 1, "core": 1})
+    return methods.alternating(weights={"full": 1, "core": 1})
 
 
 def _plain(model: nn.Module, epoch: int) -> Method:

@@ -79,11 +79,9 @@ _SPARSE, _HALF, _QUARTER = f"{ZEROS:.0%} zeros", "half the width", "a quarter of
 
 SETTINGS: dict[str, Setting] = {
     "ac_dc": Setting(_ac_dc, small=_pruned, of=_SPARSE, has_whole=False),
-    "alternating": Setting(lambda plan: methods.alternating(plan.nested), 1 / 2, _core, _HALF),
-    "block_coordinate": Setting(lambda plan: methods.block_coordinate(plan.model, every=10)),
-    "compose": Setting(
-        lambda plan: methods.compose(methods.alternating(plan.nested), methods.sam(0.05)), 1 / 2, _core, _HALF
-    ),
+    "alternating": Setting(lambda plan: methods.alternating(), 1 / 2, _core, _HALF),
+    "block_coordinate": Setting(lambda plan: methods.block_coordinate(every=10)),
+    "compose": Setting(lambda plan: methods.compose(methods.alternating(), methods.sam(0.05)), 1 / 2, _core, _HALF),
     "compressed_gradient": Setting(lambda plan: methods.compressed_gradient(0.1)),
     "dropout": Setting(lambda plan: methods.dropout(0.9)),
     "dynamic_pruning": Setting(
@@ -91,26 +89,22 @@ SETTINGS: dict[str, Setting] = {
     ),
     "dynamic_sparsity": Setting(lambda plan: methods.dynamic_sparsity((0.5, ZEROS)), small=_sparsest, of=_SPARSE),
     "extragradient": Setting(lambda plan: methods.extragradient(0.01)),
-    "freezing": Setting(lambda plan: methods.freezing(plan.model, steps=plan.steps, start=0.5, stages=plan.halves)),
+    "freezing": Setting(lambda plan: methods.freezing(steps=plan.steps, start=0.5, stages=plan.halves)),
     "guarded": Setting(lambda plan: methods.guarded(methods.dropout(0.9), by="c_align", bound=2.0)),
-    "independent_subnets": Setting(lambda plan: methods.independent_subnets(plan.model, 2, 20)),
-    "layerwise": Setting(
-        lambda plan: methods.layerwise(plan.model, plan.steps // len(plan.layers), always=plan.layers[-1:])
-    ),
-    "meprop": Setting(lambda plan: methods.meprop(plan.model, 16)),
-    "only": Setting(lambda plan: methods.only(plan.nested), 1 / 2, _core, _HALF, has_whole=False),
+    "independent_subnets": Setting(lambda plan: methods.independent_subnets(2, 20)),
+    "layerwise": Setting(lambda plan: methods.layerwise(plan.steps // len(plan.layers), always=plan.layers[-1:])),
+    "meprop": Setting(lambda plan: methods.meprop(16)),
+    "only": Setting(lambda plan: methods.only(), 1 / 2, _core, _HALF, has_whole=False),
     "plain": Setting(lambda plan: methods.plain()),
     "random_mask": Setting(lambda plan: methods.random_mask(0.5)),
     "sam": Setting(lambda plan: methods.sam(0.05)),
     "sandwich": Setting(
-        lambda plan: methods.sandwich(plan.nested, between=1, combine="mean"),
+        lambda plan: methods.sandwich(between=1, combine="mean"),
         (1 / 4, 1 / 2, 3 / 4),
         _core,
         _QUARTER,
     ),
-    "scaled_by_alpha": Setting(
-        lambda plan: methods.scaled_by_alpha(methods.alternating(plan.nested)), 1 / 2, _core, _HALF
-    ),
-    "slimmable": Setting(lambda plan: methods.slimmable(plan.nested, combine="mean"), 1 / 2, _core, _HALF),
+    "scaled_by_alpha": Setting(lambda plan: methods.scaled_by_alpha(methods.alternating()), 1 / 2, _core, _HALF),
+    "slimmable": Setting(lambda plan: methods.slimmable(combine="mean"), 1 / 2, _core, _HALF),
     "top_k": Setting(lambda plan: methods.top_k(0.1)),
 }

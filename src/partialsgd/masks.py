@@ -1,4 +1,4 @@
-"""p_t: which coordinates a step may move. True means "moves", in every mask, everywhere."""
+"""Masks: which coordinates a step may move (p_t). True means "moves", in every mask, everywhere."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Mask(Mapping[str, Entry]):
 
     def __init__(self, parameters: Parameters, entries: dict[str, Entry]) -> None:
         self.parameters = parameters
-        self._entries = entries
+        self.entries: Mapping[str, Entry] = entries
         self._selections: dict[str, Selection] = {}
 
     def __getitem__(self, name: str) -> Entry:
-        return self._entries[self.parameters.canonical(name)]
+        return self.entries[self.parameters.canonical(name)]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self.entries)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __and__(self, other: Mask) -> Mask:
         return self._combine(other, _and)
@@ -40,38 +40,38 @@ class Mask(Mapping[str, Entry]):
         return self._combine(other, _or)
 
     def __invert__(self) -> Mask:
-        return Mask(self.parameters, {name: _not(entry) for name, entry in self._entries.items()})
+        return Mask(self.parameters, {name: _not(entry) for name, entry in self.entries.items()})
 
     def __repr__(self) -> str:
         return f"Mask({self.count():,} of {everything(self.parameters).count():,} coordinates move)"
 
     def items(self) -> ItemsView[str, Entry]:
-        return self._entries.items()
+        return self.entries.items()
 
     def count(self) -> int:
-        """How many coordinates move."""
+        """The number of coordinates that move."""
         return sum(
             int(entry.count_nonzero()) if isinstance(entry, Tensor) else entry * self.parameters[name].numel()
-            for name, entry in self._entries.items()
+            for name, entry in self.entries.items()
         )
 
     @cached_property
     def is_everything(self) -> bool:
-        return all(entry is True for entry in self._entries.values())
+        return all(entry is True for entry in self.entries.values())
 
     @cached_property
     def partial(self) -> Mapping[str, Tensor]:
-        """The parameters of which only a part moves."""
-        return {name: entry for name, entry in self._entries.items() if isinstance(entry, Tensor)}
+        """The parameters that move in part, each with its boolean tensor."""
+        return {name: entry for name, entry in self.entries.items() if isinstance(entry, Tensor)}
 
     def selection(self, name: str) -> Selection:
-        """How the mask of a parameter that moves in part is applied to tensors."""
+        """Applies the mask of a parameter that moves in part to tensors of its shape."""
         if name not in self._selections:
             self._selections[name] = Selection(self.partial[name], self.parameters.scratch)
         return self._selections[name]
 
     def release(self) -> None:
-        """Let go of what `selection` has made, when a step is done."""
+        """Give the buffers of the selections back when a step is done."""
         for selection in self._selections.values():
             selection.release()
 
@@ -81,21 +81,24 @@ class Mask(Mapping[str, Entry]):
         if not partial:
             return self
         # One transfer for all tensors, not one for each: on a GPU every transfer waits.
-        told = [m if (rows := rows_of(m)) is None else rows for m in partial.values()]
-        counts = [m.count_nonzero() for m in told]
+        tensors = [m if (rows := rows_of(m)) is None else rows for m in partial.values()]
+        counts = [m.count_nonzero() for m in tensors]
         moving = torch.stack([count.to(counts[0].device) for count in counts]).tolist()
-        sizes = [m.numel() for m in told]
+        sizes = [m.numel() for m in tensors]
         whole = {n: count > 0 for n, count, size in zip(partial, moving, sizes, strict=True) if count in (0, size)}
-        return Mask(self.parameters, {**self._entries, **whole}) if whole else self
+        return Mask(self.parameters, {**self.entries, **whole}) if whole else self
 
     def _combine(self, other: Mask, op: Callable[[Entry, Entry], Entry]) -> Mask:
-        return Mask(self.parameters, {name: op(entry, other[name]) for name, entry in self._entries.items()})
+        return Mask(self.parameters, {name: op(entry, other[name]) for name, entry in self.entries.items()})
 
 
 def everything(model: nn.Module | Parameters) -> Mask:
     """1: every coordinate moves."""
-    parameters = parameters_of(model)
-    return parameters.once("everything", lambda: Mask(parameters, dict.fromkeys(parameters, True)))
+    parameters = model if isinstance(model, Parameters) else Parameters(model)
+    mask: Mask | None = parameters.cache.get("everything")
+    if mask is None:
+        mask = parameters.cache["everything"] = Mask(parameters, dict.fromkeys(parameters, True))
+    return mask
 
 
 def nothing(model: nn.Module | Parameters) -> Mask:
@@ -113,30 +116,30 @@ def only(model: nn.Module | Parameters, patterns: Sequence[str]) -> Mask:
 def only_parameters(model: nn.Module | Parameters, chosen: Iterable[nn.Parameter]) -> Mask:
     """The given parameters move, the others do not."""
     parameters = parameters_of(model)
-    known, wanted = set(parameters.values()), set(chosen)
-    if foreign := wanted - known:
-        shape = tuple(next(iter(foreign)).shape)
+    moving = set(chosen)
+    if unknown := moving - set(parameters.values()):
+        shape = tuple(next(iter(unknown)).shape)
         raise ValueError(f"a parameter of shape {shape} is not one of the model's; pass the model's own parameters")
-    return Mask(parameters, {name: p in wanted for name, p in parameters.items()})
+    return Mask(parameters, {name: p in moving for name, p in parameters.items()})
 
 
 def from_tensors(model: nn.Module | Parameters, entries: Mapping[str, Entry], *, rest: bool = False) -> Mask:
     """Each name with True, False or a boolean tensor of its shape; `rest` for parameters not named."""
     parameters = parameters_of(model)
-    said: dict[str, tuple[str, Entry]] = {}
+    named: dict[str, tuple[str, Entry]] = {}
     for name, entry in entries.items():
         canonical = parameters.canonical(name)
         checked = _checked(name, parameters[canonical], entry)
-        if canonical in said and not _same(said[canonical][1], checked):
+        if canonical in named and not _same(named[canonical][1], checked):
             raise ValueError(
-                f"{said[canonical][0]!r} and {name!r} are one tied parameter, and the mask says two things of it"
+                f"{named[canonical][0]!r} and {name!r} are one tied parameter, and their masks differ; give it one mask"
             )
-        said[canonical] = (name, checked)
-    return Mask(parameters, {name: said[name][1] if name in said else rest for name in parameters})
+        named[canonical] = (name, checked)
+    return Mask(parameters, {name: named[name][1] if name in named else rest for name in parameters})
 
 
 def _is_mixed_at_a_glance(mask: Tensor) -> bool:
-    """On a CPU the first entries mostly tell; elsewhere looking would wait for the device."""
+    """True if the first entries hold both values. On other devices than a CPU reading them would wait: False."""
     rows = rows_of(mask)
     mask = mask if rows is None else rows.contiguous()
     if mask.device.type != "cpu" or not mask.is_contiguous():

@@ -1,16 +1,16 @@
-"""x: the parameters of a model, each once, by name or by pattern."""
+"""Parameters of a model, each once, by name or by pattern (x)."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from partialsgd._util.scratch import Scratch
+from partialsgd._util.bitwise_select import Scratch
 
 T = TypeVar("T")
 
@@ -28,42 +28,34 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-class Parameters(Mapping[str, nn.Parameter]):
-    """Each parameter under its first name; a tied parameter answers to all of its names."""
+class Parameters(dict[str, nn.Parameter]):
+    """The parameters by name, read-only. A tied parameter is listed under its first name and found under each."""
 
     def __init__(self, model: nn.Module) -> None:
+        super().__init__()
         self.model = unwrap(model)
-        self._first: dict[str, nn.Parameter] = {}
         self._canonical: dict[str, str] = {}
         self._owner: dict[str, nn.Module] = {}
         self.scratch = Scratch()
-        self._once: dict[Hashable, Any] = {}
+        self.cache: dict[Hashable, Any] = {}
+        """Values that are the same at every step; see `once`."""
         first_name: dict[nn.Parameter, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
             for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 name = _clean(f"{path}.{leaf}" if path else leaf)
                 canonical = first_name.setdefault(parameter, name)
                 self._canonical[name] = canonical
-                self._first.setdefault(canonical, parameter)
+                self.setdefault(canonical, parameter)
                 self._owner.setdefault(canonical, module)
 
-    def __getitem__(self, name: str) -> nn.Parameter:
-        return self._first[self.canonical(name)]
+    def __missing__(self, name: str) -> nn.Parameter:
+        return self[self.canonical(name)]
 
     def __contains__(self, name: object) -> bool:
         return name in self._canonical
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._first)
-
-    def __len__(self) -> int:
-        return len(self._first)
-
-    def items(self) -> ItemsView[str, nn.Parameter]:
-        return self._first.items()  # a dict's own views: every step goes over all parameters several times
-
-    def values(self) -> ValuesView[nn.Parameter]:
-        return self._first.values()
+    def get(self, name: str, default: Any = None, /) -> Any:
+        return super().get(self._canonical.get(name, name), default)
 
     def canonical(self, name: str) -> str:
         """The first name of the parameter that `name` names."""
@@ -82,7 +74,7 @@ class Parameters(Mapping[str, nn.Parameter]):
         return tuple(other for other, first in self._canonical.items() if first == canonical)
 
     def match(self, patterns: Sequence[str]) -> tuple[str, ...]:
-        """The first names of all parameters that a pattern covers; every pattern must cover some.
+        """The first names of all parameters that a pattern covers. A pattern that covers none raises.
 
         A pattern (`*`, `?`, `[…]`) matches the full name of a parameter or module or any dotted
         suffix of it, and a module's pattern covers the parameters inside it.
@@ -91,15 +83,15 @@ class Parameters(Mapping[str, nn.Parameter]):
         return self.once(("match", key), lambda: self._match_all(key))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What is the same at every step is made at the first."""
-        if key not in self._once:
-            self._once[key] = make()
-        made: T = self._once[key]
-        return made
+        """Cache a value that is the same at every step: `make()` runs for the first caller with this key."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        value: T = self.cache[key]
+        return value
 
     def _match_all(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        found = [self._match(pattern) for pattern in patterns]
-        return tuple(name for name in self._first if any(name in covered for covered in found))
+        covered = set[str]().union(*(self._match(pattern) for pattern in patterns))
+        return tuple(name for name in self if name in covered)
 
     def _match(self, pattern: str) -> set[str]:
         covered = {canonical for name, canonical in self._canonical.items() if matches(name, pattern)}
@@ -125,7 +117,7 @@ def _clean(name: str) -> str:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether the pattern covers the name: it matches it, or a module around it, or a dotted suffix of these."""
+    """True if the pattern matches the name, the name of a module around it, or a dotted suffix of these."""
     return bool(name) and any(fnmatchcase(suffix, pattern) for suffix in _suffixes_of_prefixes(name))
 
 
@@ -137,10 +129,10 @@ def _suffixes_of_prefixes(name: str) -> Iterator[str]:
 
 
 def closest(wanted: str, names: Iterable[str]) -> str:
-    """What could have been meant: a name, a module around it, or a dotted suffix of these."""
-    known = sorted({part for name in names if name for part in _suffixes_of_prefixes(name)})
-    # Numbered layers differ by one digit only: what is named should help to see the scheme, not list it.
-    close = difflib.get_close_matches(wanted.strip("*."), known, n=3, cutoff=0.4)
+    """A hint for an error message: the names, module names or dotted suffixes of these that are most like `wanted`."""
+    candidates = sorted({part for name in names if name for part in _suffixes_of_prefixes(name)})
+    # Numbered layers differ by one digit only: three names are enough to see the scheme.
+    close = difflib.get_close_matches(wanted.strip("*."), candidates, n=3, cutoff=0.4)
     if close:
         return f"the closest names are {', '.join(map(repr, close))}"
-    return f"names are like {max(known, key=len, default='')!r}"
+    return f"names are like {max(candidates, key=len, default='')!r}"

@@ -1,4 +1,4 @@
-"""δx_t: where the gradient is taken. What is perturbed is saved before and copied back after, exactly."""
+"""Perturbations: where the gradient is taken (δx_t). x is saved before, and copied back exactly after."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from torch import Tensor
 from partialsgd.masks import Mask
 from partialsgd.parameters import Parameters
 from partialsgd.vectors import Vector, inner
+
+Displacement: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
+"""x̃ and x of each parameter that a perturbation touches."""
 
 
 def _stay(parameters: Parameters) -> None:
@@ -29,7 +32,7 @@ class Perturbation:
     move: Callable[[Parameters], None] = _stay
     at: Callable[[], AbstractContextManager[object]] = nullcontext
     inside: Callable[[Parameters], Mask] | None = None
-    """What the structure that `at` switches to uses, where it is known."""
+    """The mask of what the structure that `at` switches to uses, where it is known."""
 
     @property
     def is_nowhere(self) -> bool:
@@ -44,14 +47,14 @@ class Perturbation:
 
 def nowhere() -> Perturbation:
     """δx = 0."""
-    return _NOWHERE
+    return NOWHERE
 
 
-_NOWHERE = Perturbation()
+NOWHERE = Perturbation()
 
 
 def add(deltas: Mapping[str, Tensor]) -> Perturbation:
-    """δx as given, by name."""
+    """δx by parameter name."""
 
     def move(parameters: Parameters) -> None:
         for name, delta in deltas.items():
@@ -65,7 +68,7 @@ def add(deltas: Mapping[str, Tensor]) -> Perturbation:
 
 def drop_outside(mask: Mask) -> Perturbation:
     """δx = −(1 − p) ⊙ x: the gradient of the sub-network that the mask induces."""
-    dropped = {name: entry for name, entry in mask.items() if entry is not True}
+    dropped = {name: entry for name, entry in mask.entries.items() if entry is not True}
 
     def move(parameters: Parameters) -> None:
         for name, entry in dropped.items():
@@ -108,58 +111,51 @@ def switch(
 
 @contextmanager
 def perturbed(
-    parameters: Parameters, perturbation: Perturbation, within: AbstractContextManager[object] | None = None
+    parameters: Parameters,
+    perturbation: Perturbation,
+    within: AbstractContextManager[object] | None = None,
+    on_move: Callable[[Displacement], None] | None = None,
 ) -> Iterator[None]:
-    """x is x̃ inside and exactly x again outside, whatever happens inside."""
-    within = within or nullcontext()
+    """Set x to x̃ inside the block and to exactly x again after it, whatever happens inside.
+
+    `on_move` is called once, when x has become x̃, with the displacement of each touched parameter.
+    """
     if perturbation.is_nowhere:
-        with within:
+        with within or nullcontext():
             yield
         return
-    touched: list[Tensor] = [parameters[name] for name in perturbation.touches]
+    touched: dict[str, Tensor] = {name: parameters[name].detach() for name in perturbation.touches}
     at, move = perturbation.at, perturbation.move
     del perturbation
-    saved = [parameters.scratch.borrow(p) for p in touched]
+    borrow = parameters.scratch.borrow
+    saved = [borrow(p) for p in touched.values()]
     if touched:
-        with torch.no_grad():
-            torch._foreach_copy_(saved, touched)
+        torch._foreach_copy_(saved, list(touched.values()))
     try:
         apply(parameters, move)
         del move  # it may hold the gradient at x, whose memory the pass at x̃ needs
-        with at(), within:
+        if on_move is not None:
+            on_move({name: (p, old) for (name, p), old in zip(touched.items(), saved, strict=True)})
+        with at(), within or nullcontext():
             yield
     finally:
         if touched:
-            with torch.no_grad():
-                torch._foreach_copy_(touched, saved)
+            torch._foreach_copy_(list(touched.values()), saved)
         for buffer in saved:
             parameters.scratch.give_back(buffer)
         # Autocast caches low-precision copies of weights; they are now copies of other numbers.
         torch.clear_autocast_cache()
 
 
-def distance(parameters: Parameters, perturbation: Perturbation, inside: Mask | None = None) -> float:
-    """‖δx‖ of the numbers that it moves, or of those inside a mask."""
-    if not perturbation.touches:
+def norm(displacement: Displacement, inside: Mask | None = None) -> float:
+    """‖x̃ − x‖ of the parameters that were moved, or of their coordinates inside a mask."""
+    if not displacement:
         return 0.0
-    touched = [parameters[name].detach() for name in perturbation.touches]
-    before = [parameters.scratch.borrow(p) for p in touched]
-    torch._foreach_copy_(before, touched)
-    try:
-        with torch.no_grad():
-            perturbation.move(parameters)
-        moves = zip(perturbation.touches, touched, before, strict=True)
-        squares = [inner(d := _within(p - old, inside, name), d) for name, p, old in moves]
-        return math.sqrt(float(torch.stack([s.to(squares[0].device) for s in squares]).sum()))
-    finally:
-        torch._foreach_copy_(touched, before)
-        for buffer in before:
-            parameters.scratch.give_back(buffer)
-        torch.clear_autocast_cache()
-
-
-def _within(move: Tensor, inside: Mask | None, name: str) -> Tensor:
-    return move if inside is None else move * inside[name]
+    deltas = {name: moved - old for name, (moved, old) in displacement.items()}
+    if inside is not None:
+        deltas = {name: delta * inside[name] for name, delta in deltas.items()}
+    squares = [inner(delta, delta) for delta in deltas.values()]
+    return math.sqrt(float(torch.stack([s.to(squares[0].device) for s in squares]).sum()))
 
 
 def apply(parameters: Parameters, move: Callable[[Parameters], None]) -> None:

@@ -33,9 +33,7 @@ def saved_for_backward(training: baselines.Training, step: Any) -> int:
 def test_activations_are_those_that_autograd_saves() -> None:
     width, batch = 200, 64
     training = baselines.mlp(batch=batch, width=width, depth=freezing.LAYERS)
-    frozen = ours.with_method(
-        training, ps.methods.freezing(training.model, start=0.0, stages=freezing.HALVES), checked=False
-    )
+    frozen = ours.with_method(training, ps.methods.freezing(start=0.0, stages=freezing.HALVES), checked=False)
     frozen.step(training.closure)  # the first pass is not cut
     given = 4 * batch * width + 8 * batch  # the batch, which autograd saves too, and its labels
     whole = freezing.held_for_backward(training, lambda closure: closure())

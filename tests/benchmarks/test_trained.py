@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import trained
-from partialsgd.lab.recipes.runs import Run
 from partialsgd.lab.recipes.translation.settings import of_preset
+from partialsgd.lab.runs.run import Run
 
 LEVEL = {"parameters": 10, "share": 0.5, "updates": 7, "flops": 2e9, "latency": 0.004, "test": {"BLEU": 12.345}}
 SUMMARY = {

@@ -1,4 +1,4 @@
-"""The oracle: how many passes, in which order, at which point, and what it keeps of them."""
+"""The passes of a step: how many, in which order, at which point, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from partialsgd import Branch, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
+from partialsgd import Branch, Context, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
+from partialsgd.engine.step import StepInProgress
 from partialsgd.method import GradientRequest
 from partialsgd.testing.problems import PROBLEMS
 
@@ -43,13 +44,13 @@ def test_the_meter_gets_both_gradients_before_the_mask() -> None:
     seen = {}
 
     class Meter:
-        def looks(self, context, trained):
+        def requests(self, context, trained):
             return [GradientRequest(trained)]
 
-        def measure(self, sight):
-            for key, vector in (("x", sight.at_x), ("p", sight.at_perturbed)):
+        def measure(self, pair):
+            for key, vector in (("x", pair.at_x), ("p", pair.at_perturbed)):
                 seen[key] = {name: g.clone() for name, g in vector.items()}
-            return sight.context.mask
+            return pair.context.mask
 
     model, sgd = start(methods.dropout(0.5), meter=Meter())
     expected = MLP.model()
@@ -132,9 +133,15 @@ def test_only_the_trained_pass_runs_within_and_it_is_left_when_the_closure_raise
     assert log == ["pass", "in", "pass", "out"]
     log.clear()
     model, sgd = start(Method(within=noted))
-    with pytest.raises(ZeroDivisionError), sgd.gradient():
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        sgd.step(lambda: 1 / 0)
     assert log == ["in", "out"]
+    log.clear()
+    for g in sgd.gradients():
+        for _ in range(2):
+            with g:
+                closure()
+    assert log == ["in", "pass", "out"] * 2, "a context manager that can be entered only once is made anew"
 
 
 def test_within_may_look_at_a_mask_that_is_known_before_the_pass() -> None:
@@ -181,3 +188,87 @@ def test_rules_look_at_the_gradient_of_the_base_and_a_branch_that_stays_there_ta
     meter = CriteriaMeter(1)
     model, sgd = start(Method(branches=lambda c: [Branch(mask, lambda c: base, base=base)]), meter=meter)
     assert sgd.step(MLP.closure(model, 0)).backwards == 2  # the meter's gradient is that at x
+
+
+def test_last_is_known_before_the_pass_runs() -> None:
+    for method, expected in ((methods.plain(), [True]), (methods.top_k(0.1), [True]), (methods.sam(), [False, True])):
+        model = MLP.model()
+        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+        seen = []
+        for g in sgd.gradients():
+            seen.append(g.last)
+            with g:
+                MLP.closure(model, 0)()
+        assert seen == expected
+
+
+def test_keyboard_interrupt_restores_too() -> None:
+    model = MLP.model()
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(0.5))
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sgd.step(interrupted)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_step_is_gone_when_it_is_done_and_not_when_memory_is_collected() -> None:
+    """A cycle would keep each step's gradient alive for a while: the memory of a second gradient."""
+    gc.collect()
+    gc.disable()
+    try:
+        for method in (methods.top_k(0.5), methods.sam(0.1), methods.dropout(0.5), methods.plain()):
+            model = MLP.model()
+            sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+            for t in range(2):
+                sgd.step(MLP.closure(model, t))
+                assert not [o for o in gc.get_objects() if type(o) is StepInProgress], "the step is still there"
+    finally:
+        gc.enable()
+
+
+def test_a_step_is_numbered_by_the_iteration_it_made_and_has_the_union_of_masks() -> None:
+    model = MLP.model()
+
+    def branches(context: Context) -> list[Branch]:
+        return [Branch(lambda c, k=k: masks.only(c.parameters, [k]), level=k) for k in ("0", "4")]
+
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), Method(branches=branches))
+    for t in range(2):
+        step = sgd.step(MLP.closure(model, t))
+        assert step.t == t and step.level == "0" and step.backwards == 2
+        assert step.mask.count() == (masks.only(model, ["0"]) | masks.only(model, ["4"])).count()
+        assert [level for level, _ in step.losses] == ["0", "4"]
+        assert not step.loss.requires_grad
+
+
+def test_a_loop_that_gives_no_loss_gets_none() -> None:
+    model = MLP.model()
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1))
+    for g in sgd.gradients():
+        with g:
+            MLP.closure(model, 0)()
+    assert sgd.update().loss is None
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"), [(methods.plain(), 1), (methods.sam(), 2), (methods.extragradient(past=True), 1)]
+)
+@pytest.mark.parametrize("meter", [None, CriteriaMeter(every=1, alerts=None)])
+def test_a_step_tells_the_passes_of_its_method_from_those_that_measured(
+    method: Method, passes: int, meter: CriteriaMeter | None
+) -> None:
+    model, x = torch.nn.Linear(3, 1), torch.ones(2, 3)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method, meter=meter)
+
+    def closure() -> torch.Tensor:
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    sgd.step(closure)
+    step = sgd.step(closure)
+    assert step.passes == (None,) * passes and step.backwards >= passes

@@ -403,7 +403,7 @@ def test_alpha_is_a_factor_of_the_step_or_refused() -> None:
         else:
             sgd.step(model.closure(2))
         assert torch.equal(before, model.x[0]), name
-    with pytest.raises(ValueError, match="gave nan"):
+    with pytest.raises(ValueError, match="returned nan"):
         PartialSGD(model, optim.SGD(model.parameters(), 0.1), Method(scale=lambda c: float("nan"))).step(
             model.closure(0)
         )
@@ -467,4 +467,4 @@ def test_the_step_size_in_the_end_is_told_of_sgd_alone() -> None:
         (optim.Adam(model.parameters(), 0.3), 0.3, None),
     ):
         update = MaskedUpdate(Parameters(model), [optimizer], "hold")
-        assert update.lr == lr and update.rate == (None if rate is None else pytest.approx(rate))
+        assert update.lr == lr and update.sgd_step_size == (None if rate is None else pytest.approx(rate))

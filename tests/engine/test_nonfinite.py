@@ -1,4 +1,4 @@
-"""When the gradients are looked at, and how often."""
+"""NaN and infinity: they are found wherever they are, and the gradients are read once at most."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
-from partialsgd import Branch, Context, Method, PartialSGD, methods
-from partialsgd import vectors as vectors_module
+from partialsgd import Branch, Context, Method, PartialSGD, methods, vectors
+from partialsgd.engine import nonfinite as nonfinite_module
+from partialsgd.engine.nonfinite import _SMALL, _by_size, are_finite, first_nonfinite
+from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import PROBLEMS
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
@@ -23,13 +26,12 @@ def start(method: Method | None = None, **options):
     ("options", "expected"),
     [({}, 1), ({"clip_norm": 1.0}, 0), ({"nonfinite": "ignore"}, 0), ({"nonfinite": "skip"}, 1)],
 )
-def test_one_look_at_most_and_none_when_a_norm_is_taken(options, expected, monkeypatch) -> None:
-    looks = []
-    original = vectors_module.are_finite
-    monkeypatch.setattr(vectors_module, "are_finite", lambda *a: looks.append(1) or original(*a))
+def test_the_gradients_are_read_once_at_most_and_not_when_a_norm_is_taken(options, expected, monkeypatch) -> None:
+    reads = []
+    monkeypatch.setattr(nonfinite_module, "are_finite", lambda *a: reads.append(1) or are_finite(*a))
     model, sgd = start(**options)
     sgd.step(MLP.closure(model, 0))
-    assert len(looks) == expected
+    assert len(reads) == expected
 
 
 def test_the_message_names_the_step_the_level_and_what_to_do() -> None:
@@ -52,26 +54,9 @@ def test_a_bad_gradient_at_x_spares_the_second_pass() -> None:
     assert sgd.step(closure).skipped and len(calls) == 1
 
 
-def test_a_bad_number_outside_the_mask_stops_nothing() -> None:
-    model, sgd = start(methods.random_mask(0.5))
-    seen = []
-
-    def closure():
-        loss = MLP.closure(model, 0)()
-        outside = ~sgd.method.mask(seen[0])["2.weight"]
-        model[2].weight.grad[outside] = math.nan
-        return loss
-
-    for g in sgd.gradients():
-        seen.append(sgd._pending.context)
-        with g:
-            closure()
-    assert not sgd.update().skipped
-    assert all(torch.isfinite(p).all() for p in model.parameters())
-
-
-def test_a_bad_number_outside_the_mask_stops_no_step_either() -> None:
-    """In `step` the gradient is masked only when something in it is not finite."""
+@pytest.mark.parametrize("by_closure", [True, False])
+def test_a_bad_number_outside_the_mask_stops_nothing(by_closure: bool) -> None:
+    """In `step` the elements outside are not even zeroed."""
     model, sgd = start(methods.random_mask(0.5))
     inside = methods.random_mask(0.5).mask(Context(0, 0, sgd.parameters, {}))["2.weight"]
 
@@ -80,7 +65,56 @@ def test_a_bad_number_outside_the_mask_stops_no_step_either() -> None:
         model[2].weight.grad[where] = math.nan
         return loss
 
+    def step(where):
+        if by_closure:
+            return sgd.step(lambda: closure(where))
+        for g in sgd.gradients():
+            with g:
+                closure(where)
+        return sgd.update()
+
     with pytest.raises(FloatingPointError, match=r"'2\.weight'"):
-        sgd.step(lambda: closure(inside))
-    assert not sgd.step(lambda: closure(~inside)).skipped
+        step(inside)
+    assert not step(~inside).skipped
     assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def net() -> Parameters:
+    model = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 3))
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape)
+    return Parameters(model)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["0.weight", "0.bias", "1.weight", "1.bias"])
+def test_one_bad_number_anywhere_is_found_and_named(bad: float, name: str) -> None:
+    x = net()
+    assert are_finite(x)
+    x[name].grad.view(-1)[-1] = bad
+    assert not are_finite(x)
+    assert first_nonfinite(vectors.current(x)) == name
+
+
+def with_gradients(*gradients: torch.Tensor) -> Parameters:
+    model = nn.ParameterList([nn.Parameter(torch.zeros_like(g)) for g in gradients])
+    for p, g in zip(model, gradients, strict=True):
+        p.grad = g
+    return Parameters(model)
+
+
+def test_opposite_infinities_and_large_finite_sums_are_told_apart() -> None:
+    assert not are_finite(with_gradients(torch.tensor([math.inf, -math.inf])))
+    assert are_finite(with_gradients(torch.full((100_000,), 3e38)))
+    odd = [torch.zeros(3, dtype=torch.bfloat16), torch.ones(2), torch.ones(0), torch.ones(()), torch.ones(2, 3)]
+    assert are_finite(with_gradients(*odd))
+    assert not are_finite(with_gradients(*odd, torch.tensor(math.nan)))
+    assert are_finite(Parameters(nn.Linear(2, 2))), "no gradients, nothing wrong"
+
+
+def test_groups_of_small_tensors_hold_each_once_and_stay_small() -> None:
+    x = with_gradients(*(torch.ones(k % 7 + 1, 100) for k in range(200)), torch.ones(300, 300))
+    large, groups = _by_size(x.values())
+    assert large == [200] and sorted(k for group in groups for k in group) == list(range(200))
+    sizes = [p.numel() for p in x.values()]
+    assert all(sum(sizes[k] for k in group) < _SMALL for group in groups)

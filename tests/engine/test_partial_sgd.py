@@ -1,8 +1,9 @@
-"""The driver against the definition, and what it does with loops, branches, schedules and bad input."""
+"""`PartialSGD` equals Algorithm 1 in any loop, with branches, schedules and clipping, and names bad input."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from partialsgd import Branch, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
-from partialsgd.testing.problems import PROBLEMS, Problem, Quadratic
+from partialsgd.testing.problems import PROBLEMS, Problem
 from tests import reference
 from tests.contracts import METHODS
 
@@ -20,7 +21,7 @@ LR = 0.05
 
 def start(problem: Problem = MLP, method: Method | None = None, **options) -> tuple[nn.Module, PartialSGD]:
     model = problem.model()
-    made = (method or Method()) if isinstance(method, Method | None) else method(model)
+    made = method or Method()
     return model, PartialSGD(model, torch.optim.SGD(model.parameters(), LR), made, **options)
 
 
@@ -50,7 +51,7 @@ CASES = {name: method for name, method in CASES.items() if not name.startswith("
 def test_the_driver_equals_algorithm_1(problem: Problem, name: str) -> None:
     model, sgd = start(problem, CASES[name], seed=3)
     twin, memory = problem.model(), {}
-    method = sgd.method if isinstance(CASES[name], Method) else CASES[name](twin)
+    method = CASES[name].bind(twin)
     x = {n: p.detach().clone() for n, p in reference.Parameters(twin).items()}
     for t in range(4):
 
@@ -69,32 +70,59 @@ def test_the_driver_equals_algorithm_1(problem: Problem, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_three_ways_to_take_gradients_are_one(name: str) -> None:
+def test_both_ways_to_take_gradients_are_one(name: str) -> None:
     def by_gradients(sgd, closure):
         for g in sgd.gradients():
             with g:
                 closure()
         return sgd.update()
 
-    def by_gradient(sgd, closure):
-        with sgd.gradient():
-            closure()
-        return sgd.update()
-
-    results, passes = [], []
-    for way in (PartialSGD.step, by_gradients, by_gradient):
+    results = []
+    for way in (PartialSGD.step, by_gradients):
         model, sgd = start(MLP, METHODS[name])
-        if way is by_gradient and max(passes) > 1:
-            with pytest.raises(RuntimeError, match="more than one gradient"):
-                for t in range(3):
-                    way(sgd, MLP.closure(model, t))
-            return
-        for t in range(3):
-            step = way(sgd, MLP.closure(model, t))
-            assert step.t == t
-            passes.append(step.backwards)
+        assert [way(sgd, MLP.closure(model, t)).t for t in range(3)] == [0, 1, 2]
         results.append(bits(model))
-        assert same(results[0], results[-1])
+    assert same(*results)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_micro_batches_of_a_pass_add_up_to_one_batch_to_the_bit(name: str) -> None:
+    (a, sgd), (b, once) = start(MLP, METHODS[name]), start(MLP, METHODS[name])
+    for _ in range(2):
+        for g in sgd.gradients():
+            for micro_batch in (0, 1, 2):
+                with g:
+                    a.zero_grad()  # a body that zeroes gradients itself loses nothing
+                    g.loss = MLP.closure(a, micro_batch)()
+        step = sgd.update()
+        expected = once.step(lambda: sum(MLP.closure(b, k)() for k in (0, 1, 2)))
+        assert step.backwards == 3 * expected.backwards and sorted(map(str, step.passes)) == sorted(
+            map(str, 3 * expected.passes)
+        )
+        torch.testing.assert_close(step.loss, expected.loss)
+    assert same(bits(a), bits(b)) and sgd.t == 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stream_of_micro_batches_is_read_once_or_not_at_all(name: str) -> None:
+    (a, sgd), (b, once) = start(MLP, METHODS[name]), start(MLP, METHODS[name])
+    before, stream = bits(a), iter((0, 1, 2))
+    backwards = once.step(lambda: sum(MLP.closure(b, k)() for k in (0, 1, 2))).backwards
+
+    def run() -> None:
+        for g in sgd.gradients(once=True):
+            for micro_batch in stream:
+                with g:
+                    MLP.closure(a, micro_batch)()
+
+    if backwards == 1:
+        run()
+        assert sgd.update().backwards == 3 and same(bits(a), bits(b))
+    else:
+        with pytest.raises(RuntimeError, match=r"more than one gradient at t = 0: keep the micro-batches"):
+            run()
+        assert next(stream) == 0 and same(bits(a), before)
+        assert sgd.step(lambda: sum(MLP.closure(a, k)() for k in (0, 1, 2))).t == 0 and same(bits(a), bits(b))
 
 
 def test_plain_is_the_raw_loop_to_the_bit() -> None:
@@ -150,40 +178,6 @@ def test_the_gradient_at_x_is_taken_once_and_only_if_asked_for(method: Method, e
         return MLP.closure(model, 0)()
 
     assert sgd.step(closure).backwards == expected == len(calls)
-
-
-def test_a_single_gradient_is_enough_for_top_k_and_refused_for_sam() -> None:
-    model, sgd = start(MLP, methods.top_k(0.1))
-    with sgd.gradient() as g:
-        MLP.closure(model, 0)()
-    assert g.last and sgd.update().mask.count() == round(0.1 * sum(p.numel() for p in model.parameters()))
-
-    model, sgd = start(MLP, methods.sam())
-    before = bits(model)
-    with pytest.raises(RuntimeError, match=r"step\(closure\).*gradients\(\)"), sgd.gradient():
-        raise AssertionError("the body must not run")
-    assert same(before, bits(model)) and sgd.t == 0
-    assert sgd.step(MLP.closure(model, 0)).backwards == 2
-
-
-@pytest.mark.parametrize("name", ["plain", "dropout", "random_mask"])
-def test_gradient_entered_again_accumulates(name: str) -> None:
-    (a, sgd), (b, once) = start(MLP, METHODS[name]), start(MLP, METHODS[name])
-    for micro_batch in (0, 1, 2):
-        with sgd.gradient() as g:
-            g.loss = MLP.closure(a, micro_batch)()
-    step = sgd.update()
-    expected = once.step(lambda: sum(MLP.closure(b, k)() for k in (0, 1, 2)))
-    assert same(bits(a), bits(b)) and sgd.t == 1 and step.backwards == 3
-    torch.testing.assert_close(step.loss, expected.loss)
-
-
-def test_a_mask_chosen_by_the_gradient_cannot_accumulate_in_pieces() -> None:
-    model, sgd = start(MLP, methods.top_k(0.1))
-    with sgd.gradient():
-        MLP.closure(model, 0)()
-    with pytest.raises(RuntimeError, match="whole gradient"), sgd.gradient():
-        raise AssertionError("the body must not run")
 
 
 def test_a_closure_that_zeroes_gradients_itself_changes_nothing() -> None:
@@ -360,20 +354,10 @@ def test_frozen_parameters_stay_and_need_no_optimizer() -> None:
     assert torch.equal(model[0].weight, frozen)
 
 
-def test_lbfgs_takes_the_plain_method_and_finds_the_minimum() -> None:
-    model = Quadratic()
-    sgd = PartialSGD(model, torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe"))
-
-    def closure():
-        loss = model(torch.zeros(7))
-        loss.backward()
-        return loss
-
-    step = sgd.step(closure)
-    assert step.backwards > 1 and sgd.step(closure).t == 1
-    assert float(model(torch.zeros(7)).detach()) < 1e-6
-    with pytest.raises(NotImplementedError, match="LBFGS"):
-        PartialSGD(model, torch.optim.LBFGS(model.parameters()), methods.sam())
+def test_lbfgs_is_refused() -> None:
+    model = MLP.model()
+    with pytest.raises(NotImplementedError, match=r"LBFGS evaluates the closure itself.* use another optimizer"):
+        PartialSGD(model, [torch.optim.LBFGS(model.parameters())])
 
 
 def test_state_survives_and_a_foreign_one_is_refused() -> None:
@@ -504,6 +488,61 @@ def test_a_loop_that_forgets_something_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m, o: PartialSGD(o, m), "the model comes first and must be an nn.Module, got SGD"),
+        (lambda m, o: PartialSGD(m, None), "must be a torch.optim.Optimizer or a list of them"),
+        (lambda m, o: PartialSGD(m, []), "must be a torch.optim.Optimizer or a list of them"),
+        (lambda m, o: PartialSGD(m, [o, 3]), "must be a torch.optim.Optimizer or a list of them"),
+        (lambda m, o: PartialSGD(m, o, methods.sam), r"must be a Method, got .*; call it: methods\.sam\(\)"),
+        (
+            lambda m, o: PartialSGD(m, o, meter=CriteriaMeter),
+            r"requests and measure, like ps.CriteriaMeter\(every=50\)",
+        ),
+        (lambda m, o: PartialSGD(m, o, meter=50), "must have the methods requests and measure"),
+        (lambda m, o: Method(mask=masks.everything(m)), "the rule 'mask' must be a function"),
+        (lambda m, o: PartialSGD(m, o).step(torch.tensor(1.0)), "takes a closure"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused(make, message) -> None:
+    model = MLP.model()
+    with pytest.raises(TypeError, match=message):
+        make(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+class WithDefault:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, g=None):
+        assert g is None
+        return MLP.closure(self.model, 0)()
+
+
+@pytest.mark.parametrize(
+    ("make", "is_given"),
+    [
+        (lambda run, model: lambda: run(None), False),
+        (lambda run, model: lambda g: run(g), True),
+        (lambda run, model: lambda g=None: run(g), False),
+        (lambda run, model: lambda *args: run(*args or [None]), False),
+        (lambda run, model: functools.partial(lambda a, g: run(g), "a"), True),
+        (lambda run, model: WithDefault(model), None),
+    ],
+)
+def test_only_a_required_argument_of_the_closure_gets_the_pass(make, is_given) -> None:
+    model, sgd = start(MLP)
+    given = []
+
+    def run(g):
+        given.append(g is not None)
+        return MLP.closure(model, 0)().item()  # a loss may be a plain number
+
+    assert sgd.step(make(run, model)).t == 0
+    assert given == ([] if is_given is None else [is_given])
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"outside": "drop"}, "hold, decay, reset"),
@@ -516,40 +555,36 @@ def test_bad_options_name_the_good_ones(options, message) -> None:
         start(MLP, **options)
 
 
-def test_weights_hold_for_every_micro_batch() -> None:
-    half = Method(branches=lambda c: [Branch(weight=0.5)])
-    (a, sgd), (b, once) = start(MLP, half), start(MLP, half)
-    for k in (0, 1, 2):
-        with sgd.gradient():
-            a.zero_grad()  # a body that zeroes gradients itself
-            MLP.closure(a, k)()
-    sgd.update()
-    once.step(lambda: sum(MLP.closure(b, k)() for k in (0, 1, 2)))
-    for p, q in zip(a.parameters(), b.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
-    with sgd.gradient():
-        MLP.closure(a, 0)()
-    with pytest.raises(RuntimeError, match="no parameter received a gradient"), sgd.gradient():
-        pass
-
-
-def test_a_nan_in_one_micro_batch_is_seen() -> None:
+def test_every_micro_batch_needs_a_backward_and_its_loss_is_checked() -> None:
     model, sgd = start(MLP)
-    for k in (0, 1, 2):
-        with sgd.gradient() as g:
-            loss = MLP.closure(model, k)()
-            if k == 1:
-                g.loss = loss * math.nan
+    with pytest.raises(RuntimeError, match="no parameter received a gradient"):
+        for g in sgd.gradients():
+            with g:
+                MLP.closure(model, 0)()
+            with g:
+                pass
+    assert all(p.grad is None for p in model.parameters())
+    for g in sgd.gradients():
+        for k in (0, 1, 2):
+            with g:
+                loss = MLP.closure(model, k)()
+                g.loss = loss * math.nan if k == 1 else None
     with pytest.raises(FloatingPointError, match="the loss"):
         sgd.update()
 
 
 def test_gradients_do_not_nest_and_do_not_vanish_unnoticed() -> None:
     model, sgd = start(MLP)
-    with sgd.gradient():
-        with pytest.raises(RuntimeError, match="being taken already"), sgd.gradient():
-            raise AssertionError("the body must not run")
-        MLP.closure(model, 0)()
+    for g in sgd.gradients():
+        with g:
+            for take in (sgd.gradients, lambda: sgd.step(MLP.closure(model, 0))):
+                with pytest.raises(RuntimeError, match="being taken already"):
+                    take()
+            with pytest.raises(RuntimeError, match="taken already"), g:
+                raise AssertionError("the body must not run")
+            MLP.closure(model, 0)()
+    with pytest.raises(RuntimeError, match="taken already"), g:
+        raise AssertionError("the body must not run")
     model.zero_grad()
     with pytest.raises(RuntimeError, match=r"called zero_grad\(\)"):
         sgd.update()
@@ -561,8 +596,9 @@ def test_gradients_do_not_nest_and_do_not_vanish_unnoticed() -> None:
 def test_loading_drops_what_is_pending() -> None:
     model, sgd = start(MLP)
     state = sgd.state_dict() | {"t": 7}
-    with sgd.gradient():
-        MLP.closure(model, 0)()
+    for g in sgd.gradients():
+        with g:
+            MLP.closure(model, 0)()
     sgd.load_state_dict(state)
     with pytest.raises(RuntimeError, match="no gradient to apply"):
         sgd.update()
@@ -575,7 +611,7 @@ def test_loading_drops_what_is_pending() -> None:
     ("method", "error", "message"),
     [
         (Method(project=lambda c: None), TypeError, "the rule 'project' returned None"),
-        (Method(project=lambda c: perturbations.add(dict(c.gradient))), RuntimeError, "asks for a gradient"),
+        (Method(project=lambda c: perturbations.add(dict(c.gradient))), RuntimeError, "reads context.gradient"),
         (Method(correct=lambda c, g: None), TypeError, "the rule 'correct' returned None"),
         (Method(mask=lambda c: masks.everything(MLP.model()[0])), ValueError, "the mask is of another model"),
         (
@@ -591,43 +627,6 @@ def test_rules_outside_the_algorithm_are_checked_before_anything_moves(method, e
     with pytest.raises(error, match=message):
         sgd.step(MLP.closure(model, 0))
     assert same(before, bits(model)) and sgd.t == 0 and all(p.grad is None for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda m, o: PartialSGD(m, o, methods.sam), r"call it: methods\.sam\(\)"),
-        (lambda m, o: PartialSGD(o, m), "the model comes first"),
-        (lambda m, o: PartialSGD(m, None), "must be a torch.optim.Optimizer"),
-        (lambda m, o: Method(mask=masks.everything(m)), "the rule 'mask' must be a function"),
-        (lambda m, o: PartialSGD(m, o).step(torch.tensor(1.0)), "takes a closure"),
-    ],
-)
-def test_common_mistakes_are_named(make, message) -> None:
-    model = MLP.model()
-    with pytest.raises(TypeError, match=message):
-        make(model, torch.optim.SGD(model.parameters(), 0.1))
-
-
-def test_lbfgs_refuses_what_it_cannot_do_and_goes_back_when_the_closure_fails() -> None:
-    model = MLP.model()
-    for options in ({"clip_norm": 1.0}, {"scaler": torch.amp.GradScaler("cpu")}):
-        with pytest.raises(NotImplementedError, match="LBFGS"):
-            PartialSGD(model, torch.optim.LBFGS(model.parameters()), **options)
-    sgd = PartialSGD(model, torch.optim.LBFGS(model.parameters()))
-    with pytest.raises(NotImplementedError, match=r"sgd\.step\(closure\)"):
-        sgd.gradients()
-    before, calls = bits(model), []
-
-    def failing():
-        calls.append(1)
-        if len(calls) == 4:
-            raise ZeroDivisionError
-        return MLP.closure(model, 0)()
-
-    with pytest.raises(ZeroDivisionError):
-        sgd.step(failing)
-    assert same(before, bits(model)) and sgd.t == 0
 
 
 def test_a_measurement_that_is_not_finite_does_not_stop_the_step() -> None:
@@ -666,8 +665,8 @@ def test_perturbed_shows_the_network_that_the_next_step_trains() -> None:
 def test_what_is_extracted_has_no_hooks_of_ours_and_keeps_the_users() -> None:
     model = MLP.model()
     handle = model[0].register_forward_hook(lambda *_: None)
-    methods.meprop(model, 2)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.freezing(model))
+    methods.meprop(2).bind(model)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.freezing())
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in sgd.extract().modules()]
     assert sum(hooks) == 1 and handle.id in sgd.extract()[0]._forward_hooks
     assert len(model[0]._forward_hooks) == 3
@@ -676,7 +675,7 @@ def test_what_is_extracted_has_no_hooks_of_ours_and_keeps_the_users() -> None:
 def test_a_step_inside_of_perturbed_is_refused() -> None:
     model, sgd = start(MLP, methods.dropout(0.5))
     with sgd.perturbed():
-        for take in (lambda: sgd.step(MLP.closure(model, 0)), lambda: next(sgd.gradients()), sgd.gradient().__enter__):
+        for take in (lambda: sgd.step(MLP.closure(model, 0)), sgd.gradients):
             with pytest.raises(RuntimeError, match="take steps outside of it"):
                 take()
     assert sgd.step(MLP.closure(model, 0)).t == 0

@@ -287,7 +287,7 @@ def nested_trainer(output: Path, *, resume: str | None = None) -> tuple[Any, ps.
     nested = ps.nest(BertForSequenceClassification(config), ps.LowRank(1 / 4))
     told = arguments(output)
     told.remove_unused_columns = False  # a family takes what its model takes, which the Trainer cannot see
-    trainer = example("hf_trainer").PartialTrainer(ps.methods.alternating(nested), nested, told, train_dataset=data)
+    trainer = example("hf_trainer").PartialTrainer(ps.methods.alternating(), nested, told, train_dataset=data)
     trainer.train(resume_from_checkpoint=resume)
     return trainer, nested
 
@@ -378,14 +378,14 @@ def test_lightning_trains_a_family(tmp_path: Path) -> None:
         torch.manual_seed(0)
         module = lightning_module.PartialModule(ps.Method())
         module.network = nested = ps.nest(module.network, ps.LowRank(1 / 4, where="0"))
-        module.method = ps.methods.alternating(nested)
+        module.method = ps.methods.alternating()
         return module, nested
 
     (module, nested), (_, alone) = built(), built()
     lightning_trainer(tmp_path, 1).fit(module, lightning_module.batches())
     optimizer = torch.optim.AdamW(alone.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    sgd = ps.PartialSGD(alone, optimizer, ps.methods.alternating(alone), clip_norm=1.0)
+    sgd = ps.PartialSGD(alone, optimizer, ps.methods.alternating(), clip_norm=1.0)
     for x, y in lightning_module.batches():
         sgd.step(partial(forward_backward, alone, x, y))
         scheduler.step()

@@ -27,7 +27,7 @@ class Numbers:
 
 def test_losses_are_told_by_level_and_never_mixed() -> None:
     nested = family()
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), ps.methods.slimmable(nested))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), ps.methods.slimmable())
     step = steps(sgd, 1)[0]
     assert record(step)["loss"] == {level: loss.item() for level, loss in step.losses}
     assert list(record(step)["loss"]) == ["full", "core"]

@@ -91,4 +91,4 @@ def alternating(every: int = 2, **options: object) -> PartialSGD:
     nested = family()
     optimizer = torch.optim.SGD(nested.parameters(), 0.1)
     meter = CriteriaMeter(every=every, alerts=None)
-    return PartialSGD(nested, optimizer, methods.alternating(nested), meter=meter, **options)
+    return PartialSGD(nested, optimizer, methods.alternating(), meter=meter, **options)

@@ -109,8 +109,8 @@ def test_ordinary_training_on_noise_gives_no_warning(kind, caplog) -> None:
     method = {
         "plain": methods.plain,
         "dropout": lambda: methods.dropout(0.95),
-        "blocks": lambda: methods.block_coordinate(model, every=1),
-        "workers": lambda: methods.independent_subnets(model, 2, 5),
+        "blocks": lambda: methods.block_coordinate(every=1),
+        "workers": lambda: methods.independent_subnets(2, 5),
     }[kind]()
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.05), method, meter=CriteriaMeter(1))
 
@@ -131,11 +131,11 @@ def test_the_step_size_that_is_judged_is_the_one_that_is_taken() -> None:
         seen_rates = []
 
         class Noting:
-            def looks(self, context, trained):
+            def requests(self, context, trained):
                 return [GradientRequest(trained)]
 
             def measure(self, sight, seen_rates=seen_rates):
-                seen_rates.append(sight.rate)
+                seen_rates.append(sight.step_size)
 
         model = nn.Linear(2, 1)
         method = Method(scale=lambda c, factor=factor: factor, name="scaled")

@@ -142,7 +142,7 @@ def _perturbation_of(method: Method, model: nn.Module, g, mask):
     from partialsgd.method import Context
     from partialsgd.vectors import Vector
 
-    context = Context(0, 0, Parameters(model), {}, _mask=mask, _gradient=Vector(g))
+    context = Context(0, 0, Parameters(model), {}).with_mask(mask).with_gradient(Vector(g))
     return method.perturb(context)
 
 
@@ -150,7 +150,7 @@ def _perturbation_of(method: Method, model: nn.Module, g, mask):
 def test_a_level_is_measured_as_the_mask_that_defines_it(spec) -> None:
     """The core runs as a small network; by definition it is the whole one at p ⊙ x."""
     nested = nest(mlp(), spec)
-    sgd = trained(nested, methods.alternating(nested), CriteriaMeter(1))
+    sgd = trained(nested, methods.alternating(), CriteriaMeter(1))
     sgd.step(closure(nested, 0))
     x, mask = values(nested), nested.mask("core")
     found = sgd.step(closure(nested, 1)).criteria
@@ -171,7 +171,7 @@ def test_a_level_is_measured_as_the_mask_that_defines_it(spec) -> None:
 def test_each_level_is_counted_by_itself(every) -> None:
     """By t alone and an even number, alternating training would measure full steps only, where all is 1."""
     nested = nest(mlp(), Width(0.5))
-    sgd = trained(nested, methods.alternating(nested), meter := CriteriaMeter(every))
+    sgd = trained(nested, methods.alternating(), meter := CriteriaMeter(every))
     found = [sgd.step(closure(nested, t, 4)) for t in range(2 * every + 2)]
     measured = [(step.t, step.criteria.level) for step in found if step.criteria]
     assert measured == [(0, "full"), (1, "core"), (2 * every, "full"), (2 * every + 1, "core")]
@@ -202,11 +202,11 @@ def test_masks_of_whole_tensors_that_come_again_are_counted_by_themselves() -> N
         (lambda n: methods.sam(), 2, 2),
         (lambda n: methods.extragradient(), 2, 2),
         (lambda n: methods.dropout(0.5), 1, 2),
-        (lambda n: methods.slimmable(n), 2, 2),
-        (lambda n: methods.sandwich(n), 2, 2),
-        (lambda n: methods.only(n, "core"), 1, 2),
-        (lambda n: methods.only(n, "full"), 1, 1),
-        (lambda n: methods.compose(methods.only(n, "core"), methods.sam()), 2, 3),
+        (lambda n: methods.slimmable(), 2, 2),
+        (lambda n: methods.sandwich(), 2, 2),
+        (lambda n: methods.only("core"), 1, 2),
+        (lambda n: methods.only("full"), 1, 1),
+        (lambda n: methods.compose(methods.only("core"), methods.sam()), 2, 3),
     ],
     ids=["plain", "random", "top_k", "compressed", "sam", "extra", "dropout", "slim", "sandwich", "core", "full", "cs"],
 )
@@ -219,12 +219,10 @@ def test_a_pass_is_made_only_where_the_gradient_at_x_is_missing(make, unmeasured
 def test_the_full_branch_of_slimmable_serves_the_others_and_is_the_same_number() -> None:
     """What is kept of the first branch is what a pass of its own would give."""
     nested = nest(mlp(), Width([0.25, 0.5]))
-    levels = [trained(nested, methods.slimmable(nested), CriteriaMeter(1)).step(closure(nested, 0)).measurements]
+    levels = [trained(nested, methods.slimmable(), CriteriaMeter(1)).step(closure(nested, 0)).measurements]
     for level in ("1/2", "1/4"):
         nested = nest(mlp(), Width([0.25, 0.5]))
-        levels.append(
-            [trained(nested, methods.only(nested, level), CriteriaMeter(1)).step(closure(nested, 0)).criteria]
-        )
+        levels.append([trained(nested, methods.only(level), CriteriaMeter(1)).step(closure(nested, 0)).criteria])
     (full, half, quarter), [alone_half], [alone_quarter] = levels
     assert [c.level for c in levels[0]] == ["full", "1/2", "1/4"] and full.c_norm == 1
     for a, b in ((half, alone_half), (quarter, alone_quarter)):
@@ -239,7 +237,7 @@ def test_the_full_branch_of_slimmable_serves_the_others_and_is_the_same_number()
 
 def test_the_full_branch_serves_levels_that_are_due_when_it_is_not_itself() -> None:
     nested = nest(mlp(), Width([0.25, 0.5, 0.75]))
-    sgd = trained(nested, methods.sandwich(nested, between=1), CriteriaMeter(3))
+    sgd = trained(nested, methods.sandwich(between=1), CriteriaMeter(3))
     due = []
     for t in range(15):
         step = sgd.step(closure(nested, t))
@@ -253,15 +251,15 @@ def test_the_full_branch_serves_levels_that_are_due_when_it_is_not_itself() -> N
 )
 def test_where_noise_cannot_be_the_same_the_pair_is_measured_without(spec, slim, single, quiet) -> None:
     nested = nest(mlp(0.4), spec)
-    step = trained(nested, methods.only(nested, "core"), CriteriaMeter(1)).step(closure(nested, 0))
+    step = trained(nested, methods.only("core"), CriteriaMeter(1)).step(closure(nested, 0))
     assert (step.backwards, step.criteria.quiet) == (single, quiet)
     if quiet:  # the same numbers as of the network that has no dropout
         twin = nest(mlp(), spec)
         twin.load_state_dict(nest(mlp(0.4), spec).state_dict())
-        clean = trained(twin, methods.only(twin, "core"), CriteriaMeter(1)).step(closure(twin, 0)).criteria
+        clean = trained(twin, methods.only("core"), CriteriaMeter(1)).step(closure(twin, 0)).criteria
         assert clean.c_align == step.criteria.c_align and not clean.quiet
     nested = nest(mlp(0.4), spec)
-    assert trained(nested, methods.slimmable(nested), CriteriaMeter(1)).step(closure(nested, 0)).backwards == slim
+    assert trained(nested, methods.slimmable(), CriteriaMeter(1)).step(closure(nested, 0)).backwards == slim
     assert nested.training and all(m.training for m in nested.modules())
 
 
@@ -279,11 +277,11 @@ class Functional(nn.Module):
 
 def test_noise_that_no_module_makes_is_noticed() -> None:
     nested = nest(Functional(), Width(0.5))
-    sgd = trained(nested, methods.only(nested, "core"), CriteriaMeter(1))
+    sgd = trained(nested, methods.only("core"), CriteriaMeter(1))
     step = sgd.step(closure(nested, 0))
     assert step.criteria.quiet and step.backwards == 5  # a pair was tried first
     nested = nest(Functional(), Width(0.5)).eval()
-    step = trained(nested, methods.only(nested, "core"), CriteriaMeter(1)).step(closure(nested, 0))
+    step = trained(nested, methods.only("core"), CriteriaMeter(1)).step(closure(nested, 0))
     assert not step.criteria.quiet and step.backwards == 2
 
 
@@ -302,7 +300,7 @@ class OneNumber(nn.Module):
 
 def test_noise_that_is_the_same_at_each_level_is_left_on() -> None:
     """The pair is the one that a generator begun twice at the same place gives."""
-    for method, probe in ((lambda n: methods.only(n, "core"), None), (lambda n: methods.plain(), "core")):
+    for method, probe in ((lambda n: methods.only("core"), None), (lambda n: methods.plain(), "core")):
         nested = nest(OneNumber(), Width(0.5, hidden=("first", "second")))
         x, mask = values(nested), nested.mask("core")
         sgd = trained(nested, method(nested), CriteriaMeter(1, probe))
@@ -358,7 +356,7 @@ def test_a_level_as_probe_of_standard_training() -> None:
     nested = nest(mlp(), Width(0.5))
     twin = copy.deepcopy(nested)
     step = trained(nested, methods.plain(), CriteriaMeter(1, "core")).step(closure(nested, 0))
-    expected = trained(twin, methods.only(twin, "core"), CriteriaMeter(1)).step(closure(twin, 0)).criteria
+    expected = trained(twin, methods.only("core"), CriteriaMeter(1)).step(closure(twin, 0)).criteria
     assert (
         step.level is None and step.mask.is_everything and (step.criteria.probe, step.criteria.level) == ("core",) * 2
     )
@@ -525,7 +523,7 @@ def test_with_distillation_the_gradient_at_x_is_that_of_the_labels(make) -> None
         loss.backward()
         return loss
 
-    sgd = trained(nested, make(nested, distill=True), CriteriaMeter(1), rate=0.0)
+    sgd = trained(nested, make(distill=True), CriteriaMeter(1), rate=0.0)
     steps = [sgd.step(run) for _ in range(2)]
     core = next(found for step in steps for found in step.measurements if found.level == "core")
     assert core.whole == pytest.approx(
@@ -538,7 +536,7 @@ def test_the_move_of_a_level_and_another_method_is_counted_once() -> None:
     for other in (methods.dropout(0.5), methods.random_mask(0.5), methods.top_k(0.1), methods.sam(0.3)):
         nested = nest(mlp(), Width(0.5))
         x, level = values(nested), nested.mask("core")
-        method = methods.compose(methods.only(nested, "core"), other)
+        method = methods.compose(methods.only("core"), other)
         step = trained(nested, method, CriteriaMeter(1)).step(closure(nested, 0))
         moved = {n: -v * ~element(level, n, v) for n, v in x.items()}
         if other.name.startswith("dropout"):
@@ -572,31 +570,34 @@ def test_masks_that_never_come_again_do_not_defeat_every() -> None:
 
 def test_a_probe_of_several_levels_has_a_summary_of_each_and_is_asked_once_a_step() -> None:
     nested = nest(mlp(), Width([0.25, 0.5]))
-    sgd = trained(nested, methods.plain(), meter := CriteriaMeter(1, methods.slimmable(nested)))
+    sgd = trained(nested, methods.plain(), meter := CriteriaMeter(1, methods.slimmable()))
     for t in range(3):
         sgd.step(closure(nested, t))
     counts = {place.rpartition(", ")[2]: summary.count for place, summary in meter.summary(sgd).items()}
     assert counts == {"full": 3, "1/2": 3, "1/4": 3}
-    sgd = trained(nested, methods.slimmable(nested), CriteriaMeter(1, methods.dropout(0.5)))
+    sgd = trained(nested, methods.slimmable(), CriteriaMeter(1, methods.dropout(0.5)))
     assert len(sgd.step(closure(nested, 0)).measurements) == 1
 
 
-def test_micro_batches_of_their_own_are_not_measured_one_by_one() -> None:
-    model = mlp()
-    sgd = trained(model, methods.random_mask(0.5), CriteriaMeter(2))
-    x, y = batch(0)
-    with sgd.gradient():
-        F.cross_entropy(model(x), y).backward()
-    with (
-        pytest.raises(RuntimeError, match="looks at the whole gradient: run all micro-batches inside one"),
-        sgd.gradient(),
-    ):
-        F.cross_entropy(model(x), y).backward()
+def test_micro_batches_are_measured_together() -> None:
+    criteria = []
+    for times in (1, 2):
+        model = mlp()
+        sgd = trained(model, methods.random_mask(0.5), CriteriaMeter(2))
+        x, y = batch(0)
+        for g in sgd.gradients():
+            for _ in range(times):
+                with g:
+                    (F.cross_entropy(model(x), y) / times).backward()
+        criteria.append(sgd.update().criteria)
+    assert criteria[0].whole == pytest.approx(criteria[1].whole) and criteria[0].c_norm == pytest.approx(
+        criteria[1].c_norm
+    )
 
 
 def test_of_a_step_with_several_branches_the_first_is_compared_with_the_last_steps() -> None:
     nested = nest(mlp(), Width(0.5))
-    sgd = trained(nested, methods.slimmable(nested), CriteriaMeter(1, consecutive=True), rate=0.0)
+    sgd = trained(nested, methods.slimmable(), CriteriaMeter(1, consecutive=True), rate=0.0)
     first, second = (sgd.step(closure(nested, 0)) for _ in range(2))
     assert all(found.consecutive is None for found in first.measurements), "there is no step before the first"
     assert second.criteria.consecutive_cosine == pytest.approx(1, rel=1e-6), "the same batch at the same x"
@@ -616,7 +617,7 @@ def test_of_a_refused_step_the_gradient_that_was_applied_is_kept() -> None:
 
 def test_consecutive_gradients_are_compared() -> None:
     nested = nest(mlp(), Width(0.5))
-    sgd = trained(nested, methods.alternating(nested), CriteriaMeter(2, consecutive=True))
+    sgd = trained(nested, methods.alternating(), CriteriaMeter(2, consecutive=True))
     before = None
     for t in range(6):
         x, level = values(nested), ("full", "core")[t % 2]
@@ -652,7 +653,7 @@ def test_groups_are_the_same_numbers_of_a_part() -> None:
 
 def test_private_batch_norms_are_in_neither_vector_and_counted() -> None:
     nested = family()
-    step = trained(nested, methods.only(nested, "core"), CriteriaMeter(1)).step(closure(nested, 0))
+    step = trained(nested, methods.only("core"), CriteriaMeter(1)).step(closure(nested, 0))
     own = [p for name, p in nested.named_parameters() if "core" in name]
     assert step.criteria.left_out == sum(p.numel() for p in own) > 0
     assert 0 < step.criteria.masked <= step.criteria.whole and step.criteria.quiet

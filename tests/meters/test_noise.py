@@ -104,7 +104,7 @@ def test_levels_are_masks_by_name_and_the_level_that_runs_is_the_callers() -> No
 def test_the_masks_of_a_method_are_those_of_its_steps_each_once() -> None:
     nested = family()
     core, full = nested.levels
-    found = noise.drawn(methods.alternating(nested), nested, times=range(6))
+    found = noise.drawn(methods.alternating(), nested, times=range(6))
     assert [mask.count() for mask in found] == [nested.mask(full).count(), nested.mask(core).count()]
     model = Noisy(1.0)
     random = noise.drawn(methods.random_mask(0.5), model, times=range(5), seed=3)

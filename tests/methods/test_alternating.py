@@ -34,12 +34,12 @@ def train(nested, method, steps=6, closure=None, **options):
 
 def test_the_whole_network_at_even_t_and_the_core_at_odd_t() -> None:
     nested = family()
-    assert [s.level for s in train(nested, methods.alternating(nested))] == ["full", "core"] * 3
+    assert [s.level for s in train(nested, methods.alternating())] == ["full", "core"] * 3
 
 
 def test_more_levels_go_from_the_largest_down() -> None:
     nested = family(0.25, 0.5)
-    levels = [s.level for s in train(nested, methods.alternating(nested), 7)]
+    levels = [s.level for s in train(nested, methods.alternating(), 7)]
     assert levels == ["full", "1/2", "1/4", "full", "1/2", "1/4", "full"]
 
 
@@ -48,7 +48,7 @@ def test_algorithm_2_written_out() -> None:
     nested, by_hand = family(kind="low_rank"), family(kind="low_rank")
     for one in (nested, by_hand):
         one.model[1], one.model[3] = torch.nn.Identity(), torch.nn.Identity()  # no BatchNorm, no dropout
-    train(nested, methods.alternating(nested, lr={"core": 0.5}), 6)
+    train(nested, methods.alternating(lr={"core": 0.5}), 6)
     core = set(by_hand.parameters(level="core"))
     for t in range(6):
         saved = [p.detach().clone() for p in by_hand.parameters()]
@@ -68,9 +68,9 @@ def test_algorithm_2_written_out() -> None:
 
 def test_order_is_a_cycle_and_weights_are_odds() -> None:
     nested = family(0.25, 0.5)
-    method = methods.alternating(nested, order=("1/4", "1/4", "full"))
+    method = methods.alternating(order=("1/4", "1/4", "full"))
     assert [s.level for s in train(nested, method, 5)] == ["1/4", "1/4", "full", "1/4", "1/4"]
-    method = methods.alternating(nested, weights={"full": 1, "1/2": 0, "1/4": 3})
+    method = methods.alternating(weights={"full": 1, "1/2": 0, "1/4": 3})
     drawn = Counter(s.level for s in train(nested, method, 400))
     assert set(drawn) == {"full", "1/4"}
     assert 60 < drawn["full"] < 140  # 100 expected, deviation 9
@@ -84,7 +84,7 @@ def test_a_level_may_have_its_own_learning_rate() -> None:
         nested = family(kind="low_rank")
         nested.eval()
         before = [p.detach().clone() for p in nested.parameters(level="core")]
-        train(nested, methods.alternating(nested, order=["core"], lr={"core": factor}), 1)
+        train(nested, methods.alternating(order=["core"], lr={"core": factor}), 1)
         moves.append([p.detach() - q for p, q in zip(nested.parameters(level="core"), before, strict=True)])
     for whole, quarter in zip(*moves, strict=True):
         torch.testing.assert_close(quarter, whole * 0.25, rtol=1e-4, atol=1e-7)
@@ -109,7 +109,7 @@ def test_distillation_finds_the_whole_network_in_the_teacher() -> None:
 
     nested.model[3].p = 0.0
     full_norm = nested.model[1].get_submodule("full")
-    train(nested, methods.alternating(nested, distill=True), 2, closure)
+    train(nested, methods.alternating(distill=True), 2, closure)
     (first, none), (second, teacher) = seen
     assert (first, none, second) == ("full", None, "core")
     assert teacher.shape == (16, 3) and not teacher.requires_grad
@@ -136,7 +136,7 @@ class WideAndDeep:
 
     def nested(self):
         self.family = nest(OutputSum(core=self.deep, extension=self.wide, inputs=((0,), (1,))))
-        self.sgd = PartialSGD(self.family, self.optimizers, methods.alternating(self.family))
+        self.sgd = PartialSGD(self.family, self.optimizers, methods.alternating())
         return self
 
     def step(self) -> str | None:
@@ -203,7 +203,7 @@ def test_the_deep_part_comes_out_alone_and_so_does_the_sum() -> None:
 def test_an_optimizer_that_is_missing_is_named() -> None:
     run = WideAndDeep(*TWO["Adam and Adam"]).nested()
     with pytest.raises(ValueError, match="extension"):
-        PartialSGD(run.family, run.optimizers[1:], methods.alternating(run.family))
+        PartialSGD(run.family, run.optimizers[1:], methods.alternating())
 
 
 def noiseless(*ratios: float) -> Nested:
@@ -223,9 +223,7 @@ def gradient_at(nested: Nested, level: str) -> dict[str, torch.Tensor]:
 def test_by_criterion_the_levels_are_those_that_are_owed_a_step_by_hand() -> None:
     """q of each level by autograd at every second of its steps, the shares and the credits in plain numbers."""
     nested = noiseless(0.25, 0.5)
-    sgd = PartialSGD(
-        nested, torch.optim.SGD(nested.parameters(), 0.3), methods.alternating(nested, order="criterion", every=2)
-    )
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.3), methods.alternating(order="criterion", every=2))
     levels = ("full", "1/2", "1/4")
     sizes = {level: sum(p.numel() for p in nested.parameters(level=level)) for level in levels}
     descent, credit, steps = dict.fromkeys(levels, 1.0), dict.fromkeys(levels, 0.0), dict.fromkeys(levels, 0)
@@ -254,7 +252,7 @@ def test_by_criterion_the_levels_are_those_that_are_owed_a_step_by_hand() -> Non
 
 def test_a_core_whose_gradient_points_away_has_the_least_of_the_steps_and_is_not_starved() -> None:
     nested = noiseless()
-    method = methods.alternating(nested, order="criterion", every=3)
+    method = methods.alternating(order="criterion", every=3)
     sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 1e-4), method)
 
     def against():
@@ -274,9 +272,7 @@ def test_a_core_that_has_more_than_its_share_of_the_gradient_gets_more_than_half
     torch.manual_seed(0)
     deep, wide = nn.Linear(6, 3), nn.Linear(30, 3)
     both = nest(OutputSum(core=deep, extension=wide, inputs=((0,), (1,))))
-    sgd = PartialSGD(
-        both, torch.optim.SGD(both.parameters(), 1e-3), methods.alternating(both, order="criterion", every=1)
-    )
+    sgd = PartialSGD(both, torch.optim.SGD(both.parameters(), 1e-3), methods.alternating(order="criterion", every=1))
     levels = Counter(
         sgd.step(lambda: F.cross_entropy(both(X, CROSSED * 0.01), Y).backward() or 0.0).level for _ in range(200)
     )
@@ -286,7 +282,7 @@ def test_a_core_that_has_more_than_its_share_of_the_gradient_gets_more_than_half
 
 def test_by_criterion_the_next_level_can_be_looked_at_and_a_skipped_step_is_taken_again() -> None:
     nested = noiseless()
-    method = methods.alternating(nested, order="criterion", every=2)
+    method = methods.alternating(order="criterion", every=2)
     sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method, nonfinite="skip")
     for t in range(30):
         with sgd.perturbed():
@@ -302,7 +298,7 @@ def test_by_criterion_a_resumed_run_takes_the_same_levels(stop: int) -> None:
     def start():
         nested = family()
         optimizer = torch.optim.AdamW(nested.parameters(), 0.02)
-        method = methods.alternating(nested, order="criterion", every=3, lr={"core": 0.7})
+        method = methods.alternating(order="criterion", every=3, lr={"core": 0.7})
         return nested, optimizer, PartialSGD(nested, optimizer, method)
 
     def levels(run, steps: int) -> list[str]:
@@ -322,7 +318,7 @@ def test_by_criterion_a_resumed_run_takes_the_same_levels(stop: int) -> None:
 def test_by_criterion_the_level_of_a_step_is_decided_once() -> None:
     """However often it is asked for, and whatever the step has measured by then."""
     nested = noiseless()
-    method = methods.alternating(nested, order="criterion", every=1)
+    method = methods.alternating(order="criterion", every=1).bind(nested)
     memory, measured = {}, {}
     for t in range(20):
         context = Context(t, 0, Parameters(nested), memory, measured=measured)
@@ -337,10 +333,10 @@ def test_by_criterion_it_can_be_composed_and_guarded() -> None:
     """Either part of a composition may be the one that measures; what a guard refuses was the level's turn."""
     runs = []
     for build in (
-        lambda n: methods.compose(methods.alternating(n, order="criterion", every=2), methods.top_k(0.5)),
-        lambda n: methods.compose(methods.top_k(0.5), methods.alternating(n, order="criterion", every=2)),
+        lambda n: methods.compose(methods.alternating(order="criterion", every=2), methods.top_k(0.5)),
+        lambda n: methods.compose(methods.top_k(0.5), methods.alternating(order="criterion", every=2)),
         lambda n: methods.guarded(
-            methods.compose(methods.alternating(n, order="criterion", every=2), methods.top_k(0.5)),
+            methods.compose(methods.alternating(order="criterion", every=2), methods.top_k(0.5)),
             by=lambda found: 1.0,
         ),
     ):
@@ -354,29 +350,23 @@ def test_by_criterion_it_can_be_composed_and_guarded() -> None:
 def test_what_it_refuses() -> None:
     nested = family()
     with pytest.raises(ValueError, match="no level 'small'; there are 'core', 'full'"):
-        methods.alternating(nested, order=["small"])
+        methods.alternating(order=["small"]).bind(nested)
     with pytest.raises(ValueError, match="no level 'small'"):
-        methods.alternating(nested, lr={"small": 1.0})
+        methods.alternating(lr={"small": 1.0}).bind(nested)
     with pytest.raises(ValueError, match="one of them"):
-        methods.alternating(nested, order=["core"], weights={"core": 1.0})
+        methods.alternating(order=["core"], weights={"core": 1.0})
     with pytest.raises(ValueError, match="must not be empty"):
-        methods.alternating(nested, weights={"core": 0.0})
+        methods.alternating(weights={"core": 0.0})
     with pytest.raises(ValueError, match="must not be empty"):
-        methods.alternating(nested, order=[])
+        methods.alternating(order=[])
     with pytest.raises(ValueError, match="negative"):
-        methods.alternating(nested, weights={"core": -1.0})
+        methods.alternating(weights={"core": -1.0})
     with pytest.raises(ValueError, match="one of them"):
-        methods.alternating(nested, order="criterion", weights={"core": 1.0})
-    with pytest.raises(TypeError, match=r"got the string 'core'; write \['core'\]"):
-        methods.alternating(nested, order="core")
+        methods.alternating(order="criterion", weights={"core": 1.0})
+    for order in ("core", "criteria"):
+        with pytest.raises(ValueError, match=rf"a list of levels such as .*, or 'criterion'; got '{order}'"):
+            methods.alternating(order=order)
     with pytest.raises(ValueError, match="every=5 is how often order='criterion' measures"):
-        methods.alternating(nested, every=5)
+        methods.alternating(every=5)
     with pytest.raises(ValueError, match="every must be a whole number"):
-        methods.alternating(nested, order="criterion", every=0)
-
-
-def test_a_misspelt_order_is_told_what_there_is() -> None:
-    with pytest.raises(ValueError, match="order must be a list of levels or 'criterion', got 'criteria'"):
-        methods.alternating(family(), order="criteria")
-    with pytest.raises(TypeError, match=r"write \['core'\]"):
-        methods.alternating(family(), order="core")
+        methods.alternating(order="criterion", every=0)

@@ -24,7 +24,7 @@ def adam(parameters) -> torch.optim.Optimizer:
 
 def trained(steps: int, **options) -> tuple[list[tuple[int, ...]], PartialSGD, torch.nn.Module]:
     model = mlp(BLOCKS)
-    sgd = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(model, **options), seed=5)
+    sgd = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(**options), seed=5)
     found = []
     for _ in range(steps):
         mask = sgd.step(closure(model)).mask
@@ -53,7 +53,7 @@ def test_held_state_goes_on_where_it_stopped_and_freed_state_is_gone() -> None:
     for free in (False, True):
         model = mlp(3)
         optimizer = adam(model.parameters())
-        method = methods.block_coordinate(model, every=2, free=free)
+        method = methods.block_coordinate(every=2, free=free)
         sgd = PartialSGD(model, optimizer, method)
         for t in range(7):
             before = copy.deepcopy({p: dict(s) for p, s in optimizer.state.items()})
@@ -70,7 +70,7 @@ def test_held_state_goes_on_where_it_stopped_and_freed_state_is_gone() -> None:
 
 def test_a_freed_block_begins_as_with_a_new_optimizer() -> None:
     model, twin = mlp(3), mlp(3)
-    sgd = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(model, every=3, free=True))
+    sgd = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(every=3, free=True))
     for turn in range(5):
         own = adam(twin[2 * (turn % 3)].parameters())
         for _ in range(3):
@@ -84,14 +84,12 @@ def test_a_freed_block_begins_as_with_a_new_optimizer() -> None:
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 7])
 @pytest.mark.parametrize("options", [{"free": True}, {"free": False}, {"order": "random", "free": True}], ids=str)
 def test_a_run_that_stops_in_mid_block_goes_on_as_if_it_had_not(stop: int, options: dict) -> None:
-    def make(model):
-        return methods.block_coordinate(model, 2, every=3, **options)
-
-    whole = Run(PROBLEM, adam, make, False)
+    method = methods.block_coordinate(2, every=3, **options)
+    whole = Run(PROBLEM, adam, method, False)
     for t in range(stop):
         whole.step(t)
     state = whole.save()
-    resumed = Run(PROBLEM, adam, make, False)
+    resumed = Run(PROBLEM, adam, method, False)
     resumed.load(state)
     for t in range(stop, 12):
         whole.step(t)
@@ -104,7 +102,7 @@ def test_a_run_that_stops_in_mid_block_goes_on_as_if_it_had_not(stop: int, optio
 def test_optimizer_memory_is_that_of_the_largest_active_block() -> None:
     model = gpt2()
     optimizer = adam(model.parameters())
-    sgd = PartialSGD(model, optimizer, methods.block_coordinate(model, every=1, free=True))
+    sgd = PartialSGD(model, optimizer, methods.block_coordinate(every=1, free=True))
     total = sum(p.numel() for p in model.parameters())
     for _ in range(7):
         mask = sgd.step(closure(model)).mask
@@ -114,7 +112,7 @@ def test_optimizer_memory_is_that_of_the_largest_active_block() -> None:
 
 def test_all_blocks_active_is_plain_training_to_the_bit() -> None:
     model, twin = mlp(3), mlp(3)
-    ours = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(model, 3, every=2, free=True))
+    ours = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(3, every=2, free=True))
     plain = PartialSGD(twin, adam(twin.parameters()))
     for _ in range(6):
         ours.step(closure(model))
@@ -124,7 +122,7 @@ def test_all_blocks_active_is_plain_training_to_the_bit() -> None:
 
 def test_backward_ends_at_the_first_active_block() -> None:
     model = mlp(4)
-    sgd = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(model, every=1))
+    sgd = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(every=1))
     seen: list[set[str]] = []
     for _ in range(4):
         sgd.step(closure(model, seen))
@@ -134,7 +132,7 @@ def test_backward_ends_at_the_first_active_block() -> None:
 
 def test_state_is_not_freed_and_given_in_one() -> None:
     model = mlp(3)
-    method = methods.block_coordinate(model, free=True)
+    method = methods.block_coordinate(free=True)
     sgd = PartialSGD(model, adam(model.parameters()), method, outside="decay")
     with pytest.raises(ValueError, match="outside='decay' gives state"):
         sgd.step(closure(model))
@@ -147,4 +145,4 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         ({"order": "any"}, "order must be one of cyclic, random"),
     ):
         with pytest.raises(ValueError, match=message):
-            methods.block_coordinate(mlp(), **options)
+            methods.block_coordinate(**options)

@@ -220,8 +220,3 @@ def test_what_it_refuses() -> None:
         methods.compressed_gradient(0.1, kind="sign")
     with pytest.raises(ValueError, match="scope must be one of global, layer; got 'row'"):
         methods.compressed_gradient(0.1, scope="row")
-    run = Slopes(methods.compressed_gradient(0.1))
-    with run.sgd.gradient():
-        run.closure()
-    with pytest.raises(RuntimeError, match="all micro-batches inside one"), run.sgd.gradient():
-        run.closure()

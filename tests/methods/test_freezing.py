@@ -29,9 +29,7 @@ def closure(model: nn.Module, log: list | None = None):
 def test_stages_stop_when_the_schedule_says(by: str, ends: list[int]) -> None:
     """steps = 100, start = 1/2, four stages: r = 1/2, 2/3, 5/6; the last never stops."""
     model = mlp(4)
-    sgd = PartialSGD(
-        model, torch.optim.SGD(model.parameters(), 0.01), methods.freezing(model, by, steps=100, start=0.5)
-    )
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), methods.freezing(by, steps=100, start=0.5))
     seen: list[set[str]] = []
     for t in range(110):
         mask = sgd.step(closure(model, seen)).mask
@@ -44,7 +42,7 @@ def test_stages_stop_when_the_schedule_says(by: str, ends: list[int]) -> None:
 def test_a_frozen_half_costs_no_backward() -> None:
     model, twin = mlp(12), mlp(12)
     whole = flops(closure(twin))
-    method = methods.freezing(model, steps=12, start=0.0)  # one stage a step
+    method = methods.freezing(steps=12, start=0.0)  # one stage a step
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
     counts = [flops(lambda: sgd.step(closure(model))) for _ in range(8)]
     layer = whole // 35  # 12 forward, 12 dW, 11 dx, all of one size
@@ -56,7 +54,7 @@ def test_a_frozen_half_costs_no_backward() -> None:
 
 def test_start_at_the_end_is_plain_training_to_the_bit() -> None:
     model, twin = mlp(), mlp()
-    ours = PartialSGD(model, torch.optim.Adam(model.parameters()), methods.freezing(model, steps=10, start=1.0))
+    ours = PartialSGD(model, torch.optim.Adam(model.parameters()), methods.freezing(steps=10, start=1.0))
     plain = PartialSGD(twin, torch.optim.Adam(twin.parameters()))
     for _ in range(10):
         ours.step(closure(model))
@@ -90,7 +88,7 @@ def test_by_criterion_the_measured_c_norm_stays_under_the_budget_and_a_stage_tha
         loss.backward()
         return loss
 
-    method = methods.freezing(model, "criterion", budget=1.2, every=4)
+    method = methods.freezing("criterion", budget=1.2, every=4)
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-4), method)
     frozen = []
     for t in range(12):
@@ -111,7 +109,7 @@ def test_by_criterion_equals_the_ratio_computed_by_hand() -> None:
     for budget in (1.05, 1.3, 2.0, 5.0):
         model, twin = Embedded(), Embedded()
         loss_of(twin).backward()
-        method = methods.freezing(model, "criterion", budget=budget, every=3)
+        method = methods.freezing("criterion", budget=budget, every=3)
         mask = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method).step(closure(model)).mask
         grads = {n: p.grad for n, p in twin.named_parameters()}
         whole = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
@@ -134,7 +132,7 @@ def test_it_is_frozen_by_the_number_that_the_meter_finds() -> None:
         probe = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), only, meter=CriteriaMeter(1, groups={}))
         c_norm = probe.step(closure(model)).criteria.c_norm
         for factor, expected in ((1 + 1e-9, prefix), (1 - 1e-9, prefix - 1)):
-            method = methods.freezing(model, "criterion", budget=c_norm * factor, cut=False)
+            method = methods.freezing("criterion", budget=c_norm * factor, cut=False)
             sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), method)
             mask = sgd.step(closure(model)).mask
             assert [mask[f"{2 * k}.weight"] for k in range(3)].index(True) == expected
@@ -148,4 +146,4 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         ({"steps": 0}, "steps must be a whole number"),
     ):
         with pytest.raises(ValueError, match=message):
-            methods.freezing(mlp(), **options)
+            methods.freezing(**options)

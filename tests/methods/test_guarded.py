@@ -95,7 +95,7 @@ def test_each_level_is_judged_at_its_own_steps() -> None:
         judged.append(sgd.t)
         return 1.0 if sgd.t % 2 == 0 else math.nan  # the core is always refused
 
-    method = methods.guarded(methods.alternating(nested), by=by, every=2)
+    method = methods.guarded(methods.alternating(), by=by, every=2)
     sgd = PartialSGD(nested, momentum(nested.parameters()), method)
     levels = []
     for t in range(8):
@@ -143,13 +143,11 @@ def test_the_fallback_remembers_by_itself_and_what_was_refused_is_forgotten() ->
 
 
 def test_a_resumed_run_remembers_the_verdict() -> None:
-    def make(model: nn.Module) -> Method:
-        return methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4)
-
-    whole = Run(MLP, momentum, make, False)
+    method = methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4)
+    whole = Run(MLP, momentum, method, False)
     for t in range(6):
         whole.step(t)
-    resumed = Run(MLP, momentum, make, False)
+    resumed = Run(MLP, momentum, method, False)
     resumed.load(whole.save())
     for t in range(6, 10):
         assert whole.step(t).backwards == resumed.step(t).backwards
@@ -204,6 +202,6 @@ def test_what_cannot_be_guarded_is_refused() -> None:
     from tests.families import family
 
     nested = family()
-    sgd = PartialSGD(nested, momentum(nested.parameters()), methods.guarded(methods.slimmable(nested)))
+    sgd = PartialSGD(nested, momentum(nested.parameters()), methods.guarded(methods.slimmable()))
     with pytest.raises(ValueError, match="a guard judges one gradient, and this step takes 2"):
         sgd.step(lambda: nested(torch.ones(2, 6)).sum())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import itertools
-import logging
 import math
 from collections import Counter
 from dataclasses import replace
@@ -38,7 +37,7 @@ def run(model: nn.Sequential, sgd: PartialSGD, steps: int, shape: tuple[int, ...
 
 def driver(model: nn.Sequential, momentum: float = 0.0, **options) -> PartialSGD:
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=momentum)
-    return PartialSGD(model, optimizer, methods.independent_subnets(model, **options), seed=5)
+    return PartialSGD(model, optimizer, methods.independent_subnets(**options), seed=5)
 
 
 def units_of(step: Step, layers: tuple[int, ...]) -> dict[int, Tensor]:
@@ -162,7 +161,7 @@ def test_the_split_is_of_the_round_and_the_same_after_a_resume() -> None:
     assert torch.equal(whole[1], whole[3]) and not torch.equal(whole[1], whole[5]), (
         "worker 0 in the second and third round"
     )
-    reseeded = PartialSGD(other, torch.optim.SGD(other.parameters(), 0.1), sgd.method, seed=6)
+    reseeded = PartialSGD(other, torch.optim.SGD(other.parameters(), 0.1), resumed.method, seed=6)
     fresh = driver(ready(mlp()), workers=2, every=2, shared="average")
     assert not torch.equal(
         masks(run(other, reseeded, 1, (5,)))[0], masks(run(fresh.parameters.model, fresh, 1, (5,)))[0]
@@ -171,7 +170,7 @@ def test_the_split_is_of_the_round_and_the_same_after_a_resume() -> None:
 
 def test_one_worker_that_trains_everything_is_plain_training_to_the_bit() -> None:
     runs = []
-    for make in (lambda _: methods.plain(), lambda m: methods.independent_subnets(m, 1, 2, shared="average")):
+    for make in (lambda _: methods.plain(), lambda m: methods.independent_subnets(1, 2, shared="average")):
         model = ready(mlp()).float()
         sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.01), make(model))
         run(model, sgd, 6, (5,))
@@ -209,9 +208,10 @@ def test_what_all_workers_leave_alone_is_not_moved_by_the_mean() -> None:
 
 def test_a_step_of_another_method_does_not_stop_the_round() -> None:
     model = ready(mlp())
-    subnets = methods.independent_subnets(model, 2, 2, shared="average")
+    subnets = methods.independent_subnets(2, 2, shared="average")
     guard = Guard(1, lambda sight: sight.context.t in (0, 1, 6), methods.plain())
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), RATE), replace(subnets, guard=guard))
+    method = replace(subnets.bind(model), guard=guard)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), RATE), method)
     steps = run(model, sgd, 8, (5,))
     assert [step.level is None for step in steps] == [t in (0, 1, 6) for t in range(8)]
     assert not {name for name in sgd.memory if name.startswith("worker")}
@@ -282,11 +282,7 @@ def test_by_criterion_a_round_ends_when_the_mean_cosine_by_torch_func_is_below_t
 
 def test_a_bound_that_nothing_exceeds_leaves_the_rounds_to_the_bit() -> None:
     runs = []
-    for options in (
-        {},
-        {"repartition": "criterion", "bound": math.inf, "measure_every": 2},
-        {"repartition": "assumption", "smoothness": 1e-9, "measure_every": 2},
-    ):
+    for options in ({}, {"repartition": "criterion", "bound": math.inf, "measure_every": 2}):
         model = ready(mlp())
         sgd = driver(model, momentum=0.9, workers=3, every=3, shared="average", **options)
         run(model, sgd, 22, (5,))
@@ -298,11 +294,7 @@ def test_a_bound_that_nothing_exceeds_leaves_the_rounds_to_the_bit() -> None:
 def test_a_bound_that_everything_exceeds_is_a_round_for_each_measurement_to_the_bit() -> None:
     """Each turn of the workers is measured here: the mean of their copies is put in place after each."""
     runs = []
-    for options in (
-        {"every": 1},
-        {"every": 20, "repartition": "criterion", "bound": 1.0, "measure_every": 1},
-        {"every": 20, "repartition": "assumption", "smoothness": 1e9, "measure_every": 1},
-    ):
+    for options in ({"every": 1}, {"every": 20, "repartition": "criterion", "bound": 1.0, "measure_every": 1}):
         model = ready(mlp())
         sgd = driver(model, workers=3, shared="average", **options)
         copies = []
@@ -345,18 +337,18 @@ def test_rounds_of_any_length_are_separate_networks_with_a_mean_at_the_end() -> 
 
 def test_by_criterion_the_next_round_can_be_looked_at_before_it_begins() -> None:
     model = ready(mlp())
-    sgd = driver(model, workers=2, repartition="criterion", bound=1.0, measure_every=2)
+    options = {"workers": 2, "repartition": "criterion", "bound": 1.0, "measure_every": 2}
+    sgd = driver(model, **options)
     for _ in range(6):
         run(model, sgd, 2, (5,))
         shown = sgd.extract("worker 1")
-        other = _copy_of(sgd)
+        other = _copy_of(sgd, **options)
         kept = run(other.parameters.model, other, 2, (5,))[1].mask["0.bias"]
         assert torch.equal(shown[0].weight.abs().sum(1) > 0, kept), "its units, and no others, are in"
 
 
-def _copy_of(sgd: PartialSGD) -> PartialSGD:
-    model = copy.deepcopy(sgd.parameters.model)
-    other = PartialSGD(model, torch.optim.SGD(model.parameters(), RATE), sgd.method, seed=5)
+def _copy_of(sgd: PartialSGD, **options) -> PartialSGD:
+    other = driver(copy.deepcopy(sgd.parameters.model), **options)
     other.load_state_dict(sgd.state_dict())
     return other
 
@@ -381,57 +373,26 @@ def test_by_criterion_a_resumed_run_ends_its_rounds_at_the_same_steps() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_assumption_3_ends_a_round_at_every_measurement_as_it_warns(caplog: pytest.LogCaptureFixture) -> None:
-    """Erratum E13: the dropped weights are longer than the gradient over 2L, and more so the longer it trains."""
-    model = ready(mlp())
-    with caplog.at_level(logging.WARNING, "partialsgd"):
-        sgd = driver(model, workers=2, repartition="assumption", smoothness=0.1, measure_every=3)
-        steps = run(model, sgd, 42, (5,))
-    assert [record.getMessage()[:35] for record in caplog.records] == ["independent_subnets: Assumption 3 a"]
-    assert rounds_of(steps, 2) == [2, *[6] * 6]
-    caplog.clear()
-    driver(ready(mlp()), workers=2, repartition="criterion")
-    assert not caplog.records
-
-
-def test_without_l_assumption_3_goes_by_the_steepest_secant_so_far() -> None:
-    model, steepest, began, ends = ready(mlp()), 0.0, 0, []
-    sgd, steps = driver(model, workers=2, every=9, repartition="assumption", measure_every=3), []
-    for t in range(42):
-        steps += run(model, sgd, 1, (5,))
-        if steps[-1].measurements:
-            steepest = max(steepest, steps[-1].criteria.secant)
-        found = [step.criteria for step in steps[-2:]]
-        if t % 2 == 0 or found[0] is None:
-            continue
-        if max(2 * steepest * one.moved / max(one.shared, one.perturbed) for one in found) >= 1:
-            ends.append(t + 1 - began)
-            began = t + 1
-    assert rounds_of(steps, 2) == ends and set(ends) == {2, 6, 12}, "now and then it seems to hold"
-
-
 def test_what_has_no_meaning_is_refused() -> None:
     for options, message in (
-        ({"repartition": "often"}, "repartition must be one of rounds, criterion, assumption; got 'often'"),
+        ({"repartition": "often"}, "repartition must be one of rounds, criterion; got 'often'"),
         ({"repartition": "criterion", "bound": 0.5}, "bound must be at least 1, which c_align never is below"),
-        ({"repartition": "criterion", "smoothness": 1.0}, "smoothness=1.0 belongs to repartition='assumption'"),
         ({"bound": 3.0}, "bound=3.0 belongs to repartition='criterion', and this has 'rounds'"),
-        ({"measure_every": 3}, "measure_every=3 belongs to repartition='criterion' or 'assumption'"),
-        ({"repartition": "assumption", "smoothness": 0.0}, "smoothness must be positive"),
+        ({"measure_every": 3}, "measure_every=3 belongs to repartition='criterion'"),
         ({"repartition": "criterion", "measure_every": 0}, "measure_every must be a whole number"),
         ({"repartition": "criterion", "every": 3}, "measure_every=5 leaves rounds unmeasured"),
     ):
         with pytest.raises(ValueError, match=message):
-            methods.independent_subnets(mlp(), **options)
-    assert "repartition" not in methods.independent_subnets(mlp()).name, "a state of before is still one of it"
+            methods.independent_subnets(**options)
+    assert "repartition" not in methods.independent_subnets().name, "a state of before is still one of it"
     with pytest.raises(ValueError, match="workers must be a whole number of at least 1, got 0"):
-        methods.independent_subnets(mlp(), 0)
+        methods.independent_subnets(0)
     with pytest.raises(ValueError, match="every must be"):
-        methods.independent_subnets(mlp(), every=0)
+        methods.independent_subnets(every=0)
     with pytest.raises(ValueError, match="shared must be one of hold, average; got 'sum'"):
-        methods.independent_subnets(mlp(), shared="sum")
+        methods.independent_subnets(shared="sum")
     with pytest.raises(ValueError, match="'2' has 7 units and cannot be split among 8 workers"):
-        methods.independent_subnets(mlp(), 8)
+        methods.independent_subnets(8).bind(mlp())
     with pytest.raises(ValueError, match="Quadratic has no hidden units"):
-        methods.independent_subnets(Quadratic())
-    assert "hidden=(('0', '2'),)" in methods.independent_subnets(mlp(), hidden=("0", "2")).name
+        methods.independent_subnets().bind(Quadratic())
+    assert "hidden=(('0', '2'),)" in methods.independent_subnets(hidden=("0", "2")).name

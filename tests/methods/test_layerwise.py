@@ -13,7 +13,7 @@ from tests.methods.test_stages import mlp
 def test_each_stage_is_trained_as_if_the_others_were_constants() -> None:
     """Against a loop that hands one stage after the other to an optimizer of its own, to the bit."""
     model, twin = mlp(3), mlp(3)
-    sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), methods.layerwise(model, 4))
+    sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), methods.layerwise(4))
     for stage in (0, 2, 4):
         own = torch.optim.Adam(twin[stage].parameters(), 0.01)
         for _ in range(4 if stage < 4 else 9):
@@ -27,7 +27,7 @@ def test_each_stage_is_trained_as_if_the_others_were_constants() -> None:
 
 def test_backward_ends_at_the_stage_and_what_always_moves_moves() -> None:
     model = mlp(3)
-    method = methods.layerwise(model, 2, always=["4"])
+    method = methods.layerwise(2, always=["4"])
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
     seen: list[set[str]] = []
     for t in range(8):
@@ -39,4 +39,4 @@ def test_backward_ends_at_the_stage_and_what_always_moves_moves() -> None:
 
 def test_every_must_be_a_number_of_steps() -> None:
     with pytest.raises(ValueError, match="every must be a whole number"):
-        methods.layerwise(mlp(), 0)
+        methods.layerwise(0)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import pytest
 
 from partialsgd import Context
-from partialsgd.methods._shared.levels import numbers_of, require_levels, scaled
+from partialsgd.methods._shared.levels import require_levels, require_numbers, scaled
 from partialsgd.parameters import Parameters
 from tests.families import family
 
 
 def test_numbers_belong_to_levels_that_there_are_and_are_not_negative() -> None:
-    nested = family()
-    assert numbers_of(nested, None, "lr") == {} and numbers_of(nested, {"core": 0}, "lr") == {"core": 0}
+    assert require_numbers(None, "lr") == {} and require_numbers({"core": 0}, "lr") == {"core": 0}
     with pytest.raises(ValueError, match="lr: there is no level 'tiny'; there are 'core', 'full'"):
-        numbers_of(nested, {"tiny": 1.0}, "lr")
+        require_levels(family(), {"tiny": 1.0}, "lr")
     for wrong in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="lr of 'core' must not be negative"):
-            numbers_of(nested, {"core": wrong}, "lr")
-    with pytest.raises(TypeError, match=r"order must be a list of levels, got the string 'core'; write \['core'\]"):
-        require_levels(nested, "core", "order")
+            require_numbers({"core": wrong}, "lr")
 
 
 def test_a_level_that_is_not_named_steps_as_it_is() -> None:

@@ -18,7 +18,7 @@ def test_it_is_the_extracted_network_trained_by_a_plain_loop() -> None:
     nested = family(kind="low_rank")
     with pytest.warns(UserWarning, match="never updated"):
         alone = copy.deepcopy(nested).extract("core", example=X)
-    sgd = PartialSGD(nested, torch.optim.Adam(nested.parameters(), 0.01), methods.only(nested, "core"))
+    sgd = PartialSGD(nested, torch.optim.Adam(nested.parameters(), 0.01), methods.only("core"))
     optimizer = torch.optim.Adam(alone.parameters(), 0.01)
     for t in range(10):
         torch.manual_seed(t)
@@ -43,4 +43,4 @@ def test_it_is_the_extracted_network_trained_by_a_plain_loop() -> None:
 
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="no level 'tiny'; there are 'core', 'full'"):
-        methods.only(family(), "tiny")
+        methods.only("tiny").bind(family())

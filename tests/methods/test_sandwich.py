@@ -17,7 +17,7 @@ X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.ara
 
 
 def levels_of(nested, between: int, steps: int, seed: int = 0) -> list[list[str]]:
-    method = methods.sandwich(nested, between=between)
+    method = methods.sandwich(between=between)
     sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.01), method, seed=seed)
 
     def closure():
@@ -45,7 +45,7 @@ def test_with_few_levels_it_takes_what_there_is() -> None:
 def test_many_widths_are_drawn_evenly_and_in_every_pair() -> None:
     """Universally slimmable: six widths between, two of them at each step."""
     nested = family(*(k / 8 for k in range(1, 8)))
-    method, parameters = methods.sandwich(nested, between=2), Parameters(nested)
+    method, parameters = methods.sandwich(between=2).bind(nested), Parameters(nested)
     pairs: Counter[tuple[str | None, ...]] = Counter()
     for t in range(450):
         largest, *middle, smallest = [branch.level for branch in method.branches(Context(t, 5, parameters, {}))]
@@ -62,7 +62,7 @@ def test_many_widths_are_drawn_evenly_and_in_every_pair() -> None:
 def test_a_resumed_run_draws_what_it_would_have_drawn() -> None:
     def run(steps: int, state: dict | None = None) -> tuple[list[list[str | None]], dict]:
         nested = family(*(k / 8 for k in range(1, 8)))
-        sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.01), methods.sandwich(nested), seed=3)
+        sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.01), methods.sandwich(), seed=3)
         if state is not None:
             sgd.load_state_dict(state)
 
@@ -83,7 +83,7 @@ def test_a_resumed_run_draws_what_it_would_have_drawn() -> None:
 def test_the_gradients_are_added_or_averaged(combine: str) -> None:
     """On the levels that were drawn: of three, the sum moves three times as far as the mean."""
     nested, by_hand = (family(1 / 4, 1 / 2, 3 / 4).eval() for _ in range(2))
-    method = methods.sandwich(nested, between=1, combine=combine)
+    method = methods.sandwich(between=1, combine=combine)
     sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
 
     def closure():
@@ -106,9 +106,9 @@ def test_the_gradients_are_added_or_averaged(combine: str) -> None:
 def test_a_number_that_is_none_is_refused() -> None:
     for wrong in (-1, 1.5):
         with pytest.raises(ValueError, match=f"between must be a whole number and not negative, got {wrong}"):
-            methods.sandwich(family(), between=wrong)
+            methods.sandwich(between=wrong)
 
 
 def test_one_level_is_no_sandwich() -> None:
     with pytest.raises(ValueError, match="needs a smallest level and a largest; there is 'full' alone"):
-        methods.sandwich(nest(torch.nn.Linear(2, 2), levels={}))
+        methods.sandwich().bind(nest(torch.nn.Linear(2, 2), levels={}))

@@ -91,7 +91,7 @@ def test_alpha_is_measured_at_every_nth_step_of_each_level_and_held_between() ->
         loss.backward()
         return loss
 
-    method = methods.scaled_by_alpha(methods.alternating(nested, lr={"core": 0.5}), every=2)
+    method = methods.scaled_by_alpha(methods.alternating(lr={"core": 0.5}), every=2)
     sgd = sgd_of(nested, method)
     alphas: list[float] = []
     for t in range(12):
@@ -253,8 +253,8 @@ def test_what_cannot_be_scaled_is_refused_and_leaves_the_model_alone() -> None:
     nested = family()
     before = {name: value.clone() for name, value in nested.state_dict().items()}
     for method, message in (
-        (methods.scaled_by_alpha(methods.slimmable(nested)), "takes 2 gradients in a step, and α is that of one"),
-        (methods.compose(methods.slimmable(nested), methods.scaled_by_alpha(methods.sam())), "measures one gradient"),
+        (methods.scaled_by_alpha(methods.slimmable()), "takes 2 gradients in a step, and α is that of one"),
+        (methods.compose(methods.slimmable(), methods.scaled_by_alpha(methods.sam())), "measures one gradient"),
     ):
         sgd = sgd_of(nested, method)
         with pytest.raises(ValueError, match=message):

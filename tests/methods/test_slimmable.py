@@ -16,7 +16,7 @@ X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.ara
 def test_the_update_is_by_the_gradients_of_all_levels(combine: str) -> None:
     nested, by_hand = family(0.25, 0.5), family(0.25, 0.5)
     weights = {"full": 1.0, "1/2": 2.0, "1/4": 3.0}
-    method = methods.slimmable(nested, combine=combine, weights=weights)
+    method = methods.slimmable(combine=combine, weights=weights)
     sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
 
     def closure():
@@ -43,7 +43,7 @@ def test_the_update_is_by_the_gradients_of_all_levels(combine: str) -> None:
 @pytest.mark.parametrize("distill", [True, False])
 def test_pupils_learn_from_the_largest_level_if_asked_to(make, distill: bool) -> None:
     nested = family(0.25, 0.5)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), make(nested, distill=distill))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), make(distill=distill))
     teachers, first = [], []
 
     def closure(g):
@@ -63,6 +63,6 @@ def test_pupils_learn_from_the_largest_level_if_asked_to(make, distill: bool) ->
 
 def test_a_wrong_combination_is_refused() -> None:
     with pytest.raises(ValueError, match="combine must be"):
-        methods.slimmable(family(), combine="max")
+        methods.slimmable(combine="max")
     with pytest.raises(ValueError, match="no level 'tiny'"):
-        methods.slimmable(family(), weights={"tiny": 1.0})
+        methods.slimmable(weights={"tiny": 1.0}).bind(family())

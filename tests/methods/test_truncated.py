@@ -17,7 +17,7 @@ from tests.methods.test_meprop import batch, by_hand, closure, network
 def test_what_is_added_to_a_gradient_does_not_come_back_in_the_next_step() -> None:
     """The memory of dW is used again: a penalty's rows must be cleared from it."""
     model, twin = network(), network()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.meprop(model, 3, mask=False))
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.meprop(3, mask=False))
 
     def penalised(net: nn.Module, t: int):
         def run() -> Tensor:
@@ -28,7 +28,7 @@ def test_what_is_added_to_a_gradient_does_not_come_back_in_the_next_step() -> No
         return run
 
     for t in range(4):
-        fresh = methods.meprop(twin, 3, mask=False)
+        fresh = methods.meprop(3, mask=False)
         twin.load_state_dict(model.state_dict())
         other = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.1), fresh)
         sgd.step(penalised(model, t))
@@ -53,7 +53,7 @@ def test_it_lives_with_inplace_activations_keyword_calls_and_other_hooks() -> No
             return y
 
     net = Net()
-    sgd = PartialSGD(net, torch.optim.SGD(net.parameters(), 0.1), methods.meprop(net, 3))
+    sgd = PartialSGD(net, torch.optim.SGD(net.parameters(), 0.1), methods.meprop(3))
     before = net.extra.detach().clone()
     mask = sgd.step(closure(net, 0)).mask
     assert int(rows_of(mask["a.weight"]).sum()) <= 3 and not torch.equal(net.extra, before)
@@ -61,7 +61,7 @@ def test_it_lives_with_inplace_activations_keyword_calls_and_other_hooks() -> No
 
 def test_a_backward_outside_of_a_step_is_whole() -> None:
     model, twin = network(), network()
-    methods.meprop(model, 2)
+    methods.meprop(2).bind(model)
     closure(model, 0)()
     closure(twin, 0)()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
@@ -70,13 +70,13 @@ def test_a_backward_outside_of_a_step_is_whole() -> None:
 def test_micro_batches_shared_layers_and_penalties_add_up() -> None:
     """What is added to a truncated gradient is in the mask too, and memory that is still in use is not used again."""
     model, twin = network(), network()
-    method = methods.meprop(model, 3)
+    method = methods.meprop(3)
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1.0), method)
     kept = []
     for t in range(3):
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
         twin.load_state_dict(model.state_dict())
-        expected = [by_hand(twin, 10 * t + k, 3, True) for k in range(2)]
+        expected = [by_hand(twin, 10 * t + k, 3) for k in range(2)]
 
         def two(t=t) -> Tensor:
             loss = closure(model, 10 * t)() + closure(model, 10 * t + 1)()
@@ -103,8 +103,8 @@ def test_micro_batches_shared_layers_and_penalties_add_up() -> None:
 def test_autocast_and_compiled_models() -> None:
     torch.compiler.reset()
     model, compiled = network(), network()
-    ours = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.meprop(model, 3))
-    method = methods.meprop(compiled, 3)
+    ours = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.meprop(3))
+    method = methods.meprop(3)
     wrapped = torch.compile(compiled, backend="aot_eager", fullgraph=True)
     other = PartialSGD(wrapped, torch.optim.SGD(compiled.parameters(), 0.1), method)
     for t in range(3):
@@ -113,8 +113,8 @@ def test_autocast_and_compiled_models() -> None:
     for a, b in zip(model.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     low = network()
-    sgd = PartialSGD(low, torch.optim.SGD(low.parameters(), 1.0), methods.meprop(low, 3))
-    exact = by_hand(copy.deepcopy(low), 0, 3, True)
+    sgd = PartialSGD(low, torch.optim.SGD(low.parameters(), 1.0), methods.meprop(3))
+    exact = by_hand(copy.deepcopy(low), 0, 3)
     before = low[6].weight.detach().clone()
 
     def run() -> Tensor:

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, PartialSGD, Width, methods, nest
-from partialsgd.method import Method
 from partialsgd.testing.contracts import *  # noqa: F403  # the laws: pytest collects them here
 from partialsgd.testing.problems import Problem
 
@@ -85,15 +84,9 @@ def problem(request: pytest.FixtureRequest) -> Problem:
 )
 def method(request: pytest.FixtureRequest) -> Any:
     name, case = request.param.split()
-
-    def make(model: nn.Module) -> Method:
-        assert isinstance(model, Nested)
-        if name == "compose":
-            return methods.compose(methods.alternating(model), COMPOSED[case]())
-        made: Method = getattr(methods, name)(model, **METHODS[name][case])
-        return made
-
-    return make
+    if name == "compose":
+        return methods.compose(methods.alternating(), COMPOSED[case]())
+    return getattr(methods, name)(**METHODS[name][case])
 
 
 OPTIMIZERS = {
@@ -109,7 +102,7 @@ def test_what_is_outside_a_level_is_untouched_over_50_alternating_steps(problem:
     nested = problem.model()
     assert isinstance(nested, Nested)
     optimizer = OPTIMIZERS[name](nested.parameters())
-    sgd = PartialSGD(nested, optimizer, methods.alternating(nested))
+    sgd = PartialSGD(nested, optimizer, methods.alternating())
     levels = tuple(reversed(nested.levels))
     inside = {level: set(nested.parameters(level=level)) for level in levels}
     outside = {level: [p for p in nested.parameters() if p not in inside[level]] for level in levels}

@@ -20,7 +20,7 @@ def test_a_family_of_one_is_its_network_trained_saved_and_taken_out(tmp_path: Pa
     nested, model, x = ps.nest(build(), levels={}), build(), torch.randn(6, 4)
     assert nested.levels == ("full",)
     ours, theirs = (torch.optim.Adam(network.parameters()) for network in (nested, model))
-    sgd = ps.PartialSGD(nested, ours, ps.methods.alternating(nested))
+    sgd = ps.PartialSGD(nested, ours, ps.methods.alternating())
 
     def closure() -> torch.Tensor:
         loss = nested(x).square().sum()

@@ -38,7 +38,7 @@ def test_the_full_level_is_no_perturbation_and_the_core_is_a_switch() -> None:
 
 def test_a_step_inside_of_at_is_refused() -> None:
     nested = family()
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating(nested))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating())
     with nested.at("core"), pytest.raises(RuntimeError, match=r"outside of nested.at\('core'\)"):
         sgd.step(lambda: nested(torch.ones(2, 6)).sum())
 
@@ -46,4 +46,4 @@ def test_a_step_inside_of_at_is_refused() -> None:
 @pytest.mark.parametrize("make", [methods.alternating, methods.only, methods.slimmable, methods.sandwich])
 def test_a_network_that_is_not_nested_is_refused(make) -> None:
     with pytest.raises(TypeError, match=r"ps\.nest"):
-        make(torch.nn.Linear(2, 2))
+        make().bind(torch.nn.Linear(2, 2))

@@ -32,7 +32,7 @@ def test_what_lies_around_a_family_trains_at_every_level() -> None:
     outer = nn.Sequential(nest(mlp(), Width(1 / 2)), nn.Linear(3, 3))
     body = outer[0]
     assert isinstance(body, Nested)
-    sgd = PartialSGD(outer, torch.optim.SGD(outer.parameters(), 0.1), methods.alternating(body))
+    sgd = PartialSGD(outer, torch.optim.SGD(outer.parameters(), 0.1), methods.alternating())
     for _ in range(2):
         before = outer[1].weight.detach().clone()
         step = sgd.step(closure_of(outer))
@@ -55,7 +55,7 @@ def test_modes_around_nest_and_extract_change_nothing(spec, mode) -> None:
 def test_a_copied_driver_is_not_run_with_the_old_familys_levels() -> None:
     nested = nest(mlp(), Width(1 / 2))
     optimizer = torch.optim.SGD(nested.parameters(), 0.1)
-    sgd = PartialSGD(nested, optimizer, methods.alternating(nested))
+    sgd = PartialSGD(nested, optimizer, methods.alternating())
     sgd.step(closure_of(nested))
     sgd.step(closure_of(nested))
     other, _, driver = copy.deepcopy((nested, optimizer, sgd))
@@ -96,7 +96,7 @@ def test_a_network_that_returns_a_parameter_trains() -> None:
             return self.net(x), self.log_std
 
     nested = nest(Policy(), LowRank(1 / 4, where=("net.0", "net.2")))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating(nested))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating())
 
     def closure() -> torch.Tensor:
         mean, log_std = nested(X)
@@ -110,7 +110,7 @@ def test_a_network_that_returns_a_parameter_trains() -> None:
 
 def test_a_teacher_of_several_micro_batches_is_not_asked() -> None:
     nested = nest(mlp(), Width(1 / 2))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.slimmable(nested, distill=True))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.slimmable(distill=True))
 
     def closure(g) -> torch.Tensor:
         total = torch.zeros(())
@@ -127,7 +127,7 @@ def test_a_teacher_of_several_micro_batches_is_not_asked() -> None:
 
 def test_a_teacher_that_did_not_run_is_missed() -> None:
     nested = nest(mlp(), Width(1 / 2))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating(nested, distill=True))
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating(distill=True))
 
     def closure(g) -> torch.Tensor:
         outputs = nested.model(X)  # past the family
@@ -143,7 +143,7 @@ def test_a_teacher_that_did_not_run_is_missed() -> None:
 def test_a_wrapped_family_is_as_good_to_a_method() -> None:
     nested = nest(mlp(), Width(1 / 2))
     for wrapper in (torch.compile(nested, backend="eager"), nn.DataParallel(nested)):
-        assert methods.alternating(wrapper).name == methods.alternating(nested).name
+        assert methods.alternating().bind(wrapper).name == methods.alternating().bind(nested).name
 
 
 def test_a_failed_recalibration_leaves_the_statistics() -> None:
@@ -209,7 +209,7 @@ def test_training_and_evaluation_that_differ_are_not_traced_as_one() -> None:
         (lambda: Width("1/4"), ValueError, "got '1/4'"),
         (lambda: LowRank(True), ValueError, "got True"),
         (lambda: Depth("0", keep="2"), ValueError, "got '2'"),
-        (lambda: methods.alternating(nest(mlp(), Width(1 / 2)), order="full"), TypeError, r"write \['full'\]"),
+        (lambda: methods.alternating(order="full"), ValueError, r"a list of levels such as \['full', 'core'\]"),
         (lambda: OutputSum(mlp(), mlp(), inputs=(0, 1)), ValueError, "two lists"),
     ],
 )

@@ -1,4 +1,4 @@
-"""p ⊙ new + (1 − p) ⊙ old, to the bit: numbers are selected as integers, so NaN, infinities and −0 survive.
+"""Bitwise selection: p ⊙ new + (1 − p) ⊙ old. Numbers are selected as integers, so NaN, infinities and −0 survive.
 
 On a CPU `torch.where` with a boolean condition is several times slower than integer arithmetic with 0 and 1,
 which is exact because integers wrap; elsewhere, and for odd layouts, `torch.where` is used. A mask of whole rows,
@@ -12,8 +12,6 @@ from typing import final
 
 import torch
 from torch import Tensor
-
-from partialsgd._util.scratch import Scratch
 
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -36,6 +34,32 @@ def by_rows(op: Callable[..., Tensor], *masks: Tensor) -> Tensor:
     """An operation on masks, on their rows where all of them are of rows."""
     rows = [r for mask in masks if (r := rows_of(mask)) is not None]
     return over_rows(op(*rows), masks[0].shape) if len(rows) == len(masks) else op(*masks)
+
+
+@final
+class Scratch:
+    """A pool of buffers: on a CPU, fresh pages cost more than the copy that is written into them.
+
+    A tensor that is not given back is simply lost to the pool.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], list[Tensor]] = {}
+
+    def borrow(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """An uninitialised tensor of the shape, layout and device of `like`."""
+        kind = dtype or like.dtype
+        free = self._free.get((like.shape, _strides(like), kind, like.device))
+        return free.pop() if free else torch.empty_strided(like.shape, _strides(like), dtype=kind, device=like.device)
+
+    def give_back(self, tensor: Tensor) -> None:
+        self._free.setdefault((tensor.shape, tensor.stride(), tensor.dtype, tensor.device), []).append(tensor)
+
+
+def _strides(like: Tensor) -> tuple[int, ...]:
+    """The strides of `like`, or those of a contiguous tensor if `like` does not fill its memory."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense(like)
+    return like.stride() if dense else torch.empty(like.shape, device="meta").stride()
 
 
 @final

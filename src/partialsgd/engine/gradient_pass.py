@@ -1,4 +1,4 @@
-"""x̃_t ↦ g_t: one forward and backward by the user, with x perturbed for exactly that long."""
+"""`GradientPass`: forward and backward by the user's code, with x perturbed for exactly that long (x̃_t ↦ g_t)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from partialsgd import vectors
 from partialsgd.parameters import Parameters
-from partialsgd.perturbations import Perturbation, perturbed
+from partialsgd.perturbations import NOWHERE, Displacement, Perturbation, perturbed
+from partialsgd.vectors import Vector
+
+MakeContext = Callable[[], AbstractContextManager[object]]
 
 
-def _nobody() -> None:
-    return None
-
-
-class _Several:
-    """Outputs of more than one micro-batch: a teacher that nobody should ask."""
+class _SeveralOutputs:
+    """Stands for the outputs of more than one micro-batch, which cannot teach a smaller level."""
 
 
 @final
-class Pass:
-    """`with g:` run forward and backward once. x is x̃ inside, exactly x again outside."""
+class GradientPass:
+    """One gradient of a step. Run forward and backward inside `with g:`, where x is x̃; outside x is exactly x.
+
+    Entered again before the loop over `sgd.gradients()` goes on, it adds the gradient of a further micro-batch.
+    """
 
     def __init__(
         self,
@@ -35,80 +38,121 @@ class Pass:
         *,
         level: str | None,
         last: bool,
-        within: AbstractContextManager[object] | None = None,
-        teacher: Callable[[], Any] = _nobody,
+        entered_once: bool,
+        clones: bool,
+        teacher: Callable[[], Any],
+        within: MakeContext | None = None,
+        on_move: Callable[[Displacement], None] | None = None,
     ) -> None:
         self.level = level
-        """The level that the branch trains, or None where a network has no levels. A pass at x_t runs the whole one."""
+        """The level that the branch trains, or None without levels. A pass at x_t runs the full level."""
         self.last = last
-        """Whether the step needs no further gradient after this one."""
-        self._outputs: Any = None
-        self._given = 0
+        """True if the step needs no further gradient after this one."""
         self.loss: Tensor | float | None = None
-        """Put the loss here to have it checked and find it in `Step`; `step(closure)` does."""
-        self.ran = False
+        """Assign the loss here to have it checked and returned in `Step`; `step(closure)` does."""
         self.running = False
+        self._losses: list[Tensor | float | None] = []
+        self._outputs: Any = None
+        self._outputs_set = 0
+        self._entered = 0
+        self._failed = False
         self._parameters = parameters
+        self._perturbation: Perturbation | None = perturbation
+        self._within = within
+        self._on_move = on_move
         self._abort = abort
+        self._entered_once = entered_once
+        self._clones = clones
         self._teacher = teacher
-        self._perturbed: AbstractContextManager[None] | None = perturbed(parameters, perturbation, within)
+        self._block: AbstractContextManager[None] | None = None
+        self._earlier: Vector | None = None
 
     @property
     def teacher(self) -> Any:
-        """The outputs of the largest level for this batch, detached, where the method distills; else None."""
-        found = self._teacher()
-        if isinstance(found, _Several):
+        """The outputs of the largest level for this batch, detached, if the method distills; else None."""
+        outputs = self._teacher()
+        if isinstance(outputs, _SeveralOutputs):
             raise RuntimeError(
-                "the largest level has put outputs into g.outputs several times, one for each micro-batch, and which "
-                "of them teaches this one is not known: distill with one batch in the closure"
+                "the largest level assigned g.outputs several times, once for each micro-batch, so the teacher of "
+                "this micro-batch is not known; distill with one batch in the closure"
             )
-        return found
+        return outputs
 
     @property
     def outputs(self) -> Any:
-        """Put the outputs here, once, to find them in `teacher` at the smaller levels."""
+        """Assign the outputs here, once, to find them in `teacher` at the smaller levels."""
         return self._outputs
 
     @outputs.setter
     def outputs(self, outputs: Any) -> None:
         self._outputs = outputs
-        self._given += 1
+        self._outputs_set += 1
 
-    def __enter__(self) -> Pass:
-        if self.ran or self._perturbed is None:
+    def __enter__(self) -> GradientPass:
+        perturbation = self._perturbation
+        if perturbation is None or self.running:
             raise RuntimeError("this gradient was taken already; take the next one from sgd.gradients()")
+        if self._entered_once:
+            self._perturbation = None  # it may hold the gradient at x, whose memory the pass at x̃ needs
         try:
-            self._perturbed.__enter__()
+            if self._entered:
+                # Moved out, so that a body that zeroes gradients, or forgets backward, is noticed each time.
+                self._earlier = vectors.take(self._parameters, clone=self._clones)
+                self._losses.append(self.loss)
+                self.loss = None
+            if perturbation is not NOWHERE or self._within is not None:
+                within = None if self._within is None else self._within()
+                on_move, self._on_move = self._on_move, None
+                self._block = perturbed(self._parameters, perturbation, within, on_move)
+                del perturbation
+                self._block.__enter__()
             self.running = True
         except BaseException:
-            self._abort()
+            self._fail()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held, self._perturbed, self.running = self._perturbed, None, False
-        self._teacher = _nobody  # it leads back to the step, which would then live until memory is collected
-        assert held is not None  # entered above
+        block, self._block, self.running = self._block, None, False
         try:
-            held.__exit__(kind, error, trace)
-            if kind is None and all(p.grad is None for p in self._parameters.values()):
-                raise RuntimeError(
-                    "no parameter received a gradient: call loss.backward() inside the closure or `with` block, "
-                    "on a loss that depends on the model's parameters"
-                )
+            if block is not None:
+                block.__exit__(kind, error, trace)
+            if kind is None:
+                self._require_gradient()
         except BaseException:
-            self._abort()
+            self._fail()
             raise
         if kind is not None:
-            self._abort()
-        self.ran = kind is None
+            self._fail()
+            return
+        self._entered += 1
+        if self._earlier is not None:
+            vectors.add(self._earlier, vectors.current(self._parameters), 1.0)
+            vectors.put(self._parameters, self._earlier)
+            self._earlier = None
 
-    def for_pupils(self) -> Any:
-        """The outputs as smaller levels may use them."""
-        if self._given > 1:
-            return _Several()
-        if self.outputs is None:
-            return None
-        return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, self.outputs)
+    def finish(self) -> tuple[list[Tensor | None], Any]:
+        """End the pass. Returns the loss of each micro-batch, and the outputs as smaller levels may use them."""
+        if self._failed or not self._entered:
+            raise RuntimeError("a gradient was left out: run forward and backward inside `with g:` for each g")
+        self._perturbation = None
+        losses = [None if loss is None else torch.as_tensor(loss).detach() for loss in (*self._losses, self.loss)]
+        if self._outputs_set > 1:
+            return losses, _SeveralOutputs()
+        if self._outputs is None:
+            return losses, None
+        return losses, tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._outputs)
+
+    def _require_gradient(self) -> None:
+        if all(p.grad is None for p in self._parameters.values()):
+            raise RuntimeError(
+                "no parameter received a gradient: call loss.backward() inside the closure or `with` block, "
+                "on a loss that depends on the model's parameters"
+            )
+
+    def _fail(self) -> None:
+        """An exception inside the block drops the whole step."""
+        self._failed, self._perturbation = True, None
+        self._abort()

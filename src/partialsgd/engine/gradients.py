@@ -1,248 +1,227 @@
-"""g_t: the gradient oracle. It asks the user's loop for as many passes as a step needs, and no more."""
+"""The gradient oracle (g_t): which passes a step needs, in which order, and what is done with each gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import final
 
-from partialsgd import perturbations, vectors
-from partialsgd._util.snapshots import Buffers, RandomState, Snapshot
-from partialsgd.distributed.wrappers import data_parallel, gradients_are_views, require_unused_search
-from partialsgd.engine.gradient_pass import Pass
-from partialsgd.engine.masked_update import MaskedUpdate
-from partialsgd.engine.measurement import Pair, Pairs
-from partialsgd.engine.nonfinite import NonfinitePolicy
-from partialsgd.engine.passing import Passing
-from partialsgd.engine.rules import Choice, choose, correct, rescaled
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from partialsgd import vectors
+from partialsgd._util.snapshots import Buffers, Snapshot
+from partialsgd.distributed.wrappers import require_unused_search
+from partialsgd.engine.gradient_pass import GradientPass, MakeContext
+from partialsgd.engine.measurement import on_trained_move
+from partialsgd.engine.nonfinite import NonfinitePolicy, are_finite
+from partialsgd.engine.rules import BranchPlan, choose, correct
 from partialsgd.engine.step import StepInProgress
-from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Meter, Method, uncorrected
+from partialsgd.masks import Mask
+from partialsgd.method import Branch, Context, uncorrected
+from partialsgd.optimizers.grad_scaler import Scaler
 from partialsgd.parameters import Parameters
+from partialsgd.perturbations import NOWHERE, Displacement, Perturbation
 from partialsgd.vectors import Vector
-
-_GUARD = "guard"
-
-
-def takes_passes(looks: Sequence[tuple[str, GradientRequest]]) -> bool:
-    return any(not look.alone for _, look in looks)
-
-
-@final
-@dataclass
-class BranchPlan:
-    """What is known of a branch before its trained pass."""
-
-    choice: Choice
-    looks: list[tuple[str, GradientRequest]]
-    """Who looks, and at what."""
-    start: Snapshot | None
-    begin: Snapshot | None
-    """The same, or where the pass by which the rules have chosen has left the statistics."""
-    at_x: Vector | None = None
-    waits: bool = False
-    """The trained gradient itself is what the rules wait for."""
 
 
 @final
 @dataclass(frozen=True)
-class Oracle:
-    """Leaves p_t ⊙ g_t in `.grad`."""
+class GradientOracle:
+    """Asks the user's code for as many gradients as a step needs, and leaves p_t ⊙ g_t in `.grad`."""
 
-    passing: Passing
-    update: MaskedUpdate
-    watch: NonfinitePolicy
-    meters: Mapping[str, Meter]
+    model: nn.Module
+    """The model as the user passed it, with its wrappers."""
+    parameters: Parameters
+    scaler: Scaler | None
+    policy: NonfinitePolicy
+    check_update: Callable[[Mask, float], None]
+    """Raises if an optimizer cannot apply this mask and this α exactly."""
+    ddp: DistributedDataParallel | None
+    masks_elements: bool
+    """The gradient must be zero outside the mask even if the user does not see it, for clipping or for decay."""
 
     @property
-    def parameters(self) -> Parameters:
-        return self.passing.parameters
+    def clones(self) -> bool:
+        """True if `.grad` is a view into a buffer of DistributedDataParallel that the next backward overwrites."""
+        return self.ddp is not None and bool(self.ddp.gradient_as_bucket_view)
 
-    def branch(self, step: StepInProgress, number: int, branch: Branch) -> Generator[Pass, None, None]:
-        """Lines 2 to 5 of Algorithm 1 for one branch: the pass at x̃_t, and before it those that are asked for."""
+    def passes(self, step: StepInProgress) -> Generator[GradientPass, None, None]:
+        """Lines 2 to 5 of Algorithm 1: one pass for each gradient that the step needs."""
+        try:
+            for number in range(len(step.branches)):
+                yield from self._branch(step, number)
+                if step.overflow:
+                    break
+            self._finish(step)
+        except Exception:
+            step.abort()
+            raise
+
+    def _branch(self, step: StepInProgress, number: int) -> Generator[GradientPass, None, None]:
+        """The pass at x̃_t, and before it the passes that rules and meters need."""
+        branch, model, measurement = step.branches[number], self.parameters.model, step.measurement
         last = number + 1 == len(step.branches)
         if step.undo is None and not last:
-            step.undo = Buffers(self.parameters.model)
-        decided = yield from self._decide(step, number, branch)  # lines 2 and 3: p_t and δx_t
-        if step.overflow:
+            step.undo = Buffers(model)
+        plan = self._choose(step, number)  # lines 2 and 3: p_t and δx_t
+        waits, pairs, at_x = plan.needs_gradient, [], None
+        requests = [] if measurement is None else measurement.ask(step, plan)
+        start = begin = None
+        if waits or (measurement is not None and measurement.takes_passes(number)):
+            start = begin = Snapshot(model)
+            step.undo = step.undo or start.buffers
+        if waits and start is not None and plan.leaves_base:
+            g = self.start_pass(step, branch, branch.base)
+            yield g
+            at_x = self.take(step, g, branch)
+            if self.policy.is_overflow(at_x):
+                self._note_overflow(step, at_x)
+                return
+            start.noise.restore()  # both gradients are of one function: same batch, same noise
+            plan, begin, waits = self._choose(step, number, at_x), Snapshot(model), False
+        if requests and measurement is not None and begin is not None:
+            at_x = at_x if branch.base.is_nowhere else None
+            pairs = yield from measurement.passes(self, step, plan, begin, at_x)
+        at_x = None
+        g = self._trained_pass(step, plan, on_trained_move(pairs) if pairs else None, last=last)
+        yield g  # lines 4 and 5: g_t at x̃_t = x_t + δx_t
+        self.end_pass(step, g, branch)
+        if self.scaler is not None and self._overflowed(step, self.scaler, last):
             return
-        pairs = yield from self._pairs(step, branch, decided)
-        yield from self._train(step, branch, decided, last)  # lines 4 and 5: g_t at x̃_t = x_t + δx_t
-        if self._overflowed(step, last):
-            return
-        choice = decided.choice
-        if decided.begin is not decided.start and decided.begin is not None:
-            decided.begin.buffers.restore()  # the pass by which the rules have chosen has moved the statistics
-        elif decided.waits:
-            choice = self._choose(step, number, branch, self.passing.here())
-        if number == 0 and any(map(takes_passes, step.looks[1:])) and choice.is_at_x and decided.start is not None:
-            step.whole = (decided.start.noise, self.passing.copied())
-        choice, refused = self._show(step, decided, pairs, choice)
-        if refused and decided.start is not None and step.guard is not None:
-            yield from self._instead(step, step.guard.fallback, decided.start)
-        else:
-            self._include(step, branch, choice)
+        if begin is not start and begin is not None:
+            begin.buffers.restore()  # BatchNorm keeps the statistics of the pass at x_t
+        elif waits:
+            plan = self._choose(step, number, vectors.current(self.parameters))
+        if measurement is not None:
+            if number == 0 and start is not None and plan.is_at_x and measurement.takes_passes(1):
+                measurement.keep_at_x(start.noise, vectors.current(self.parameters))
+            if requests and measurement.show(self, step, plan, pairs):
+                assert start is not None  # a guard takes passes
+                yield from self._fallback(step, start)
+                return
+        self._include(step, plan)
 
-    def finish(self, step: StepInProgress, *, is_seen: bool) -> None:
-        """g ← p ⊙ g, corrected before that if the method remembers something.
+    def start_pass(
+        self,
+        step: StepInProgress,
+        branch: Branch,
+        perturbation: Perturbation,
+        *,
+        last: bool = False,
+        within: MakeContext | None = None,
+        on_move: Callable[[Displacement], None] | None = None,
+    ) -> GradientPass:
+        outputs = step.teacher if step.branches_done else None
+        step.current = GradientPass(
+            self.parameters,
+            perturbation,
+            step.abort,
+            level=branch.level,
+            last=last,
+            entered_once=step.by_closure,
+            clones=self.clones,
+            teacher=branch.teacher or (lambda: outputs),
+            within=within,
+            on_move=on_move,
+        )
+        return step.current
 
-        A gradient that nobody sees need not be zero where an update that holds puts everything back.
-        """
+    def end_pass(self, step: StepInProgress, g: GradientPass, branch: Branch | None = None) -> None:
+        """Count a pass; one that a branch needs itself, and not a measurement, gives its loss too."""
+        losses, outputs = g.finish()
+        step.backwards += len(losses)
+        if branch is not None:
+            step.record(branch, losses, outputs)
+
+    def take(self, step: StepInProgress, g: GradientPass, branch: Branch | None = None) -> Vector:
+        """Count a pass, and move its gradient out of `.grad`, unscaled."""
+        self.end_pass(step, g, branch)
+        gradient = vectors.take(self.parameters, clone=self.clones)
+        if self.scaler is not None:
+            self.scaler.unscale(gradient)
+        return gradient
+
+    def check(self, step: StepInProgress, plan: BranchPlan) -> None:
+        """Raise if the plan cannot be carried out exactly; passes that came before leave no trace."""
+        try:
+            if plan.mask is not None:
+                self.check_update(plan.mask, 1.0 if plan.scale is None else plan.scale)
+            self.require_unused_search(plan)
+        except (NotImplementedError, ValueError):
+            if step.undo is not None:
+                step.undo.restore()
+            raise
+
+    def require_unused_search(self, plan: BranchPlan) -> None:
+        """Raise if the pass leaves parameters out and DistributedDataParallel does not search for unused ones."""
+        if self.ddp is not None and any(
+            p is not None and p.is_structural for p in (plan.branch.base, plan.perturbation)
+        ):
+            require_unused_search(self.model)
+
+    def _choose(self, step: StepInProgress, number: int, at_x: Vector | None = None) -> BranchPlan:
+        branch, before = step.branches[number], step.context
+        context = Context(before.t, before.seed, self.parameters, before.memory, number, branch.level, before.measured)
+        plan = choose(step.method, branch, context if at_x is None else context.with_gradient(at_x))
+        self.check(step, plan)
+        return plan
+
+    def _trained_pass(
+        self, step: StepInProgress, plan: BranchPlan, on_move: Callable[[Displacement], None] | None, *, last: bool
+    ) -> GradientPass:
+        is_last = last and (step.measurement is None or step.measurement.guard is None)
+        perturbation = plan.perturbation or NOWHERE
+        g = self.start_pass(step, plan.branch, perturbation, last=is_last, within=plan.within, on_move=on_move)
+        plan.release_gradient()
+        return g
+
+    def _fallback(self, step: StepInProgress, start: Snapshot) -> Generator[GradientPass, None, None]:
+        """The guard has refused: drop the gradient, and take that of the fallback from where the step began."""
+        assert step.measurement is not None and step.measurement.guard is not None  # it has refused
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        start.restore()
+        step.switch_to(step.measurement.guard.fallback, step.context)
+        step.measurement.follow_fallback(step)
+        for number in range(len(step.branches)):
+            yield from self._branch(step, number)
+
+    def _include(self, step: StepInProgress, plan: BranchPlan) -> None:
+        """The branch is done; if there are several, its masked gradient is added to the sum."""
+        assert plan.mask is not None and plan.scale is not None  # nothing waits for a gradient any more
+        step.include(plan.mask, plan.scale, plan.context)
+        if len(step.branches) > 1 or plan.branch.weight != 1:
+            vectors.mask_(self.parameters, plan.mask)
+            vectors.add(step.total, vectors.take(self.parameters, clone=self.clones), step.weight(plan.branch))
+
+    def _finish(self, step: StepInProgress) -> None:
+        """g ← p ⊙ g, after `correct`. Elements that nobody sees are left as they are, because the update holds
+        everything outside the mask."""
         if step.total and not step.overflow:
             vectors.put(self.parameters, step.total)
-        # Without the gradient: the optimizer needs its memory, and nothing after this may look at it.
-        step.context = replace(step.context, level=step.level, _mask=step.mask, _gradient=None)
+        # Without the gradient at x: the optimizer needs its memory, and no later rule may read it.
+        step.context = replace(step.context, level=step.level).with_mask(step.mask).with_gradient(None)
         if step.method.correct is not uncorrected and not step.overflow:
-            vectors.put(self.parameters, correct(step.method, step.context, self.passing.here()))
-        step.is_masked = is_seen or not step.mask.partial
+            vectors.put(self.parameters, correct(step.method, step.context, vectors.current(self.parameters)))
         if not step.mask.is_everything:
-            vectors.mask_(self.parameters, step.mask, elements=step.is_masked)
+            vectors.mask_(self.parameters, step.mask, elements=self.masks_elements or not step.by_closure)
         step.has_gradient = any(p.grad is not None for p in self.parameters.values())
         step.complete = True
 
-    def _decide(self, step: StepInProgress, number: int, branch: Branch) -> Generator[Pass, None, BranchPlan]:
-        """A rule that waits for the gradient gets it: of a pass of its own, if the trained one is elsewhere."""
-        model, choice = self.parameters.model, self._choose(step, number, branch)
-        looks, by_gradient = self._looks(step, number, choice), choice.needs_gradient
-        start = Snapshot(model) if by_gradient or any(map(takes_passes, step.looks[number:])) else None
-        step.undo = step.undo or (start.buffers if start is not None else None)
-        if start is None or not by_gradient or not choice.leaves(branch.base):
-            return BranchPlan(choice, looks, start, start, waits=by_gradient)
-        at_x = yield from self.passing.look(step, branch, branch.base, counts=True)
-        if self.watch.stops_early(at_x):
-            self._overflow(step, at_x)
-            return BranchPlan(choice, looks, start, start)
-        start.noise.restore()  # both gradients are of one function: same batch, same noise
-        choice = self._choose(step, number, branch, at_x)
-        return BranchPlan(choice, looks, start, Snapshot(model), at_x)
-
-    def _looks(self, step: StepInProgress, number: int, choice: Choice) -> list[tuple[str, GradientRequest]]:
-        """What the step's guard and the meters want to see. Of several branches all are asked before the first."""
-        if not step.looks:
-            noise = RandomState(self.parameters.model) if self.meters else None
-            step.looks = [self._wanted(step, n, choice.context) for n in range(len(step.branches))]
-            if noise is not None:
-                noise.restore()  # what a meter draws, to find its batches, is not the run's
-        return step.looks[number]
-
-    def _wanted(self, step: StepInProgress, number: int, context: Context) -> list[tuple[str, GradientRequest]]:
-        branch = step.branches[number]
-        found = [] if step.guard is None else [(_GUARD, GradientRequest(branch))]
-        for who, meter in self.meters.items():
-            if who == "method" and meter is not step.method.meter:
-                continue  # the step has become the fallback's
-            mask = context._mask if len(step.branches) == 1 else None
-            asked = replace(context, branch=number, level=branch.level, memory=step.measured[who], _mask=mask)
-            found += [(who, look) for look in meter.looks(asked, branch)]
-        return found
-
-    def _pairs(self, step: StepInProgress, branch: Branch, decided: BranchPlan) -> Generator[Pass, None, list[Pair]]:
-        at_x, decided.at_x = decided.at_x, None
-        if decided.begin is None:
-            return [Pair() for _ in decided.looks]
-        known = at_x if branch.base.is_nowhere and at_x is not None else step.gradient_at_x()
-        pairs = Pairs(self.passing, step, branch, decided.choice, decided.begin, known)
-        return (yield from pairs.of([look for _, look in decided.looks]))
-
-    def _train(
-        self, step: StepInProgress, branch: Branch, decided: BranchPlan, last: bool
-    ) -> Generator[Pass, None, None]:
-        perturbation, within = decided.choice.perturbation or perturbations.nowhere(), decided.choice.within
-        last = last and step.guard is None
-        trained = self.passing.run(step, branch, perturbation, last=last, counts=True, within=within)
-        decided.choice = decided.choice.without_gradient()  # backward needs its memory
-        del perturbation
-        return trained
-
-    def _show(
-        self, step: StepInProgress, decided: BranchPlan, pairs: list[Pair], choice: Choice
-    ) -> tuple[Choice, bool]:
-        """Meters and the guard see their pairs; α is asked for again if the method's own meter has measured."""
-        if not decided.looks:
-            return choice, False
-        noise, here, refused = RandomState(self.parameters.model), self.passing.here(), False
-        for (who, look), pair in zip(decided.looks, pairs, strict=True):
-            sight = self._sight(step, look, pair, choice, here)
-            if who == _GUARD and step.guard is not None:
-                refused = step.guard.judge(step.context, sight)
-            elif not (refused and look.alone):  # of the gradient that is refused nothing is kept
-                shown = replace(sight, context=replace(sight.context, memory=step.measured[who]))
-                step.note_measurement(who, self.meters[who].measure(shown))
-            if who == "method":
-                choice = rescaled(step.method, choice)
-                self._refuse(step, choice)
-        noise.restore()
-        return choice, refused
-
-    def _sight(
-        self, step: StepInProgress, look: GradientRequest, pair: Pair, choice: Choice, here: Vector
-    ) -> GradientPair:
-        context, at_x = pair.context or choice.context, here if pair.at_x is None else pair.at_x
-        at_perturbed = here if pair.at_perturbed is None else pair.at_perturbed
-        ddp = data_parallel(self.passing.given)
-        return GradientPair(
-            look,
-            context,
-            at_x,
-            at_perturbed,
-            moved=pair.distance(context.mask, at_x),
-            quiet=pair.quiet,
-            loss=step.losses[-1][1] if step.losses else None,
-            rate=None if self.update.rate is None else self.update.rate * (choice.scale or 0.0),
-            group=None if ddp is None else ddp.process_group,
-        )
-
-    def _choose(self, step: StepInProgress, number: int, branch: Branch, at_x: Vector | None = None) -> Choice:
-        t, seed, memory, measured = step.context.t, step.context.seed, step.context.memory, step.context.measured
-        context = Context(t, seed, self.parameters, memory, number, branch.level, measured, _gradient=at_x)
-        choice = choose(step.method, branch, context)
-        self._refuse(step, choice, structural=branch.base.is_structural)
-        step.by_gradient |= choice.needs_gradient
-        return choice
-
-    def _refuse(self, step: StepInProgress, choice: Choice, *, structural: bool = False) -> None:
-        try:
-            if choice.mask is not None:
-                self.update.refuse(choice.mask, choice.scale if choice.scale is not None else 1.0)
-            if structural or (choice.perturbation is not None and choice.perturbation.is_structural):
-                require_unused_search(self.passing.given)
-        except (NotImplementedError, ValueError):
-            if step.undo is not None:
-                step.undo.restore()  # a refusal leaves no trace, though a pass came before it
-            raise
-
-    def _instead(self, step: StepInProgress, method: Method, start: Snapshot) -> Generator[Pass, None, None]:
-        """What was taken and remembered is dropped; another method's gradient is taken from where the step began."""
-        vectors.clear(self.parameters.values())
-        start.restore()
-        step.turn_to(method, step.context)
-        # What there was to see was seen; what is kept of a trained gradient is kept of the one that is applied.
-        kept = [(who, look) for who, look in step.looks[0] if look.alone]
-        step.looks = [[(who, replace(look, branch=b)) for who, look in kept] for b in step.branches]
-        for number, branch in enumerate(step.branches):
-            yield from self.branch(step, number, branch)
-
-    def _overflowed(self, step: StepInProgress, last: bool) -> bool:
-        """Unscale what lies in `.grad`. Of the last branch the scaler itself does it, and learns of overflows."""
-        scaler = self.passing.scaler
-        if scaler.enabled and last:
-            step.overflow = scaler.unscale_in_place(self.passing.here())
-        elif scaler.enabled:
-            here = self.passing.here()
-            scaler.unscale(here)
-            if not vectors.are_finite(self.parameters):
-                self._overflow(step, here)
+    def _overflowed(self, step: StepInProgress, scaler: Scaler, last: bool) -> bool:
+        """Unscale the gradients in `.grad`. For the last branch the scaler itself does it, and records overflows."""
+        gradient = vectors.current(self.parameters)
+        if last:
+            step.overflow = scaler.unscale_in_place(gradient)
+        else:
+            scaler.unscale(gradient)
+            if not are_finite(self.parameters):
+                self._note_overflow(step, gradient)
         return step.overflow
 
-    def _include(self, step: StepInProgress, branch: Branch, choice: Choice) -> None:
-        assert choice.mask is not None and choice.scale is not None  # nothing waits for a gradient any more
-        step.include(choice.mask, choice.scale, choice.context)
-        if len(step.branches) > 1 or branch.weight != 1:
-            vectors.mask_(self.parameters, choice.mask)
-            gradient = vectors.take(self.parameters, clone=gradients_are_views(self.passing.given))
-            vectors.add(step.total, gradient, step.weight(branch))
-
-    def _overflow(self, step: StepInProgress, at_x: Vector) -> None:
-        """The scaler learns of an overflow only from `.grad`."""
-        vectors.put(self.parameters, at_x)
-        self.passing.scaler.unscale_in_place(at_x)
+    def _note_overflow(self, step: StepInProgress, gradient: Vector) -> None:
+        vectors.put(self.parameters, gradient)
+        if self.scaler is not None:
+            self.scaler.unscale_in_place(gradient)  # it records an overflow only from `.grad`
         step.overflow = True

@@ -1,4 +1,4 @@
-"""x_{t+1}: the masked step of any torch optimizer. Nothing outside the mask moves, bit for bit.
+"""The masked step of any torch optimizer (x_{t+1}). Nothing outside the mask moves, bit for bit.
 
 A tensor wholly outside gets `grad = None`, which every torch optimizer skips. Of a tensor partly outside,
 the coordinates outside are saved before `optimizer.step()` and put back after it: the parameter, and
@@ -18,10 +18,9 @@ from torch.optim import Optimizer
 
 from partialsgd import masks
 from partialsgd.masks import Entry, Mask
-from partialsgd.optimizers import capabilities as probes
-from partialsgd.optimizers import param_groups as places
+from partialsgd.optimizers import capabilities, param_groups
 from partialsgd.optimizers.fused_adam import Piecewise, is_piecewise
-from partialsgd.optimizers.param_groups import Place, Places
+from partialsgd.optimizers.param_groups import GroupOf, ParamGroups
 from partialsgd.optimizers.third_party import Verification
 from partialsgd.parameters import Parameters
 
@@ -35,59 +34,59 @@ class MaskedUpdate:
     def __init__(self, parameters: Parameters, optimizers: Sequence[Optimizer], outside: Outside) -> None:
         if outside not in get_args(Outside):
             raise ValueError(f"outside must be one of {', '.join(get_args(Outside))}; got {outside!r}")
-        self.optimizers = [places.unwrapped(optimizer) for optimizer in optimizers]
+        self.optimizers = [param_groups.unwrapped(optimizer) for optimizer in optimizers]
         self.outside: Outside = outside
-        self.places = Places(parameters, self.optimizers)
-        self._given = optimizers
+        self.groups = ParamGroups(parameters, self.optimizers)
+        self._wrapped = optimizers
         self._parameters = parameters
         self._previous = masks.everything(parameters)
-        self._verdicts: dict[tuple[Place, probes.Probe], str | None] = {}
-        self._verification = Verification(parameters, self.places, self.optimizers)
-
-    @property
-    def wants_closure(self) -> bool:
-        """LBFGS evaluates the closure itself, as often as it likes."""
-        return any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self.optimizers)
+        self._reasons: dict[tuple[GroupOf, capabilities.Probe], str | None] = {}
+        self._verification = Verification(parameters, self.groups, self.optimizers)
 
     @property
     def lr(self) -> float:
-        """γ of the first group."""
+        """The learning rate of the first group."""
         return float(self.optimizers[0].param_groups[0]["lr"])
 
     @property
-    def rate(self) -> float | None:
-        """How far a gradient moves x in the end, where all are SGD: the largest γ (1 − dampening) / (1 − momentum)."""
+    def sgd_step_size(self) -> float | None:
+        """The largest γ (1 − dampening) / (1 − momentum), how far a gradient moves x in the end; None if an optimizer
+        is not SGD."""
         if not all(type(optimizer) is torch.optim.SGD for optimizer in self.optimizers):
             return None
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         rates = [float(g["lr"]) * (1 - g["dampening"]) / max(1 - g["momentum"], 1e-12) for g in groups]
         return float(max(rates))
 
-    def refuse(self, mask: Mask, scale: float) -> None:
-        """Raise before anything has moved if this mask, or this α, cannot be kept exactly."""
+    def check(self, mask: Mask, scale: float) -> None:
+        """Raise before anything has moved if an optimizer cannot apply this mask, or this α, exactly."""
         if not (math.isfinite(scale) and scale >= 0):
-            raise ValueError(f"the rule 'scale' gave {scale}; α must be a number that is not negative")
+            raise ValueError(f"the rule 'scale' returned {scale}; α must be finite and not negative")
         if mask.is_everything and scale == 1:
             return
-        for name, entry in mask.items():
+        for name, entry in mask.entries.items():
             if isinstance(entry, Tensor):
-                self._refuse(name, probes.why_not_coordinate_wise, "take an element mask", "mask whole tensors")
+                self._refuse(name, capabilities.why_not_coordinate_wise, "take an element mask", "mask whole tensors")
                 if self.outside == "reset":
-                    self._refuse(name, probes.why_not_forgetful, "reset part of a tensor", "use outside='hold'")
+                    self._refuse(name, capabilities.why_not_forgetful, "reset part of a tensor", "use outside='hold'")
             elif entry is False and self.outside == "reset":
-                self._refuse(name, probes.why_not_restartable, "reset a tensor", "use outside='hold'")
+                self._refuse(name, capabilities.why_not_restartable, "reset a tensor", "use outside='hold'")
             if scale != 1 and entry is not False:
-                self._refuse(name, probes.why_not_scalable, f"step by α = {scale}", "leave `scale` out")
+                self._refuse(name, capabilities.why_not_scalable, f"step by α = {scale}", "leave `scale` out")
 
-    def refuse_to_forget(self, forgotten: Mask) -> None:
-        """Raise before anything has moved if an optimizer cannot begin anew there."""
+    def check_forget(self, forgotten: Mask) -> None:
+        """Raise before anything has moved if an optimizer's state cannot be reset there."""
         if self.outside == "decay" and any(entry is not False for entry in forgotten.values()):
-            raise ValueError("outside='decay' gives state to what does not move, and the method drops it; use 'hold'")
+            raise ValueError(
+                "outside='decay' updates the state outside the mask, which the method resets; use outside='hold'"
+            )
         for name, entry in forgotten.items():
             if isinstance(entry, Tensor):
-                self._refuse(name, probes.why_not_forgetful, "reset part of a tensor", "forget whole tensors")
+                self._refuse(name, capabilities.why_not_forgetful, "reset part of a tensor", "forget whole tensors")
             elif entry:
-                self._refuse(name, probes.why_not_restartable, "reset a tensor", "use a method that forgets nothing")
+                self._refuse(
+                    name, capabilities.why_not_restartable, "reset a tensor", "use a method that forgets nothing"
+                )
 
     @torch.no_grad()
     def apply(self, mask: Mask, scale: float, forgotten: Mask | None = None) -> None:
@@ -98,21 +97,22 @@ class MaskedUpdate:
             self._forget((mask & ~self._previous).simplified())
             self._previous = mask
         with ExitStack() as held:
-            if not mask.is_everything and self._verification.is_needed:
-                held.enter_context(self._verification.of(mask, with_state=self.outside != "decay"))
+            if self._verification.unverified and not mask.is_everything:
+                held.enter_context(self._verification.verify(mask, with_state=self.outside != "decay"))
             if self.outside == "decay":
                 held.enter_context(self._decayed(mask))
             elif mask.partial:
                 held.enter_context(self._held(mask))
             if scale != 1:
                 held.enter_context(scaled(self.optimizers, scale))
-            for optimizer, given in zip(self.optimizers, self._given, strict=True):
+            for optimizer, wrapped in zip(self.optimizers, self._wrapped, strict=True):
                 _step_newcomers(optimizer)
-                places.step(given)
-        mask.release()
+                param_groups.step(wrapped)
+        if mask.partial:
+            mask.release()
 
     def state_dict(self) -> dict[str, Entry]:
-        """What `outside="reset"` must know: where the mask of the last step was not everything."""
+        """The mask of the last step where it is not True, for `outside="reset"`."""
         return {name: entry for name, entry in self._previous.items() if entry is not True}
 
     def load_state_dict(self, state: Mapping[str, Entry]) -> None:
@@ -124,9 +124,10 @@ class MaskedUpdate:
         saved: dict[str, dict[str, Tensor]] = {}
         for name, entry in mask.partial.items():
             parameter = self._parameters[name]
-            if parameter.grad is None or name not in self.places:
+            if parameter.grad is None or name not in self.groups:
                 continue
-            if is_piecewise(self.places[name].optimizer, self.places[name].group, parameter):
+            optimizer, number = self.groups[name]
+            if is_piecewise(optimizer, optimizer.param_groups[number], parameter):
                 pieces[parameter] = entry
             else:
                 tensors = self._coordinates(name)
@@ -141,8 +142,8 @@ class MaskedUpdate:
 
     def _put_back(self, name: str, mask: Mask, copies: dict[str, Tensor]) -> None:
         tensors = self._coordinates(name)
-        known = [key for key in tensors if key in copies]
-        mask.selection(name).restore_outside([tensors[k] for k in known], [copies[k] for k in known])
+        old = [key for key in tensors if key in copies]
+        mask.selection(name).restore_outside([tensors[k] for k in old], [copies[k] for k in old])
         for key in tensors.keys() - copies.keys():  # state that this step has created
             tensors[key].masked_fill_(~mask.partial[name], self._initial(name, key))
         for buffer in copies.values():
@@ -153,7 +154,7 @@ class MaskedUpdate:
         saved: list[tuple[nn.Parameter, Entry, Tensor]] = []
         for name, entry in mask.items():
             parameter = self._parameters[name]
-            if entry is True or name not in self.places or not parameter.requires_grad:
+            if entry is True or name not in self.groups or not parameter.requires_grad:
                 continue
             if entry is False:
                 parameter.grad = torch.zeros_like(parameter)
@@ -166,36 +167,38 @@ class MaskedUpdate:
 
     def _forget(self, forgotten: Mask) -> None:
         for name, entry in forgotten.items():
-            if entry is False or name not in self.places:
+            if entry is False or name not in self.groups:
                 continue
-            optimizer, parameter = self.places[name].optimizer, self._parameters[name]
             if entry is True:
-                probes.restart(optimizer, self.places[name].group, parameter)
+                group = self.groups[name]
+                capabilities.restart(group.optimizer, group.options, self._parameters[name])
             else:
                 for key, tensor in self._state(name).items():
                     tensor.masked_fill_(entry, self._initial(name, key))
 
-    def _refuse(self, name: str, probe: probes.Probe, what: str, instead: str) -> None:
-        if name not in self.places:
+    def _refuse(self, name: str, probe: capabilities.Probe, what: str, instead: str) -> None:
+        """Raise if the probe, which runs once for each param group, finds that its optimizer cannot do a thing."""
+        if name not in self.groups:
             return
-        place = self.places[name]
-        if (place, probe) not in self._verdicts:
+        group = self.groups[name]
+        if (group, probe) not in self._reasons:
             with torch.enable_grad():
-                self._verdicts[place, probe] = probe(place.optimizer, place.group)
-        if reason := self._verdicts[place, probe]:
-            kind = type(place.optimizer).__name__
+                self._reasons[group, probe] = probe(group.optimizer, group.options)
+        if reason := self._reasons[group, probe]:
+            kind = type(group.optimizer).__name__
             raise NotImplementedError(f"{kind} cannot {what}, as {name!r} asks for: {reason}; {instead}")
 
     def _initial(self, name: str, key: str) -> float:
-        return probes.initial_state(self.places[name].optimizer, self.places[name].group, key)
+        group = self.groups[name]
+        return capabilities.initial_state(group.optimizer, group.options, key)
 
     def _coordinates(self, name: str) -> dict[str, Tensor]:
         return {"": self._parameters[name].detach(), **self._state(name)}
 
     def _state(self, name: str) -> dict[str, Tensor]:
         parameter = self._parameters[name]
-        state: Mapping[str, Any] = self.places[name].optimizer.state.get(parameter, {})
-        return probes.per_coordinate(state, parameter)
+        state: Mapping[str, Any] = self.groups[name].optimizer.state.get(parameter, {})
+        return capabilities.per_coordinate(state, parameter)
 
 
 @contextmanager

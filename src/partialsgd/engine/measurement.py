@@ -1,4 +1,4 @@
-"""(G, G̃): the passes that a look needs beside the trained one, and none that it does not need.
+"""Extra passes for meters and guards: the gradients at x and at x̃ that they ask for, and no pass that is not needed.
 
 Both gradients of a pair are of one function: the same batch, and the same noise. Where x and x̃ do not draw the same
 noise (a narrow level has smaller dropout masks), both are taken with dropout off.
@@ -7,172 +7,309 @@ noise (a narrow level has smaller dropout masks), both are taken with dropout of
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
-from partialsgd import perturbations
+from partialsgd import perturbations, vectors
 from partialsgd._util.snapshots import RandomState, Snapshot, draws, dropout_off
-from partialsgd.distributed.wrappers import require_unused_search
-from partialsgd.engine.gradient_pass import Pass
-from partialsgd.engine.passing import Passing
-from partialsgd.engine.rules import Choice, choose
+from partialsgd.engine.gradient_pass import GradientPass
+from partialsgd.engine.rules import BranchPlan, choose, rescale
 from partialsgd.engine.step import StepInProgress
 from partialsgd.masks import Mask
-from partialsgd.method import Branch, Context, GradientRequest, Losses, Method
-from partialsgd.perturbations import Perturbation
+from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Guard, Losses, Meter, Method, Remembered
+from partialsgd.perturbations import NOWHERE, Displacement, Perturbation
 from partialsgd.vectors import Vector, inner
 
+if TYPE_CHECKING:
+    from partialsgd.engine.gradients import GradientOracle
+
+_GUARD = "guard"
 _PLAIN = Method()
 
 
 @final
-@dataclass(frozen=True)
-class Pair:
-    """A gradient that is None is the one that the step trains with, which is still to be taken."""
+@dataclass
+class Measurement:
+    """The requests of one step's meters and guard, and their results."""
 
-    at_x: Vector | None = None
-    at_perturbed: Vector | None = None
-    context: Context | None = None
-    """Of another branch than the trained one."""
-    moved: float = 0.0
-    """‖δx‖ of numbers; where the structure is another one too, inside of it."""
-    structural: bool = False
-    inside: Mask | None = None
-    quiet: bool = False
+    meters: Mapping[str, Meter]
+    """"method" for the method's own meter, "meter" for the user's."""
+    memories: dict[str, dict[str, Remembered]]
+    step_size: float | None
+    """γ of plain SGD with its momentum, without α."""
+    guard: Guard | None = None
+    """The guard that judges this step."""
+    results: list[Any] = field(default_factory=list)
+    _requests: list[list[tuple[str, GradientRequest]]] = field(default_factory=list)
+    _at_x: tuple[RandomState, Vector] | None = None
+    """The gradient at x of the first branch, and the noise that it began with, for the requests of the others."""
 
-    def distance(self, mask: Mask, at_x: Vector) -> float:
-        """‖δx‖; what another structure leaves out is x outside of it, as far as the pass at x has used it."""
-        return math.hypot(self.moved, outside(self.inside or mask, at_x)) if self.structural else self.moved
+    def ask(self, step: StepInProgress, plan: BranchPlan) -> list[tuple[str, GradientRequest]]:
+        """What the guard and the meters request in this branch. All branches are asked for before the first one."""
+        if not self._requests:
+            noise = RandomState(plan.context.parameters.model) if self.meters else None
+            self._requests = [self._ask(step, number, plan.context) for number in range(len(step.branches))]
+            if noise is not None:
+                noise.restore()  # a meter may draw to choose its batches
+        return self._requests[plan.context.branch]
+
+    def takes_passes(self, first: int) -> bool:
+        """True if a branch from this one on has a request that needs a pass of its own."""
+        return any(not request.trained_only for requests in self._requests[first:] for _, request in requests)
+
+    def keep_at_x(self, noise: RandomState, gradient: Vector) -> None:
+        self._at_x = (noise, Vector({name: g.clone() for name, g in gradient.items()}))
+
+    def passes(
+        self, oracle: GradientOracle, step: StepInProgress, plan: BranchPlan, begin: Snapshot, at_x: Vector | None
+    ) -> Generator[GradientPass, None, list[_Pair]]:
+        """The passes that the requests of this branch need beside the trained one."""
+        if at_x is None and self._at_x is not None and self._at_x[0].is_now:
+            at_x = self._at_x[1]  # a pass at x would begin with the same noise now
+        taker = _PairTaker(oracle, step, plan, begin, at_x)
+        return taker.pairs([request for _, request in self._requests[plan.context.branch]])
+
+    def show(self, oracle: GradientOracle, step: StepInProgress, plan: BranchPlan, pairs: Sequence[_Pair]) -> bool:
+        """Show the pairs to meters and guard, and return True if the guard refuses the step. α is asked for again
+        when the method's own meter has measured. Without pairs, all requests are for the trained gradient."""
+        noise, trained, refused = RandomState(oracle.parameters.model), vectors.current(oracle.parameters), False
+        requests = self._requests[plan.context.branch]
+        for (who, request), taken in zip(requests, pairs or [_Pair()] * len(requests), strict=True):
+            pair = self._pair(oracle, step, plan, request, taken, trained)
+            if who == _GUARD and self.guard is not None:
+                refused = self.guard.judge(step.context, pair)
+            elif not (refused and request.trained_only):  # nothing is remembered of a gradient that is refused
+                self._measure(who, pair)
+            if who == "method":
+                rescale(step.method, plan)
+                oracle.check(step, plan)
+        noise.restore()
+        return refused
+
+    def follow_fallback(self, step: StepInProgress) -> None:
+        """The guard has refused. What it compared was shown; requests for the trained gradient go to the fallback's."""
+        kept = [(who, request) for who, request in self._requests[0] if request.trained_only]
+        self._requests = [[(who, replace(request, branch=b)) for who, request in kept] for b in step.branches]
+        self.guard = None
+
+    def _ask(self, step: StepInProgress, number: int, context: Context) -> list[tuple[str, GradientRequest]]:
+        branch = step.branches[number]
+        requests = [] if self.guard is None else [(_GUARD, GradientRequest(branch))]
+        context = replace(context, branch=number, level=branch.level)
+        if len(step.branches) > 1:
+            context = context.with_mask(None)  # it is the first branch's
+        for who, meter in self.meters.items():
+            if who == "meter" or meter is step.method.meter:  # else the step has become the fallback's
+                asked = replace(context, memory=self.memories[who])
+                requests += [(who, request) for request in meter.requests(asked, branch)]
+        return requests
+
+    def _measure(self, who: str, pair: GradientPair) -> None:
+        own = replace(pair, context=replace(pair.context, memory=self.memories[who]))
+        result = self.meters[who].measure(own)
+        if result is not None and (who == "meter" or "meter" not in self.meters):
+            self.results.append(result)
+
+    def _pair(
+        self,
+        oracle: GradientOracle,
+        step: StepInProgress,
+        plan: BranchPlan,
+        request: GradientRequest,
+        taken: _Pair,
+        trained: Vector,
+    ) -> GradientPair:
+        context, at_x = taken.context or plan.context, trained if taken.at_x is None else taken.at_x
+        return GradientPair(
+            request,
+            context,
+            at_x,
+            trained if taken.at_perturbed is None else taken.at_perturbed,
+            perturbation_norm=taken.perturbation_norm(context.mask, at_x),
+            dropout_was_off=taken.dropout_was_off,
+            loss=step.losses[-1][1] if step.losses else None,
+            step_size=None if self.step_size is None else self.step_size * (plan.scale or 0.0),
+            process_group=None if oracle.ddp is None else oracle.ddp.process_group,
+        )
 
 
 @final
 @dataclass
-class Pairs:
-    """The pairs of one branch of one step."""
+class _Pair:
+    """The gradients taken for a request. One that is None is the trained gradient, which is taken last."""
 
-    passing: Passing
+    at_x: Vector | None = None
+    at_perturbed: Vector | None = None
+    context: Context | None = None
+    """That of another branch than the trained one."""
+    moves: bool = False
+    """δx moves numbers, and how far is measured by the pass at x̃."""
+    structural: bool = False
+    inside: Mask | None = None
+    dropout_was_off: bool = False
+    moved: float = 0.0
+    """‖δx‖ of the numbers moved; with another structure, of those inside it."""
+
+    def record_move(self, displacement: Displacement) -> None:
+        if self.moves:
+            self.moves, self.moved = False, perturbations.norm(displacement, self.inside)
+
+    def perturbation_norm(self, mask: Mask, at_x: Vector) -> float:
+        """‖δx‖. What another structure leaves out is x outside of it, as far as the pass at x has used it."""
+        return math.hypot(self.moved, norm_outside(self.inside or mask, at_x)) if self.structural else self.moved
+
+
+def on_trained_move(pairs: Sequence[_Pair]) -> Callable[[Displacement], None] | None:
+    """Measures ‖δx‖ when the trained pass perturbs x, for the pair whose gradient at x̃ that pass takes."""
+    return next((pair.record_move for pair in pairs if pair.moves), None)
+
+
+@final
+@dataclass
+class _PairTaker:
+    """Takes the pairs of one branch of one step."""
+
+    oracle: GradientOracle
     step: StepInProgress
-    branch: Branch
-    choice: Choice
+    plan: BranchPlan
     begin: Snapshot
     at_x: Vector | None
-    """G, where it is known already."""
-    _ends: dict[bool, RandomState] = field(default_factory=dict)
-    """Where the generator was after a pass at x (True) and after one at x̃."""
+    """The gradient at x, once it is known."""
+    _noise_after: dict[bool, RandomState] = field(default_factory=dict)
+    """The generator after a pass at x (True) and after one at x̃ (False)."""
 
-    def of(self, looks: Sequence[GradientRequest]) -> Generator[Pass, None, list[Pair]]:
-        own: Pair | None = None
-        found: list[Pair] = []
-        for look in looks:
-            if look.alone or (look.branch is self.branch and self._is_plain):
-                found.append(Pair())
-            elif look.branch is not self.branch:
-                found.append((yield from self._other(look)))
-            elif look.over is not None:
-                found.append((yield from self._pair(look, self.choice)))
+    def pairs(self, requests: Sequence[GradientRequest]) -> Generator[GradientPass, None, list[_Pair]]:
+        own: _Pair | None = None
+        pairs: list[_Pair] = []
+        for request in requests:
+            is_own = request.branch is self.plan.branch
+            if request.trained_only or (is_own and self.plan.is_plain):
+                pairs.append(_Pair())
+            elif not is_own:
+                pairs.append((yield from self._other_branch(request)))
+            elif request.losses is not None:
+                pairs.append((yield from self._pair(request, self.plan)))
             else:
-                own = own or (yield from self._pair(look, self.choice))
-                found.append(own)
-        return found
+                own = own or (yield from self._pair(request, self.plan))
+                pairs.append(own)
+        return pairs
 
-    @property
-    def _is_plain(self) -> bool:
-        """p = 1 and δx = 0: everything is 1 whatever it is measured on."""
-        return self.choice.is_at_x and self.choice.mask is not None and self.choice.mask.is_everything
-
-    def _other(self, look: GradientRequest) -> Generator[Pass, None, Pair]:
+    def _other_branch(self, request: GradientRequest) -> Generator[GradientPass, None, _Pair]:
         """A branch that is not trained: its rules are asked as if it were, and remember nothing."""
-        context = replace(self.choice.context, level=look.branch.level, memory={}, _mask=None, _gradient=None)
-        choice = choose(_PLAIN, look.branch, context)
-        if choice.needs_gradient:
+        context = replace(self.plan.context, level=request.branch.level, memory={}).with_mask(None).with_gradient(None)
+        plan = choose(_PLAIN, request.branch, context)
+        if plan.needs_gradient:
             if self.at_x is None:
-                self.at_x = yield from self._look(_whole(look.branch), perturbations.nowhere())
-            choice = choose(_PLAIN, look.branch, replace(context, _gradient=self.at_x))
-        if choice.perturbation is not None and choice.perturbation.is_structural:
-            require_unused_search(self.passing.given)
-        pair = yield from self._pair(look, choice)
-        return replace(pair, context=replace(choice.context, _gradient=None))
+                self.at_x = yield from self._take(_whole(request.branch), NOWHERE)
+            plan = choose(_PLAIN, request.branch, context.with_gradient(self.at_x))
+        self.oracle.require_unused_search(plan)
+        pair = yield from self._pair(request, plan)
+        pair.context = plan.context.with_gradient(None)
+        return pair
 
-    def _pair(self, look: GradientRequest, choice: Choice) -> Generator[Pass, None, Pair]:
-        perturbation = choice.perturbation
-        assert perturbation is not None  # a gradient that it waits for was taken before
-        parameters = self.passing.parameters
-        self._ends.pop(False, None)  # another look has another x̃
+    def _pair(self, request: GradientRequest, plan: BranchPlan) -> Generator[GradientPass, None, _Pair]:
+        perturbation, branch = plan.perturbation, request.branch
+        assert perturbation is not None  # a gradient that it needs was taken before
+        parameters = self.oracle.parameters
+        self._noise_after.pop(False, None)  # another request has another x̃
         inside = None if perturbation.inside is None else perturbation.inside(parameters)
-        moved = perturbations.distance(parameters, perturbation, inside)
-        pair = Pair(moved=moved, structural=perturbation.is_structural, inside=inside)
-        differs = perturbation.is_structural and not look.branch.same_noise
-        quiet = differs and draws(parameters.model)
-        g, h = yield from self._gradients(look, perturbation, quiet=quiet)
-        if differs and not quiet and not (yield from self._draws_alike(look, perturbation)):
-            quiet = True
-            g, h = yield from self._gradients(look, perturbation, quiet=True)
-        return replace(pair, at_x=g, at_perturbed=h, quiet=quiet)
+        pair = _Pair(moves=bool(perturbation.touches), structural=perturbation.is_structural, inside=inside)
+        may_differ = perturbation.is_structural and not branch.same_noise
+        pair.dropout_was_off = may_differ and draws(parameters.model)
+        yield from self._gradients(request, perturbation, pair)
+        if may_differ and not pair.dropout_was_off and not (yield from self._draws_alike(branch, perturbation, pair)):
+            pair.dropout_was_off = True
+            yield from self._gradients(request, perturbation, pair)
+        return pair
 
-    def _draws_alike(self, look: GradientRequest, perturbation: Perturbation) -> Generator[Pass, None, bool]:
-        """Whether both passes see the same noise though no module of dropout makes it. Most networks draw nothing;
+    def _draws_alike(
+        self, branch: Branch, perturbation: Perturbation, pair: _Pair
+    ) -> Generator[GradientPass, None, bool]:
+        """True if both passes draw the same noise, though no dropout module does. Most networks draw nothing;
         Hugging Face's layers draw one number each, which a narrow level does too."""
-        if all(self.begin.noise.has_drawn_like(end, self.begin.noise) for end in self._ends.values()):
+        begin = self.begin.noise
+        if all(begin.has_drawn_like(end, begin) for end in self._noise_after.values()):
             return True
-        for at_x, branch in ((True, _whole(look.branch)), (False, look.branch)):
-            if at_x not in self._ends:  # a pass that was not needed so far
-                yield from self._look(branch, perturbations.nowhere() if at_x else perturbation)
-        return self._ends[True].has_drawn_like(self._ends[False], self.begin.noise)
+        if True not in self._noise_after:  # a pass that was not needed so far
+            yield from self._take(_whole(branch), NOWHERE)
+        if False not in self._noise_after:
+            yield from self._take(branch, perturbation, pair)
+        return self._noise_after[True].has_drawn_like(self._noise_after[False], begin)
 
     def _gradients(
-        self, look: GradientRequest, perturbation: Perturbation, *, quiet: bool
-    ) -> Generator[Pass, None, tuple[Vector | None, Vector | None]]:
-        branch = look.branch
-        if look.over is not None:
-            g = self._over(look.over[0], perturbations.nowhere(), quiet)
-            return g, g if perturbation.is_nowhere else self._over(look.over[1], perturbation, quiet)
-        if quiet:
-            g = yield from self._look(_whole(branch), perturbations.nowhere(), quiet=True)
-            return g, (yield from self._look(branch, perturbation, quiet=True))
-        if self.at_x is None and not self.choice.is_at_x:
-            self.at_x = yield from self._look(_whole(branch), perturbations.nowhere())
-        if branch is self.branch:
-            return self.at_x, None
-        if perturbation.is_nowhere:
-            return self.at_x, self.at_x
-        return self.at_x, (yield from self._look(branch, perturbation))
+        self, request: GradientRequest, perturbation: Perturbation, pair: _Pair
+    ) -> Generator[GradientPass, None, None]:
+        branch = request.branch
+        if request.losses is not None:
+            pair.at_x = pair.at_perturbed = self._over(request.losses[0], NOWHERE, pair)
+            if not perturbation.is_nowhere:
+                pair.at_perturbed = self._over(request.losses[1], perturbation, pair)
+        elif pair.dropout_was_off:
+            pair.at_x = yield from self._take(_whole(branch), NOWHERE, pair)
+            pair.at_perturbed = yield from self._take(branch, perturbation, pair)
+        else:
+            if self.at_x is None and not self.plan.is_at_x:
+                self.at_x = yield from self._take(_whole(branch), NOWHERE)
+            pair.at_x = self.at_x
+            if branch is not self.plan.branch:
+                is_same = perturbation.is_nowhere
+                pair.at_perturbed = self.at_x if is_same else (yield from self._take(branch, perturbation, pair))
 
-    def _look(
-        self, branch: Branch, perturbation: Perturbation, *, quiet: bool = False
-    ) -> Generator[Pass, None, Vector]:
-        within = dropout_off(self.passing.parameters.model) if quiet else None
-        gradient = yield from self.passing.look(self.step, branch, perturbation, within=within)
+    def _take(
+        self, branch: Branch, perturbation: Perturbation, pair: _Pair | None = None
+    ) -> Generator[GradientPass, None, Vector]:
+        """One pass by the user's code, which leaves no trace."""
+        model, is_off = self.oracle.parameters.model, pair is not None and pair.dropout_was_off
+        within = (lambda: dropout_off(model)) if is_off else None
+        on_move = None if pair is None or not pair.moves else pair.record_move
+        g = self.oracle.start_pass(self.step, branch, perturbation, within=within, on_move=on_move)
+        yield g
+        gradient = self.oracle.take(self.step, g)
         self._begin_again(at_x=perturbation.is_nowhere)
         return gradient
 
-    def _over(self, losses: Losses, perturbation: Perturbation, quiet: bool) -> Vector:
-        within = dropout_off(self.passing.parameters.model) if quiet else nullcontext()
-        gradient = self.passing.over(self.step, losses, perturbation, within)
+    def _over(self, losses: Losses, perturbation: Perturbation, pair: _Pair) -> Vector:
+        """The mean gradient of the losses that a request brings along."""
+        parameters = self.oracle.parameters
+        within = dropout_off(parameters.model) if pair.dropout_was_off else None
+        with perturbations.perturbed(parameters, perturbation, within, pair.record_move):
+            for loss in losses:
+                torch.autograd.backward(_require_loss(loss()))
+        self.step.backwards += len(losses)
+        gradient = vectors.take(parameters, clone=self.oracle.clones)
+        torch._foreach_div_(list(gradient.values()), len(losses))
         self._begin_again(at_x=perturbation.is_nowhere)
         return gradient
 
     def _begin_again(self, *, at_x: bool) -> None:
-        self._ends[at_x] = RandomState(self.passing.parameters.model)
+        self._noise_after[at_x] = RandomState(self.oracle.parameters.model)
         self.begin.restore()
 
 
 def _whole(branch: Branch) -> Branch:
-    """The branch as a pass at x runs it: the whole network, which nobody teaches."""
+    """The branch as a pass at x runs it: the full level, without a teacher."""
     return replace(branch, level=branch.whole or branch.level, teacher=lambda: None)
 
 
+def _require_loss(loss: object) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise ValueError(
+            f"loss(batch) must return the loss as one number that depends on the model, without backward; got {loss!r}"
+        )
+    return loss
+
+
 @torch.no_grad()
-def outside(mask: Mask, used: Vector) -> float:
+def norm_outside(mask: Mask, used: Vector) -> float:
     """‖(1 − p) ⊙ x‖ over the parameters that took part."""
     squares: list[Tensor] = []
     for name in used:
         entry, x = mask[name], mask.parameters[name]
         if entry is not True:
-            left = x.masked_fill(entry, 0) if isinstance(entry, Tensor) else x
-            squares.append(inner(left, left))
+            left_out = x.masked_fill(entry, 0) if isinstance(entry, Tensor) else x
+            squares.append(inner(left_out, left_out))
     return math.sqrt(float(torch.stack([s.to(squares[0].device) for s in squares]).sum())) if squares else 0.0

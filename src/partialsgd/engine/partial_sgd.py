@@ -10,33 +10,35 @@ for t = 0, 1, 2, …
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, final
+from inspect import Parameter, signature
+from types import FunctionType
+from typing import Any, TypeAlias, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from partialsgd import perturbations, vectors
-from partialsgd.distributed.wrappers import data_parallel, gradients_are_views, require_unused_search
-from partialsgd.engine import step as steps
-from partialsgd.engine.checks import checked, without_our_hooks
-from partialsgd.engine.closures import Closure, require_loss, with_pass
-from partialsgd.engine.gradient_pass import Pass
-from partialsgd.engine.gradients import Oracle
+from partialsgd import masks, perturbations
+from partialsgd.distributed.wrappers import data_parallel, require_unused_search
+from partialsgd.engine._arguments import check_arguments, without_our_hooks
+from partialsgd.engine.gradient_pass import GradientPass
+from partialsgd.engine.gradients import GradientOracle
 from partialsgd.engine.masked_update import MaskedUpdate, Outside
-from partialsgd.engine.nonfinite import Nonfinite, NonfinitePolicy
-from partialsgd.engine.passing import Passing
+from partialsgd.engine.measurement import Measurement
+from partialsgd.engine.nonfinite import Nonfinite, NonfinitePolicy, require_gradients
 from partialsgd.engine.rules import choose, forget, project
 from partialsgd.engine.step import Step, StepInProgress
-from partialsgd.method import Context, Meter, Method, Remembered, uncorrected
-from partialsgd.optimizers.grad_scaler import Scaler, require_handed_over
-from partialsgd.optimizers.third_party import Undo
+from partialsgd.method import Context, Meter, Method, Remembered
+from partialsgd.optimizers.grad_scaler import Scaler
 from partialsgd.parameters import Parameters
-from partialsgd.perturbations import Perturbation
-from partialsgd.vectors import Vector
+from partialsgd.perturbations import NOWHERE, Perturbation
+
+Closure: TypeAlias = Callable[[], Tensor | float] | Callable[[GradientPass], Tensor | float]
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @final
@@ -61,69 +63,55 @@ class PartialSGD:
         scaler: torch.amp.GradScaler | None = None,
         meter: Meter | None = None,
     ) -> None:
-        optimizers = checked(model, optimizer, method, meter)
-        method = method.bind(model)
+        optimizers = check_arguments(model, optimizer, method, clip_norm, scaler, meter)
         self.t = 0
         self.seed = seed
-        self.method = method
+        self.method = method.bind(model)
         self.memory: dict[str, Remembered] = {}
         self.parameters = Parameters(model)
+        self._meters = {who: m for who, m in (("method", self.method.meter), ("meter", meter)) if m is not None}
+        self.measured: dict[str, dict[str, Remembered]] = {who: {} for who in self._meters}
         self._update = MaskedUpdate(self.parameters, optimizers, outside)
-        require_handed_over(optimizers, scaler)
-        self._scaler = Scaler(scaler, self._update.optimizers)
-        policy = nonfinite or ("skip" if self._scaler.enabled else "raise")
-        self._watch = NonfinitePolicy(policy, clip_norm, losses_are_local=data_parallel(model) is not None)
-        meters = {"method": method.meter, "meter": meter}
-        known = {who: meter for who, meter in meters.items() if meter is not None}
-        self.measured: dict[str, dict[str, Remembered]] = {who: {} for who in known}
-        passing = Passing(model, self.parameters, self._scaler)
-        self._oracle = Oracle(passing, self._update, self._watch, known)
+        is_scaled = scaler is not None and scaler.is_enabled()
+        self._scaler = Scaler(scaler, self._update.optimizers) if scaler is not None and is_scaled else None
+        self._clip_norm = clip_norm
+        ddp = data_parallel(model)
+        policy = nonfinite or ("skip" if is_scaled else "raise")
+        self._nonfinite = NonfinitePolicy(policy, losses_are_local=ddp is not None)
+        self._oracle = GradientOracle(
+            model,
+            self.parameters,
+            self._scaler,
+            self._nonfinite,
+            self._update.check,
+            ddp,
+            masks_elements=outside == "decay" or clip_norm is not None,
+        )
         self._pending: StepInProgress | None = None
-        self._is_shown = False
-        alone = method.is_plain and len(optimizers) == 1 and meter is None and clip_norm is None
-        if self._update.wants_closure and (not alone or self._scaler.enabled):
-            raise NotImplementedError(
-                "LBFGS takes its own gradients: only the plain method, alone, without a meter, a scaler or clip_norm"
-            )
-        if method.structural:
+        self._is_perturbed = False
+        if self.method.structural:
             require_unused_search(model)
 
     def step(self, closure: Closure) -> Step:
         """One iteration of Algorithm 1. A closure that takes an argument is given the pass it runs in."""
-        if self._update.wants_closure:
-            return self._step_by_closure(closure)
-        run = with_pass(closure)
-        self._require_none_pending()
-        is_seen = self._update.outside == "decay" or self._watch.clips
-        for g in self._passes(is_seen=is_seen):  # lines 2 and 3: p_t and δx_t are chosen
+        run: Any = closure
+        takes_pass = _takes_pass(closure)
+        for g in self._oracle.passes(self._begin(by_closure=True)):  # lines 2 and 3: p_t and δx_t are chosen
             with g:  # line 4: x is x̃_t inside
-                g.loss = require_loss(run(g))  # line 5: g_t
+                g.loss = _require_loss(run(g) if takes_pass else run())  # line 5: g_t
         return self.update()  # line 6: x_{t+1}
 
-    def gradients(self) -> Iterator[Pass]:
-        """Lines 2 to 5, for loops that own their backward: run the body `with g:` for each g, then `update()`."""
-        if self._update.wants_closure:
-            raise NotImplementedError("LBFGS takes its own gradients: use sgd.step(closure)")
-        self._require_none_pending()
-        return self._passes()
+    def gradients(self, *, once: bool = False) -> Iterator[GradientPass]:
+        """Lines 2 to 5, for loops that own their backward: run forward and backward `with g:` for each g, then call
+        `update()`.
 
-    @contextmanager
-    def gradient(self) -> Iterator[Pass]:
-        """The same for a step that needs one gradient. Entered again before `update()`, it accumulates."""
-        before = self._micro_batches_before()
-        passes = self._passes()
-        g = next(passes)
-        if not g.last:
-            self.zero_grad()
-            raise RuntimeError(
-                f"{self.method.name} (or its meter) needs more than one gradient at t = {self.t}: use "
-                "sgd.step(closure), or `for g in sgd.gradients(): with g: …` and then sgd.update()"
-            )
-        with g:
-            yield g
-        next(passes, None)
-        if self._pending is not None and before is not None:
-            self._pending.accumulate(*before, self.parameters)
+        Most steps need one gradient; some methods and meters need several, on the same data. `with g:` may be
+        entered again for each micro-batch: their gradients are added up before the loop goes on. For micro-batches
+        that can be read only once, from a stream, pass `once=True`: a step that needs a second gradient then raises
+        before its first pass.
+        """
+        passes = self._oracle.passes(self._begin())
+        return self._only_one(passes) if once else passes
 
     def update(self) -> Step:
         """Line 6: x_{t+1} = x_t − γ_t p_t ⊙ g_t."""
@@ -131,64 +119,68 @@ class PartialSGD:
         if step is None or not step.complete:
             raise RuntimeError("update() has no gradient to apply: run every pass of sgd.gradients() first")
         try:
-            skipped = self._watch.stops(step, self.parameters, checked=self._scaler.enabled)
+            gradients = require_gradients(step, self.parameters)
+            norm = None if self._clip_norm is None else torch.nn.utils.get_total_norm(gradients)
+            is_checked = self._scaler is not None
+            skipped = self._nonfinite.check(step, self.parameters, norm, gradient_is_checked=is_checked)
             if not skipped:
-                projection, forgotten = project(step.method, step.context), forget(step.method, step.context)
-                if forgotten is not None:
-                    self._update.refuse_to_forget(forgotten)
-                self._update.apply(step.mask, step.scale, forgotten)
-                perturbations.apply(self.parameters, projection.move)
+                self._apply(step, norm)
         finally:
-            self._scaler.update()
+            if self._scaler is not None:
+                self._scaler.update()
             self.zero_grad()
+        result = step.result(skipped, self._update.lr)
         if not skipped:
             self.t += 1
-            self.memory, self.measured = dict(step.context.memory), step.measured
-        done = step.done(skipped, self._update.lr)
-        if not skipped:
-            steps.tell(done)
-        return done
+            self.memory = dict(step.context.memory)
+            if step.measurement is not None:
+                self.measured = step.measurement.memories
+                result.log_alerts()
+        return result
 
     @contextmanager
     def perturbed(self, level: str | None = None) -> Iterator[Perturbation]:
-        """x is x̃_t inside: the network whose gradient the next step takes, or a level of it, to evaluate or save."""
+        """Set x to x̃_t inside the block, to evaluate or save the network whose gradient the next step takes, or a
+        level of it."""
         self._require_none_pending()
         context = self._context(level)
-        found = enumerate(self.method.branches_at(context))
-        number, branch = next(((n, b) for n, b in found if level in (None, b.level)), (0, None))
+        branches = enumerate(self.method.branches_at(context))
+        number, branch = next(((n, b) for n, b in branches if level in (None, b.level)), (0, None))
         if branch is None:
             raise ValueError(f"{self.method.name} has no level {level!r} at t = {self.t}")
-        chosen = choose(self.method, branch, replace(context, branch=number, level=branch.level)).perturbation
-        if chosen is None:
+        plan = choose(self.method, branch, replace(context, branch=number, level=branch.level))
+        if plan.perturbation is None:
             raise RuntimeError(f"{self.method.name} perturbs by a gradient, and there is none without a batch")
-        self._is_shown = True
+        self._is_perturbed = True
         try:
-            with perturbations.perturbed(self.parameters, chosen):
-                yield chosen
+            with perturbations.perturbed(self.parameters, plan.perturbation):
+                yield plan.perturbation
         finally:
-            self._is_shown = False
+            self._is_perturbed = False
 
     def extract(self, level: str | None = None) -> nn.Module:
-        """A copy of the model at x̃_t: what was pruned is zero in it."""
+        """A copy of the model at x̃_t: pruned weights are zero in it."""
         with self.perturbed(level) as perturbation:
             if perturbation.is_structural:
-                raise ValueError("a level of a nested network comes out of the network: nested.extract(level)")
+                raise ValueError("a level of a nested model is extracted from that model: nested.extract(level)")
             return without_our_hooks(copy.deepcopy(self.parameters.model))
 
     def zero_grad(self) -> None:
         """Drop the gradients of a step that was not updated."""
         self._pending = None
-        self._scaler.forget()
-        vectors.clear(self.parameters.values())
+        if self._scaler is not None:
+            self._scaler.forget()
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on, beside the model's, the optimizer's and torch's own state."""
+        """Everything a run needs to continue, beside the state of the model, the optimizer and torch's generators."""
         return {
             "method": self.method.name,
             "parameters": {name: list(p.shape) for name, p in self.parameters.items()},
             "t": self.t,
             "seed": self.seed,
-            "skips": self._watch.skips,
+            "skips": self._nonfinite.skips,
             "memory": dict(self.memory),
             "measured": {who: dict(memory) for who, memory in self.measured.items()},
             "outside": self._update.outside,
@@ -196,7 +188,7 @@ class PartialSGD:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue a run; a state of another method or model is refused and changes nothing."""
+        """Continue a run. A state of another method or model raises and changes nothing."""
         own = self.state_dict()
         if not isinstance(state, Mapping):
             raise TypeError(f"a state is what state_dict() returned, got {state!r}")
@@ -206,12 +198,12 @@ class PartialSGD:
             if state[key] != own[key]:
                 raise ValueError(f"the state was saved with {key}={state[key]!r}, and this has {key}={own[key]!r}")
         for name in own["parameters"].keys() | state["parameters"].keys():
-            theirs, ours = state["parameters"].get(name), own["parameters"].get(name)
-            if theirs != ours:
-                raise ValueError(f"the state is of another model: {name!r} has shape {theirs} there, {ours} here")
+            saved, shape = state["parameters"].get(name), own["parameters"].get(name)
+            if saved != shape:
+                raise ValueError(f"the state is of another model: {name!r} has shape {saved} there, {shape} here")
         self.zero_grad()
         self._update.load_state_dict(state["left_out"])
-        self.t, self.seed, self._watch.skips = state["t"], state["seed"], state["skips"]
+        self.t, self.seed, self._nonfinite.skips = state["t"], state["seed"], state["skips"]
         self.memory = dict(state["memory"])
         self.measured = {who: dict(state.get("measured", {}).get(who, {})) for who in self.measured}
 
@@ -219,76 +211,82 @@ class PartialSGD:
         measured = dict(self.measured.get("method", {}))
         return Context(self.t, self.seed, self.parameters, dict(self.memory), level=level, measured=measured)
 
-    def _passes(self, *, is_seen: bool = True) -> Iterator[Pass]:
-        self._update.places.refresh()
-        context = self._context()
-        measured = {who: dict(memory) for who, memory in self.measured.items()}
-        if "method" in measured:
-            context = replace(context, measured=measured["method"])  # one memory: rules read what its meter writes
-        step = self._pending = steps.begin(self.method, context, measured, self.zero_grad)
-        try:
-            for number, branch in enumerate(step.branches):
-                yield from self._oracle.branch(step, number, branch)
-                if step.overflow:
-                    break
-            self._oracle.finish(step, is_seen=is_seen)
-        except Exception:
-            self.zero_grad()
-            raise
+    def _begin(self, *, by_closure: bool = False) -> StepInProgress:
+        """A new step. A guard that is not due, but has refused before, makes it a step of the fallback."""
+        self._require_none_pending()
+        self._update.groups.refresh()
+        method, context, measurement = self.method, self._context(), None
+        if self._meters:
+            memories = {who: dict(memory) for who, memory in self.measured.items()}
+            # One memory for the method's meter and the rules, which read what the meter writes.
+            context = replace(context, measured=memories.get("method", context.measured))
+            measurement = Measurement(self._meters, memories, self._update.sgd_step_size)
+        branches = method.branches_at(context)
+        if method.guard is not None:
+            if len(branches) > 1:
+                raise ValueError(f"{method.name}: a guard judges one gradient, and this step takes {len(branches)}")
+            of_level = replace(context, level=branches[0].level)  # with the same memory
+            if method.guard.count_and_check_due(of_level):
+                measurement = measurement or Measurement({}, {}, self._update.sgd_step_size)
+                measurement.guard = method.guard
+            elif method.guard.has_refused(of_level):
+                method = method.guard.fallback
+                branches = method.branches_at(context)
+        mask = masks.everything(self.parameters)
+        step = StepInProgress(method, branches, context, self.zero_grad, mask, measurement, by_closure)
+        self._pending = step
+        return step
 
-    def _micro_batches_before(self) -> tuple[StepInProgress, Vector] | None:
-        """What `gradient()` adds to when it is entered again. Masks and noise depend on t alone: they stay."""
-        self._require_idle()
-        before = self._pending
-        if before is None or not before.complete:
-            self.zero_grad()
-            return None
-        if before.by_gradient or any(before.looks) or before.method.correct is not uncorrected:
-            raise RuntimeError(
-                f"{self.method.name} (or its meter) looks at the whole gradient: run all micro-batches inside one "
-                "`with sgd.gradient():`, or in the closure of sgd.step"
-            )
-        # Moved out, so that a body which zeroes gradients, or forgets backward, is found out as in a single one.
-        return before, vectors.take(self.parameters, clone=gradients_are_views(self._oracle.passing.given))
+    def _only_one(self, passes: Iterator[GradientPass]) -> Iterator[GradientPass]:
+        for g in passes:
+            if not g.last:
+                self.zero_grad()
+                raise RuntimeError(
+                    f"{self.method.name} (or its meter) needs more than one gradient at t = {self.t}: keep the "
+                    "micro-batches and use sgd.gradients() without once=True, or sgd.step(closure)"
+                )
+            yield g
+
+    def _apply(self, step: StepInProgress, norm: Tensor | None) -> None:
+        """Clip and update, after all that may raise."""
+        projection, forgotten = project(step.method, step.context), forget(step.method, step.context)
+        if forgotten is not None:
+            self._update.check_forget(forgotten)
+        if norm is not None and self._clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self._clip_norm, norm)
+        self._update.apply(step.mask, step.scale, forgotten)
+        if projection is not NOWHERE:
+            perturbations.apply(self.parameters, projection.move)
 
     def _require_none_pending(self) -> None:
-        self._require_idle()
-        if self._pending is not None and self._pending.complete:
-            raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
+        if self._is_perturbed:
+            raise RuntimeError("a step moves x, and inside of perturbed() x is x̃: take steps outside of it")
+        if self._pending is not None:
+            if self._pending.current is not None and self._pending.current.running:
+                raise RuntimeError("a gradient is being taken already: leave its `with` block first")
+            if self._pending.complete:
+                raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
         self.zero_grad()
 
-    def _require_idle(self) -> None:
-        if self._is_shown:
-            raise RuntimeError("a step moves x, and inside of perturbed() x is x̃: take steps outside of it")
-        if self._pending is not None and self._pending.current is not None and self._pending.current.running:
-            raise RuntimeError("a gradient is being taken already: leave its `with` block first")
 
-    def _step_by_closure(self, closure: Closure) -> Step:
-        """LBFGS evaluates the closure as often as it likes, so only the first gradient can be looked at."""
-        run, losses = with_pass(closure), list[Any]()
+def _takes_pass(closure: Closure) -> bool:
+    """True if the closure has one required argument, the pass that it runs in."""
+    if isinstance(closure, FunctionType):  # the quick way: every step asks
+        required = closure.__code__.co_argcount - len(closure.__defaults__ or ())
+    elif callable(closure):
+        parameters = signature(closure).parameters.values()
+        required = sum(p.kind in _POSITIONAL and p.default is p.empty for p in parameters)
+    else:
+        raise TypeError(f"step() takes a closure that runs forward and backward, got {closure!r}")
+    if required > 1:
+        raise TypeError(f"the closure takes {required} arguments; it may take one, the pass it runs in, or none")
+    return required == 1
 
-        def evaluate() -> Any:
-            self.zero_grad()
-            for g in self._passes():
-                with g:
-                    losses.append(require_loss(run(g)))
-            return losses[-1]
 
-        undo = Undo(self.parameters, self._update.optimizers)
-        try:
-            evaluate()
-            step = self._pending
-            assert step is not None  # evaluate() has just made it
-            step.all_losses = step.losses = [(None, torch.as_tensor(losses[0]).detach())]
-            skipped = self._watch.stops(step, self.parameters, checked=False)
-            if not skipped:
-                first = [losses[0]]
-                self._update.optimizers[0].step(lambda: first.pop() if first else evaluate())
-                self.t += 1
-        except BaseException:
-            undo.roll_back()
-            raise
-        finally:
-            self.zero_grad()
-        step.backwards = len(losses)
-        return step.done(skipped, self._update.lr)
+def _require_loss(loss: Any) -> Tensor | float:
+    """The loss that a closure returned, detached; raise if it is not one number."""
+    if loss is None:
+        raise TypeError("the closure returned no loss: end it with `return loss`")
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        raise TypeError(f"the closure returned a tensor of shape {tuple(loss.shape)}; return the loss, one number")
+    return loss.detach() if isinstance(loss, Tensor) else loss

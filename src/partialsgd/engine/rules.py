@@ -1,4 +1,4 @@
-"""Lines 2 and 3 of Algorithm 1: a method's rules are asked, and what must wait for a gradient waits."""
+"""Lines 2 and 3 of Algorithm 1: ask the method's rules for the mask and the perturbation of one branch of a step."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar, final
 
+from partialsgd import masks, method
 from partialsgd.masks import Mask
-from partialsgd.method import Branch, Context, Method, NeedsGradient, nothing
+from partialsgd.method import Branch, Context, Method, NeedsGradient
 from partialsgd.parameters import Parameters
-from partialsgd.perturbations import Perturbation
+from partialsgd.perturbations import NOWHERE, Perturbation
 from partialsgd.vectors import Vector
 
-Chosen = TypeVar("Chosen")
+T = TypeVar("T")
 
 
 @final
-@dataclass(frozen=True)
-class Choice:
-    """Lines 2 and 3, as far as they can be chosen: what waits for the gradient at x_t is None."""
+@dataclass
+class BranchPlan:
+    """The mask, perturbation and scale of one branch of a step. One that needs the gradient at x_t is None before."""
 
+    branch: Branch
     context: Context
     mask: Mask | None
     perturbation: Perturbation | None
     scale: float | None
-    within: AbstractContextManager[object]
+    first_within: AbstractContextManager[object] | None
+    """The context manager of the rule `within`; None if that is the identity."""
+    within_rule: Callable[[Context], AbstractContextManager[object]]
 
     @property
     def needs_gradient(self) -> bool:
@@ -33,66 +37,99 @@ class Choice:
 
     @property
     def is_at_x(self) -> bool:
-        """Whether the trained gradient is the gradient at x_t."""
-        is_nowhere = self.perturbation is not None and self.perturbation.is_nowhere
-        return is_nowhere and isinstance(self.within, nullcontext)
+        """True if the trained gradient is the gradient at x_t."""
+        return _is_nowhere(self.perturbation) and self.first_within is None
 
-    def leaves(self, base: Perturbation) -> bool:
-        """Whether the trained gradient is taken elsewhere than where the rules' gradient is."""
-        return self.perturbation is None or bool(self.perturbation.touches) or self.perturbation.at is not base.at
+    @property
+    def is_plain(self) -> bool:
+        """True if p = 1 and δx = 0, so that both gradients of a pair are the trained one."""
+        return self.is_at_x and self.mask is not None and self.mask.is_everything
 
-    def without_gradient(self) -> Choice:
-        """Chosen; the gradient that it was chosen by, and the perturbation that may hold it, are let go."""
-        if self.context._gradient is None and self.perturbation is not None and self.perturbation.is_nowhere:
-            return self
-        return replace(self, context=replace(self.context, _gradient=None), perturbation=None)
+    @property
+    def leaves_base(self) -> bool:
+        """True if the trained gradient is taken elsewhere than the gradient that the rules read."""
+        perturbation = self.perturbation
+        return perturbation is None or bool(perturbation.touches) or perturbation.at is not self.branch.base.at
+
+    @property
+    def within(self) -> Callable[[], AbstractContextManager[object]] | None:
+        """Makes the context of the trained pass, anew for each micro-batch: many context managers can be entered
+        only once."""
+        if self.first_within is None:
+            return None
+        unused, rule, context = [self.first_within], self.within_rule, self.context.with_gradient(None)
+
+        def make() -> AbstractContextManager[object]:
+            return unused.pop() if unused else _ask(rule, context, "within", AbstractContextManager) or nullcontext()
+
+        return make
+
+    def release_gradient(self) -> None:
+        """Drop the gradient at x_t, and the perturbation that may hold it: the trained pass needs the memory."""
+        if self.context.has_gradient or not _is_nowhere(self.perturbation):
+            self.context, self.perturbation = self.context.with_gradient(None), None
 
 
-def choose(method: Method, branch: Branch, context: Context) -> Choice:
-    # What an unfinished attempt has remembered is forgotten, so that asking again is safe.
+def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
+    """Ask for mask, perturbation and scale, in this order. Rules that are the identity are not called."""
+    # The rules write into a copy of the memory, so that they can be asked again.
     context = replace(context, memory=dict(context.memory))
-    mask = _attempt(branch.mask, context, "mask", Mask)
+    if branch.mask is method.everything:
+        mask: Mask | None = masks.everything(context.parameters)
+    else:
+        mask = _ask(branch.mask, context, "mask", Mask)
     if mask is not None:
         _require_same_model(mask, context.parameters)
-    context = replace(context, _mask=None if mask is None else mask.simplified())
-    perturbation = _attempt(branch.perturb, context, "perturb", Perturbation)
-    scale = _attempt(method.scale, context, "scale", (int, float))
-    within = _attempt(method.within, context, "within", AbstractContextManager)
-    choice = Choice(context, context._mask, perturbation, scale, nullcontext() if within is None else within)
-    if choice.needs_gradient and context._gradient is not None:
-        raise RuntimeError(f"a rule of {method.name} asks for what is chosen after it: only later rules know the mask")
-    return choice
+        mask = mask.simplified() if mask.partial else mask
+        context = context.with_mask(mask)
+    is_still = branch.perturb is method.nowhere
+    perturbation = NOWHERE if is_still else _ask(branch.perturb, context, "perturb", Perturbation)
+    scale = 1.0 if rules.scale is method.unscaled else _ask(rules.scale, context, "scale", (int, float))
+    is_direct = rules.within is method.directly
+    within = None if is_direct else _ask(rules.within, context, "within", AbstractContextManager)
+    within = None if isinstance(within, nullcontext) else within
+    plan = BranchPlan(branch, context, mask, perturbation, scale, within, rules.within)
+    if plan.needs_gradient and context.has_gradient:
+        raise RuntimeError(f"a rule of {rules.name} reads context.mask before the mask is chosen; only later rules may")
+    return plan
 
 
-def rescaled(method: Method, choice: Choice) -> Choice:
-    """α once more, when the method's own meter has measured this step."""
-    return replace(choice, scale=_attempt(method.scale, choice.context, "scale", (int, float)))
+def rescale(rules: Method, plan: BranchPlan) -> None:
+    """Ask for α again, when the method's own meter has measured this step."""
+    plan.scale = _ask(rules.scale, plan.context, "scale", (int, float))
 
 
-def project(method: Method, context: Context) -> Perturbation:
-    """What x is to become after the update; asked before it, so that a wrong rule changes nothing."""
-    chosen = _attempt(method.project, context, "project", Perturbation)
+def project(rules: Method, context: Context) -> Perturbation:
+    """The change of x after the update; asked for before it, so that a wrong rule changes nothing."""
+    if rules.project is method.nowhere:
+        return NOWHERE
+    chosen = _ask(rules.project, context, "project", Perturbation)
     if chosen is None:
-        raise RuntimeError(f"the rule 'project' of {method.name} asks for a gradient, which is gone by then")
+        raise RuntimeError(f"the rule 'project' of {rules.name} reads context.gradient, which is gone by then")
     return chosen
 
 
-def forget(method: Method, context: Context) -> Mask | None:
-    """Where the optimizer's state starts anew; None: nowhere, as most methods have it."""
-    if method.forget is nothing:
+def forget(rules: Method, context: Context) -> Mask | None:
+    """Where the optimizer's state is reset; None for nowhere."""
+    if rules.forget is method.nothing:
         return None
-    chosen = _attempt(method.forget, context, "forget", Mask)
+    chosen = _ask(rules.forget, context, "forget", Mask)
     if chosen is None:
-        raise RuntimeError(f"the rule 'forget' of {method.name} asks for a gradient, which is gone by then")
+        raise RuntimeError(f"the rule 'forget' of {rules.name} reads context.gradient, which is gone by then")
     _require_same_model(chosen, context.parameters)
     return chosen.simplified()
 
 
-def correct(method: Method, context: Context, gradient: Vector) -> Vector:
-    corrected = method.correct(context, gradient)
+def correct(rules: Method, context: Context, gradient: Vector) -> Vector:
+    """g plus what the method remembers of earlier gradients."""
+    corrected = rules.correct(context, gradient)
     if not isinstance(corrected, Vector):
         raise TypeError(f"the rule 'correct' returned {corrected!r}; it must return a Vector")
     return corrected
+
+
+def _is_nowhere(perturbation: Perturbation | None) -> bool:
+    return perturbation is NOWHERE or (perturbation is not None and perturbation.is_nowhere)
 
 
 def _require_same_model(mask: Mask, parameters: Parameters) -> None:
@@ -103,14 +140,12 @@ def _require_same_model(mask: Mask, parameters: Parameters) -> None:
         raise ValueError("the mask is of another model; build it from context.parameters or from the model itself")
 
 
-def _attempt(
-    rule: Callable[[Context], Chosen], context: Context, name: str, kind: type | tuple[type, ...]
-) -> Chosen | None:
+def _ask(rule: Callable[[Context], T], context: Context, name: str, kind: type | tuple[type, ...]) -> T | None:
     try:
-        chosen = rule(context)
+        answer = rule(context)
     except NeedsGradient:
         return None
-    if not isinstance(chosen, kind):
+    if not isinstance(answer, kind):
         expected = kind.__name__ if isinstance(kind, type) else "number"
-        raise TypeError(f"the rule {name!r} returned {chosen!r}; it must return a {expected}")
-    return chosen
+        raise TypeError(f"the rule {name!r} returned {answer!r}; it must return a {expected}")
+    return answer

@@ -1,23 +1,24 @@
-"""One iteration: what it was, and what it is while it is made."""
+"""`Step`, the result of one iteration, and `StepInProgress`, its state between the first pass and the update."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partialsgd import masks, vectors
-from partialsgd._util.snapshots import Buffers, RandomState
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd._util.snapshots import Buffers
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.masks import Mask
-from partialsgd.method import Branch, Context, GradientRequest, Guard, Method, Remembered
-from partialsgd.parameters import Parameters
-from partialsgd.vectors import Vector
+from partialsgd.method import Branch, Context, Method
+
+if TYPE_CHECKING:
+    from partialsgd.engine.measurement import Measurement
+    from partialsgd.meters.criteria import Criteria
 
 _log = logging.getLogger("partialsgd")
 
@@ -25,31 +26,39 @@ _log = logging.getLogger("partialsgd")
 @final
 @dataclass(frozen=True)
 class Step:
-    """What one iteration did."""
+    """The result of one iteration."""
 
     t: int
     loss: Tensor | None
-    """Detached. Of several branches, combined as their gradients were; `losses` has each by itself."""
+    """Detached. The losses of several branches are combined as their gradients were; `losses` has each one."""
     mask: Mask
     level: str | None
-    """The level of the first (largest) branch, or None where a network has no levels."""
+    """The level of the first (largest) branch, or None without levels."""
     backwards: int
-    """How many backward passes it took, measurements included."""
+    """The number of backward passes, measurements included."""
     losses: tuple[tuple[str | None, Tensor], ...] = ()
     skipped: bool = False
-    """A NaN or an infinity appeared: nothing moved, and t did not advance."""
+    """True if a NaN or an infinity appeared: nothing moved, and t did not advance."""
     measurements: tuple[Any, ...] = ()
-    """What the meter found, when it was due, for each branch or probe, the largest level first; without a meter of
-    the user's, what the method's own has found."""
+    """The meter's results, when it was due, for each branch or probe, the largest level first. Without a meter of
+    the user's they are those of the method's own meter."""
     lr: float = 0.0
     """The learning rate of the optimizer's first group as the step used it: α γ."""
     passes: tuple[str | None, ...] = ()
-    """The levels of the backward passes that the method itself took; measurements are left out."""
+    """The levels of the backward passes that the method itself took, without those of measurements."""
 
     @property
-    def criteria(self) -> Any:
-        """The last of the measurements, of several levels that of the smallest; None where nothing was measured."""
+    def criteria(self) -> Criteria | None:
+        """The last measurement, that of the smallest level; None if nothing was measured. A meter of your own, whose
+        results are of another type, has them in `measurements`."""
         return self.measurements[-1] if self.measurements else None
+
+    def log_alerts(self) -> None:
+        """Log the warnings of the meter, on the first rank only."""
+        if self.measurements and not (dist.is_available() and dist.is_initialized() and dist.get_rank() != 0):
+            for measured in self.measurements:
+                for text in getattr(measured, "alerts", ()):
+                    _log.warning(text)
 
 
 @final
@@ -61,32 +70,27 @@ class StepInProgress:
     branches: Sequence[Branch]
     context: Context
     abort: Callable[[], None]
+    """Drops the step, when a pass raises."""
     mask: Mask
+    """The union of the masks of the branches that are done."""
+    measurement: Measurement | None = None
+    by_closure: bool = False
+    """The step runs by `step(closure)`: each pass is entered once, and `.grad` is not seen before the update."""
     scale: float = 1.0
     total: dict[str, Tensor] = field(default_factory=dict)
+    """The sum of the gradients of the branches that are done, if there are several."""
+    passes: list[tuple[str | None, Tensor | None]] = field(default_factory=list)
+    """Level and loss of each pass that the method itself took."""
     losses: list[tuple[str | None, Tensor]] = field(default_factory=list)
-    all_losses: list[tuple[str | None, Tensor]] = field(default_factory=list)
+    """Level and loss of each branch."""
     backwards: int = 0
-    passes: list[str | None] = field(default_factory=list)
-    current: Pass | None = None
-    outputs: Any = None
+    current: GradientPass | None = None
     teacher: Any = None
-    measured: dict[str, dict[str, Remembered]] = field(default_factory=dict)
-    """What each meter remembers, by who it belongs to."""
-    found: dict[str, list[Any]] = field(default_factory=dict)
-    """What each meter has found in this step."""
-    looks: list[list[tuple[str, GradientRequest]]] = field(default_factory=list)
-    whole: tuple[RandomState, Vector] | None = None
-    """The gradient at x of the first branch, and the noise that it began with, for the looks of the others."""
-    guard: Guard | None = None
-    """The one that judges this step."""
     undo: Buffers | None = None
-    """What a refusal goes back to when passes came before it."""
-    included: int = 0
-    by_gradient: bool = False
+    """The buffers before the first pass, for a refusal after it."""
+    branches_done: int = 0
     overflow: bool = False
     has_gradient: bool = False
-    is_masked: bool = False
     complete: bool = False
 
     @property
@@ -99,49 +103,31 @@ class StepInProgress:
             return branch.weight / sum(b.weight for b in self.branches)
         return branch.weight
 
-    def gradient_at_x(self) -> Vector | None:
-        """That of the first branch, where a pass at x would begin with the same noise now."""
-        return self.whole[1] if self.whole is not None and self.whole[0].is_now else None
-
-    def turn_to(self, method: Method, context: Context) -> None:
-        """The step becomes another method's, before anything was included in it."""
-        self.method, self.context, self.guard = method, context, None
+    def switch_to(self, method: Method, context: Context) -> None:
+        """Continue as another method's step, before any branch is done."""
+        self.method, self.context = method, context
         self.branches = method.branches_at(context)
         self.losses.clear()
 
-    def note(self, branch: Branch, g: Pass) -> None:
-        """The first pass of a branch that belongs to its method gives the loss, the first branch the teacher."""
-        if g.loss is not None:
-            loss = torch.as_tensor(g.loss).detach()
-            self.all_losses.append((branch.level, loss))
-            if len(self.losses) == self.included:
-                self.losses.append((branch.level, loss))
-        self.outputs = g.for_pupils()
-
-    def note_measurement(self, who: str, found: object | None) -> None:
-        if found is not None:
-            self.found.setdefault(who, []).append(found)
+    def record(self, branch: Branch, losses: Sequence[Tensor | None], outputs: Any) -> None:
+        """The first pass of a branch gives its loss, the first branch the teacher of the others."""
+        self.passes += [(branch.level, loss) for loss in losses]
+        known = [loss for loss in losses if loss is not None]
+        if known and len(self.losses) == self.branches_done:
+            self.losses.append((branch.level, sum(known[1:], known[0])))
+        if self.branches_done == 0:
+            self.teacher = outputs
 
     def include(self, mask: Mask, scale: float, context: Context) -> None:
-        if self.included == 0:
-            self.mask, self.scale, self.teacher = mask, scale, self.outputs
+        """A branch is done."""
+        if self.branches_done == 0:
+            self.mask, self.scale = mask, scale
         else:
             self.mask = self.mask | mask
         self.context = context
-        self.included += 1
+        self.branches_done += 1
 
-    def accumulate(self, before: StepInProgress, earlier: Vector, parameters: Parameters) -> None:
-        """Add the micro-batches before this one: their losses, their passes and their gradients."""
-        self.backwards += before.backwards
-        self.passes = before.passes + self.passes
-        self.all_losses += before.all_losses
-        self.losses = [(level, a + b) for (level, a), (_, b) in zip(before.losses, self.losses, strict=False)]
-        self.overflow |= before.overflow
-        total = dict(earlier)
-        vectors.add(total, vectors.current(parameters), 1.0)
-        vectors.put(parameters, total)
-
-    def done(self, skipped: bool, lr: float) -> Step:
+    def result(self, skipped: bool, lr: float) -> Step:
         return Step(
             self.context.t,
             self._loss(),
@@ -150,9 +136,9 @@ class StepInProgress:
             self.backwards,
             tuple(self.losses),
             skipped,
-            tuple(self.found.get("meter" if "meter" in self.measured else "method", ())),
+            () if self.measurement is None else tuple(self.measurement.results),
             lr * self.scale,
-            tuple(self.passes),
+            tuple(level for level, _ in self.passes),
         )
 
     def _loss(self) -> Tensor | None:
@@ -160,28 +146,3 @@ class StepInProgress:
             return self.losses[0][1] if self.losses else None
         weights = [self.weight(branch) for branch in self.branches]
         return torch.stack([w * loss for w, (_, loss) in zip(weights, self.losses, strict=False)]).sum()
-
-
-def tell(step: Step) -> None:
-    """Log what a meter warns of; a step that was skipped is not one to warn of."""
-    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
-        return
-    for found in step.measurements:
-        for text in getattr(found, "alerts", ()):
-            _log.warning(text)
-
-
-def begin(
-    method: Method, context: Context, measured: dict[str, dict[str, Remembered]], abort: Callable[[], None]
-) -> StepInProgress:
-    branches = method.branches_at(context)
-    step = StepInProgress(method, branches, context, abort, masks.everything(context.parameters), measured=measured)
-    if method.guard is not None:
-        if len(branches) > 1:
-            raise ValueError(f"{method.name}: a guard judges one gradient, and this step takes {len(branches)}")
-        of_level = replace(context, level=step.level)  # the same memory
-        if method.guard.is_due(of_level):
-            step.guard = method.guard
-        elif method.guard.has_refused(of_level):
-            step.turn_to(method.guard.fallback, context)
-    return step

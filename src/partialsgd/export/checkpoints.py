@@ -27,7 +27,7 @@ def save(nested: nn.Module, directory: str | PathLike[str], *, metrics: Metrics 
     or the new one. Nothing is pickled; the optimizer is yours to save.
     """
     family, place = family_of(nested), Path(directory)
-    if (place / files.WEIGHTS).exists() and not files.is_family(place):
+    if (place / files.WEIGHTS).exists() and not files.is_nested_model(place):
         raise ValueError(f"{place / files.WEIGHTS} is of another model and would be lost; save to another directory")
     record = {
         "versions": models.versions(family.model),

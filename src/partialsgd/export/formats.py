@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from safetensors.torch import save_file
 from torch import nn
 
+from partialsgd._util.files import json_text
 from partialsgd.export import files, graphs, models, pretrained, states
 from partialsgd.nested import Nested
 from partialsgd.nested.nested import family_of
@@ -37,14 +38,14 @@ def export(
     """
     require_choice("format", format, get_args(Format))
     family, place = family_of(nested), Path(directory)
-    if files.is_family(place):
+    if files.is_nested_model(place):
         raise ValueError(f"{place / files.WEIGHTS} is a whole family and would be lost; export to another directory")
     if format == "onnx":
         graphs.require_onnx()
     plain = family.extract(level, example=example).eval()
     if format == "transformers":
         pretrained.require_native(plain, level)
-    with files.staged(place) as stage:
+    with files.staged(place, last=files.CONFIG) as stage:
         if format == "onnx":
             graphs.write(plain, graphs.inputs_for(family, level, example, dynamic), stage / "model.onnx")
         elif format == "transformers":
@@ -56,14 +57,12 @@ def export(
 def _write_safetensors(family: Nested, plain: nn.Module, level: str, stage: Path) -> None:
     # Tools of transformers ask who wrote the tensors.
     save_file(states.stored(plain), stage / files.WEIGHTS, metadata={"format": "pt"})
-    files.write_json(
-        stage / files.CONFIG,
-        {
-            "level": level,
-            "of": list(family.levels),
-            "parameters": sum(parameter.numel() for parameter in plain.parameters()),
-            "versions": models.versions(plain),
-            "model": models.describe(plain),
-            "tied": states.describe(plain)["tied"],
-        },
-    )
+    config = {
+        "level": level,
+        "of": list(family.levels),
+        "parameters": sum(parameter.numel() for parameter in plain.parameters()),
+        "versions": models.versions(plain),
+        "model": models.describe(plain),
+        "tied": states.describe(plain)["tied"],
+    }
+    (stage / files.CONFIG).write_text(json_text(config), encoding="utf-8")

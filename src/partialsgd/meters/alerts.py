@@ -72,7 +72,7 @@ class Alerts:
                 f"growing.{place}",
                 f"{place}: c_norm = ‖G‖ / ‖p ⊙ G‖ has grown from {first:.3g} to {now:.3g}: the mask leaves ever less "
                 "of the gradient. Either the part is trained and the rest is not (give the whole network more steps: "
-                "methods.alternating(nested, order='criterion') or weights=), or the mask is too small (larger keep)",
+                "methods.alternating(order='criterion') or weights=), or the mask is too small (larger keep)",
             )
 
     def _stuck(self, place: str, series: _Series, loss: Tensor | None) -> Iterator[tuple[str, str]]:

@@ -128,9 +128,11 @@ class Criteria:
 
 def criteria_of(sight: GradientPair, group_of: Callable[[str], str | None] | None = None) -> Criteria:
     """Of what a meter or a guard is shown; with the groups of layers that `group_of` names, if it is given."""
-    found = squares(sight.context.mask, sight.at_x, sight.at_perturbed, sight.group)
-    whole = replace(_criteria(found), moved=sight.moved, level=sight.context.level, quiet=sight.quiet)
-    if sight.look.is_of_two_samples:
+    found = squares(sight.context.mask, sight.at_x, sight.at_perturbed, sight.process_group)
+    whole = replace(
+        _criteria(found), moved=sight.perturbation_norm, level=sight.context.level, quiet=sight.dropout_was_off
+    )
+    if sight.request.has_two_samples:
         whole = replace(whole, apart=math.nan)
     if group_of is None:
         return whole

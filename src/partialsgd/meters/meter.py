@@ -20,6 +20,7 @@ from partialsgd.meters.summaries import Summary
 from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Losses, Method, Remembered
 from partialsgd.nested.branches import branch_of
 from partialsgd.nested.nested import family_of
+from partialsgd.parameters import Parameters
 
 if TYPE_CHECKING:
     from partialsgd.engine.partial_sgd import PartialSGD
@@ -69,9 +70,9 @@ class CriteriaMeter:
         if self.independent and self.batches is None:
             raise ValueError("independent=True needs batches to take: the step itself has one; give batches and loss")
 
-    def looks(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
+    def requests(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
         """The pair of gradients of the level's every n-th step."""
-        found = [GradientRequest(trained, alone=True)] if self.consecutive and context.branch == 0 else []
+        found = [GradientRequest(trained, trained_only=True)] if self.consecutive and context.branch == 0 else []
         register(context)
         if not context.count_and_check_due(f"criteria.{place_of(context, context.memory)}", self.every):
             return found
@@ -83,21 +84,21 @@ class CriteriaMeter:
 
     def measure(self, sight: GradientPair) -> Criteria | None:
         memory = sight.context.memory
-        if sight.look.alone:
+        if sight.request.trained_only:
             consecutive.compare(memory, sight.context.mask, sight.at_perturbed)
             return None
         found = criteria_of(sight, grouped(sight.context.parameters, self.groups))
         if self.probe is not None:
-            found = replace(found, probe=self.probe if isinstance(self.probe, str) else self.probe.name)
+            found = replace(found, probe=self._probe_name(sight.context.parameters))
         found = consecutive.told(found, memory)
         place = self._place(sight)
         if math.isfinite(found.whole):  # a pass that overflowed tells nothing
             summaries.note(memory, place, found)
         if self.alerts is None:
             return found
-        trained_level = self.probe is None and sight.look.branch.whole is not None
+        trained_level = self.probe is None and sight.request.branch.whole is not None
         loss = sight.loss if trained_level else None  # workers and blocks share one network and its loss
-        return replace(found, alerts=self.alerts.check(memory, place, found, loss, sight.rate))
+        return replace(found, alerts=self.alerts.check(memory, place, found, loss, sight.step_size))
 
     def summary(self, sgd: PartialSGD) -> dict[str, Summary]:
         """Mean, maximum and share of negative alignments of each mask over the run so far."""
@@ -109,7 +110,8 @@ class CriteriaMeter:
         if self.probe is None:
             return place_of(sight.context, sight.context.memory)
         level = sight.context.level
-        return self.probe if isinstance(self.probe, str) else self.probe.name + (f", {level}" if level else "")
+        name = self._probe_name(sight.context.parameters)
+        return f"{name}, {level}" if level and isinstance(self.probe, Method) else name
 
     def _over(self, t: int) -> tuple[Losses, Losses] | None:
         if self.batches is None or self.loss is None:
@@ -124,21 +126,28 @@ class CriteriaMeter:
     def _probed(self, context: Context, probe: Method | str) -> Sequence[Branch]:
         parameters = context.parameters
         if isinstance(probe, Method):
-            return probe.branches_at(replace(context, level=None, memory={}, measured={}, _mask=None))
+            inside = replace(context, level=None, memory={}, measured={}).with_mask(None)
+            return self._bound(probe, parameters).branches_at(inside)
         return (parameters.once(("probe", probe), lambda: branch_of(family_of(parameters.model), probe)),)
+
+    def _bound(self, probe: Method, parameters: Parameters) -> Method:
+        return parameters.once(("probe", id(probe)), lambda: probe.bind(parameters.model))
+
+    def _probe_name(self, parameters: Parameters) -> str:
+        return self._bound(self.probe, parameters).name if isinstance(self.probe, Method) else str(self.probe)
 
 
 def place_of(context: Context, memory: Mapping[str, Remembered]) -> str:
     """The level, or the name of a mask of whole tensors that the meter knows; all other masks are one."""
     if context.level is not None:
         return context.level
-    name = _named(context._mask)
+    name = _named(context.mask if context.has_mask else None)
     return WHOLE if name is None or f"mask.{name}" not in memory else name
 
 
 def register(context: Context) -> None:
     """A new mask of whole tensors may come again, and is counted by itself, unless there are too many of them."""
-    name = _named(context._mask)
+    name = _named(context.mask if context.has_mask else None)
     known = context.memory.get("masks", 0)
     assert isinstance(known, int)
     if context.level is None and name is not None and f"mask.{name}" not in context.memory and known < MASKS:

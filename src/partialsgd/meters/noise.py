@@ -109,6 +109,7 @@ def secant(sgd: PartialSGD) -> Estimate:
 
 def drawn(method: Method, model: nn.Module, *, times: Iterable[int] = range(8), seed: int = 0) -> list[Mask]:
     """The different masks that a method chooses at some t. They stand for all that it may choose."""
+    method = method.bind(model)
     parameters, memory, found = parameters_of(model), dict[str, Remembered](), list[Mask]()
     for t in times:
         for number, branch in enumerate(method.branches_at(Context(t, seed, parameters, memory))):

@@ -1,4 +1,4 @@
-"""The registry: every training method, by name, with one line that says what it is."""
+"""Every training method, by name. A new one needs its line here; the rest is read from its own file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from partialsgd.methods import _registry
+
 if TYPE_CHECKING:
+    SUMMARIES: dict[str, str]
     from partialsgd.methods.ac_dc import ac_dc as ac_dc
     from partialsgd.methods.alternating import alternating as alternating
     from partialsgd.methods.block_coordinate import block_coordinate as block_coordinate
@@ -31,49 +34,28 @@ if TYPE_CHECKING:
     from partialsgd.methods.slimmable import slimmable as slimmable
     from partialsgd.methods.top_k import top_k as top_k
 
-SUMMARIES: dict[str, str] = {
-    "ac_dc": "AC/DC: phases that prune the network for good and train the rest, and phases that train all of it.",
-    "alternating": "Alternating training (Algorithm 2): the whole network at even t, the core at odd t.",
-    "block_coordinate": "Block-coordinate: a few blocks of layers move for some steps, then the next ones.",
-    "compose": "Two methods at once: masks are intersected, and each level of the one is perturbed as the other says.",
-    "compressed_gradient": "Compressed gradient: k coordinates are sent; what is left is added to the next gradient.",
-    "dropout": "Dropout with one mask a batch: random weights or neurons are dropped and not updated.",
-    "dynamic_pruning": "Dynamic pruning (DPF): the gradient of the pruned network moves the dense one.",
-    "dynamic_sparsity": "Dynamic sparsity: one network trained at several sparsities, each inside the one before.",
-    "extragradient": "Extragradient: take the gradient one step further downhill.",
-    "freezing": "Freezing: the first stages stop moving one after the other, and their backward pass is not run.",
-    "guarded": "Guarded: a method's steps are taken while a measured criterion is within its bound, else a fallback's.",
-    "independent_subnets": "Independent subnets: disjoint blocks of hidden units, each trained as a network by itself.",
-    "layerwise": "Layer-wise training: the first stage moves alone for some steps, then the second, to the last.",
-    "meprop": "meProp: only the k largest entries of each linear layer's output gradient go on in the backward pass.",
-    "only": "One level: a nested network is trained at this level alone, and nothing outside it moves.",
-    "plain": "Plain training: every coordinate moves, nothing is perturbed.",
-    "random_mask": "Random mask: a random share of the coordinates moves, nothing is perturbed.",
-    "sam": "Sharpness-aware minimisation: take the gradient at the worst point nearby.",
-    "sandwich": "The sandwich rule: the largest level, the smallest and some drawn between, in one step.",
-    "scaled_by_alpha": "Scaled by α: a method's steps with the step size of the theorem, α γ, where α is measured.",
-    "slimmable": "Slimmable training: one backward pass for each level, then one update with all of them.",
-    "top_k": "Top-k: only the coordinates with the largest gradient move.",
-}
-
-__all__ = ["SUMMARIES", *SUMMARIES]  # the table is the list
+NAMES = _registry.names()
+__all__ = ["NAMES", "SUMMARIES", *NAMES]
 
 
-class _Registry(ModuleType):
-    """Importing the file `dropout` would hide the method `dropout`: here the name is always the method."""
+class _Methods(ModuleType):
+    """This module, in which a method's name stands for the method, also after the file of that name is imported."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        is_file = name in SUMMARIES and isinstance(value, ModuleType)
-        super().__setattr__(name, getattr(value, name) if is_file else value)
+        is_file = name in NAMES and isinstance(value, ModuleType)
+        super().__setattr__(name, _registry.settings_only(getattr(value, name)) if is_file else value)
 
 
-sys.modules[__name__].__class__ = _Registry
+sys.modules[__name__].__class__ = _Methods
 
 
 def __getattr__(name: str) -> object:
-    if name not in SUMMARIES:
-        raise AttributeError(f"there is no method {name!r}; there are {', '.join(SUMMARIES)}")
-    return getattr(import_module(f"partialsgd.methods.{name}"), name)
+    if name == "SUMMARIES":
+        return _registry.summaries()
+    if name not in NAMES:
+        raise AttributeError(f"there is no method {name!r}; there are {', '.join(NAMES)}")
+    import_module(f"partialsgd.methods.{name}")
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

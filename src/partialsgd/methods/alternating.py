@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
+from torch import nn
+
 from partialsgd.meters.meter import CriteriaMeter
 from partialsgd.meters.summaries import latest
 from partialsgd.method import Branch, Context, Method
 from partialsgd.methods._shared import turns
-from partialsgd.methods._shared.levels import numbers_of, require_levels, scaled
+from partialsgd.methods._shared.levels import nested_in, require_levels, require_numbers, scaled
 from partialsgd.methods._shared.settings import require_count
 from partialsgd.nested import Nested
 from partialsgd.nested.branches import branch_of
-from partialsgd.nested.nested import family_of
 
 Order: TypeAlias = Sequence[str] | Literal["criterion"]
 _AT, _LEVEL, _CREDIT = "alternating.at", "alternating.level", "alternating.credit."
 
 
 def alternating(
-    nested: Nested,
     *,
     order: Order | None = None,
     weights: Mapping[str, float] | None = None,
@@ -39,43 +39,46 @@ def alternating(
     every `every`-th of its steps (10): in proportion to 1 / (q² · its share of the parameters). A quarter of the steps
     is dealt evenly, so that no level is left out.
     """
-    nested = family_of(nested)
-    odds, factors = numbers_of(nested, weights, "weights"), numbers_of(nested, lr, "lr")
+    odds, factors = require_numbers(weights, "weights"), require_numbers(lr, "lr")
     by_criterion = order == "criterion"
-    cycle = tuple(reversed(nested.levels))
-    if isinstance(order, str) and not by_criterion and order not in nested.levels:
-        raise ValueError(f"order must be a list of levels or 'criterion', got {order!r}")
-    if order is not None and not by_criterion:
-        require_levels(nested, order, "order")
-        cycle = tuple(order)
+    if isinstance(order, str) and not by_criterion:
+        raise ValueError(f"order must be a list of levels such as ['full', 'core'], or 'criterion'; got {order!r}")
     if order is not None and weights is not None:
         raise ValueError("order says which level is next and weights draws it at random: give one of them")
-    if not cycle or (weights is not None and not sum(odds.values()) > 0):
+    if (order is not None and not order) or (weights is not None and not sum(odds.values()) > 0):
         raise ValueError("a step needs a level: order and weights must not be empty")
     if every is not None and not by_criterion:
         raise ValueError(f"every={every} is how often order='criterion' measures, and nothing else measures")
     every = 10 if every is None else every
     require_count("every", every)
-    each = {level: branch_of(nested, level, taught=distill) for level in nested.levels}
-    sizes = _sizes(nested, cycle)
 
-    def next_level(context: Context) -> str:
-        if by_criterion:
-            return _owed(context, sizes)
-        return _drawn(context, odds) if odds else cycle[context.t % len(cycle)]
+    def build(model: nn.Module) -> Method:
+        nested = nested_in(model)
+        cycle = tuple(reversed(nested.levels)) if order is None or by_criterion else tuple(order)
+        for setting, levels in (("order", cycle), ("weights", odds), ("lr", factors)):
+            require_levels(nested, levels, setting)
+        each = {level: branch_of(nested, level, taught=distill) for level in nested.levels}
+        sizes = _sizes(nested, cycle)
 
-    def branches(context: Context) -> list[Branch]:
-        level = context.level or next_level(context)
-        return [each[level]] if level in each else []
+        def next_level(context: Context) -> str:
+            if by_criterion:
+                return _owed(context, sizes)
+            return _drawn(context, odds) if odds else cycle[context.t % len(cycle)]
 
-    chosen = f"order=criterion, every={every}" if by_criterion else f"order={list(cycle)}, weights={odds or None}"
-    return Method(
-        branches=branches,
-        scale=scaled(factors),
-        meter=CriteriaMeter(every=every, groups={}, alerts=None) if by_criterion else None,
-        structural=True,
-        name=f"alternating({chosen}, lr={factors or None}, distill={distill})",
-    )
+        def branches(context: Context) -> list[Branch]:
+            level = context.level or next_level(context)
+            return [each[level]] if level in each else []
+
+        chosen = f"order=criterion, every={every}" if by_criterion else f"order={list(cycle)}, weights={odds or None}"
+        return Method(
+            branches=branches,
+            scale=scaled(factors),
+            meter=CriteriaMeter(every=every, groups={}, alerts=None) if by_criterion else None,
+            structural=True,
+            name=f"alternating({chosen}, lr={factors or None}, distill={distill})",
+        )
+
+    return Method(build=build, name="alternating")
 
 
 def _drawn(context: Context, odds: Mapping[str, float]) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 
 from partialsgd import masks
 from partialsgd.masks import Mask
-from partialsgd.method import Context, Method
+from partialsgd.method import Context, Method, nothing
 from partialsgd.methods._shared.settings import require_count
 from partialsgd.methods._shared.stages import Chain, Stages
 
@@ -16,7 +16,6 @@ Order = Literal["cyclic", "random"]
 
 
 def block_coordinate(
-    model: nn.Module,
     active: int = 1,
     *,
     every: int = 50,
@@ -35,20 +34,28 @@ def block_coordinate(
     require_count("every", every)
     if order not in get_args(Order):
         raise ValueError(f"order must be one of {', '.join(get_args(Order))}; got {order!r}")
-    chain = Chain(model, blocks, cut=cut, who="block_coordinate")
-    name = f"block_coordinate(active={active}, every={every}, order={order}, free={free}, blocks={chain})"
-    if active >= len(chain):
-        return Method(name=name)
 
-    def mask(context: Context) -> Mask:
-        return chain.mask(context, _chosen(context, len(chain), active, context.t // every, order))
+    def build(model: nn.Module) -> Method:
+        chain = Chain(model, blocks, cut=cut, who="block_coordinate")
+        name = f"block_coordinate(active={active}, every={every}, order={order}, free={free}, blocks={chain})"
+        if active >= len(chain):
+            return Method(name=name)
 
-    def forget(context: Context) -> Mask:
-        return ~mask(context) if context.t % every == 0 else masks.nothing(context.parameters)
+        def mask(context: Context) -> Mask:
+            return chain.mask(context, _chosen(context, len(chain), active, context.t // every, order))
 
-    if not free:
-        return Method(mask=mask, within=chain.cut, structural=chain.is_cut, name=name)
-    return Method(mask=mask, within=chain.cut, forget=forget, structural=chain.is_cut, name=name)
+        def forget(context: Context) -> Mask:
+            return ~mask(context) if context.t % every == 0 else masks.nothing(context.parameters)
+
+        return Method(
+            mask=mask,
+            within=chain.cut,
+            forget=forget if free else nothing,
+            structural=chain.is_cut,
+            name=name,
+        )
+
+    return Method(build=build, name="block_coordinate")
 
 
 def _chosen(context: Context, blocks: int, active: int, turn: int, order: Order) -> list[int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, CorrectRule, MaskRule, Method, NeedsGradient, PerturbRule, WithinRule
-from partialsgd.methods._shared.parts import apart, has
+from partialsgd.methods._shared.parts import bind_parts, has, with_own_memory
 from partialsgd.methods._shared.settings import require_method
 from partialsgd.perturbations import Perturbation
 from partialsgd.vectors import Vector
@@ -40,11 +40,15 @@ def compose(first: Method, second: Method) -> Method:
     """
     require_method("first", first)
     require_method("second", second)
+    return bind_parts(_compose, first, second, name=f"compose({first.name}, {second.name})")
+
+
+def _compose(first: Method, second: Method) -> Method:
     _refuse(first, second)
     name = f"compose({first.name}, {second.name})"
     if first.is_plain or second.is_plain:
         return replace(second if first.is_plain else first, name=name)
-    second = apart(second, f"part {first.name.count('compose(') + 2}", reseed=True)
+    second = with_own_memory(second, f"part {first.name.count('compose(') + 2}", reseed=True)
     outer, inner = (second, first) if second.branches is not None else (first, second)
     rules: dict[str, Any] = {rule: getattr(_owner(first, second, rule), rule) for rule in _ONE_ONLY}
     if outer.branches is None:
@@ -93,7 +97,7 @@ def _joined(branch: Branch, inner: Method) -> Branch:
     perturb = _by_own_mask(inner, "perturb")
 
     def both(context: Context) -> Perturbation:
-        level = branch.perturb(replace(context, _mask=branch.mask(context)))
+        level = branch.perturb(context.with_mask(branch.mask(context)))
         numbers = perturb(context)
         return level if numbers.is_nowhere else Perturbation(numbers.touches, numbers.move, level.at, level.inside)
 
@@ -128,7 +132,7 @@ def _by_own_mask(method: Method, rule: str) -> PerturbRule:
     own: PerturbRule = getattr(method, rule)
     if not has(method, rule) or not has(method, "mask"):
         return own
-    return lambda context: own(replace(context, _mask=method.mask(context)))
+    return lambda context: own(context.with_mask(method.mask(context)))
 
 
 def _within(first: Method, second: Method) -> WithinRule:
@@ -139,8 +143,8 @@ def _within(first: Method, second: Method) -> WithinRule:
 
     def entered(method: Method, context: Context) -> AbstractContextManager[object]:
         try:
-            own = _known(method.mask, context) if has(method, "mask") else context._mask
-            return method.within(replace(context, _mask=own))
+            own = _known(method.mask, context) if has(method, "mask") else context.mask if context.has_mask else None
+            return method.within(context.with_mask(own))
         except NeedsGradient:
             return nullcontext()
 
@@ -167,15 +171,15 @@ def _mask_of(method: Method, context: Context) -> MaskRule:
 def _known(rule: MaskRule, context: Context) -> Mask | None:
     """A mask that can be told without the gradient."""
     try:
-        return rule(replace(context, _gradient=None, _mask=None))
+        return rule(context.with_mask(None).with_gradient(None))
     except NeedsGradient:
         return None
 
 
 def _seen(context: Context, mask: Mask | None) -> Context:
-    if mask is None or context._gradient is None:
+    if mask is None or not context.has_gradient:
         return context
-    return replace(context, _gradient=_masked(context._gradient, mask))
+    return context.with_gradient(_masked(context.gradient, mask))
 
 
 def _masked(gradient: Vector, mask: Mask) -> Vector:

@@ -23,7 +23,6 @@ _FROZEN = "freezing.frozen"
 
 
 def freezing(
-    model: nn.Module,
     by: By = "linear",
     *,
     steps: int = 1000,
@@ -47,25 +46,29 @@ def freezing(
         raise ValueError(f"budget must be at least 1, which c_norm always is; got {budget}")
     require_count("steps", steps)
     require_count("every", every)
-    chain = Chain(model, stages, cut=cut, who="freezing")
-    last = len(chain) - 1
-    shares = [start + (1 - start) * k / last for k in range(last)]
-    ends = [steps * (r**3 if by == "cubic" else r) for r in shares]
 
-    def frozen(context: Context) -> int:
-        if by != "criterion":
-            return sum(context.t >= end for end in ends)
-        if context.t % every == 0 or _FROZEN not in context.memory:
-            context.memory[_FROZEN] = longest_prefix(_norms(context, chain), budget)
-        return int(context.memory[_FROZEN])
+    def build(model: nn.Module) -> Method:
+        chain = Chain(model, stages, cut=cut, who="freezing")
+        last = len(chain) - 1
+        shares = [start + (1 - start) * k / last for k in range(last)]
+        ends = [steps * (r**3 if by == "cubic" else r) for r in shares]
 
-    def mask(context: Context) -> Mask:
-        return chain.mask(context, range(frozen(context), len(chain)))
+        def frozen(context: Context) -> int:
+            if by != "criterion":
+                return sum(context.t >= end for end in ends)
+            if context.t % every == 0 or _FROZEN not in context.memory:
+                context.memory[_FROZEN] = longest_prefix(_norms(context, chain), budget)
+            return int(context.memory[_FROZEN])
 
-    settings = f"budget={budget}, every={every}" if by == "criterion" else f"steps={steps}, start={start}"
-    return Method(
-        mask=mask, within=chain.cut, structural=chain.is_cut, name=f"freezing(by={by}, {settings}, stages={chain})"
-    )
+        def mask(context: Context) -> Mask:
+            return chain.mask(context, range(frozen(context), len(chain)))
+
+        settings = f"budget={budget}, every={every}" if by == "criterion" else f"steps={steps}, start={start}"
+        return Method(
+            mask=mask, within=chain.cut, structural=chain.is_cut, name=f"freezing(by={by}, {settings}, stages={chain})"
+        )
+
+    return Method(build=build, name="freezing")
 
 
 def longest_prefix(norms: list[float], budget: float) -> int:

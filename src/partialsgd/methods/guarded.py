@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from partialsgd.meters.criteria import Criteria, criteria_of
 from partialsgd.method import GradientPair, Guard, Method
-from partialsgd.methods._shared.parts import apart, has
+from partialsgd.methods._shared.parts import bind_parts, has, with_own_memory
 from partialsgd.methods._shared.settings import require_count, require_method
 from partialsgd.methods.plain import plain
 
@@ -37,6 +37,26 @@ def guarded(
     if not bound > 0:
         raise ValueError(f"bound must be positive, got {bound}")
     require_count("every", every)
+    of = by if isinstance(by, str) else getattr(by, "__name__", "function")
+
+    def refuses(sight: GradientPair) -> bool:
+        found = criteria_of(sight)
+        value = by(found) if callable(by) else float(getattr(found, by))
+        return not 0 <= value <= bound
+
+    def guard(method: Method, fallback: Method) -> Method:
+        _refuse(method, fallback)
+        return replace(
+            method,
+            guard=Guard(every, refuses, with_own_memory(fallback, "fallback", reseed=False)),
+            structural=method.structural or fallback.structural,
+            name=f"guarded({method.name}, by={of}, bound={bound}, fallback={fallback.name}, every={every})",
+        )
+
+    return bind_parts(guard, method, fallback, name=f"guarded({method.name}, by={of})")
+
+
+def _refuse(method: Method, fallback: Method) -> None:
     if method.guard is not None or fallback.guard is not None:
         raise ValueError("one guard is enough: neither the method nor the fallback may be guarded already")
     if fallback.meter is not None:
@@ -48,16 +68,3 @@ def guarded(
             raise ValueError(
                 f"{part.name} acts at certain steps (it projects or drops state), and a guard may skip those"
             )
-
-    def refuses(sight: GradientPair) -> bool:
-        found = criteria_of(sight)
-        value = by(found) if callable(by) else float(getattr(found, by))
-        return not 0 <= value <= bound
-
-    of = by if isinstance(by, str) else getattr(by, "__name__", "function")
-    return replace(
-        method,
-        guard=Guard(every, refuses, apart(fallback, "fallback", reseed=False)),
-        structural=method.structural or fallback.structural,
-        name=f"guarded({method.name}, by={of}, bound={bound}, fallback={fallback.name}, every={every})",
-    )

@@ -6,13 +6,12 @@ and do not cover the network: between two hidden layers only the diagonal blocks
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, final, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partialsgd import masks, perturbations
 from partialsgd._util import randomness
@@ -20,21 +19,18 @@ from partialsgd.masks import Mask
 from partialsgd.meters.meter import CriteriaMeter
 from partialsgd.method import Branch, Context, Method, nowhere
 from partialsgd.methods._shared import neurons
-from partialsgd.methods._shared.neurons import Chosen
-from partialsgd.methods._shared.rounds import Judge, Rounds, by_alignment, by_assumption
+from partialsgd.methods._shared.neurons import Chosen, Units
+from partialsgd.methods._shared.rounds import Rounds
 from partialsgd.methods._shared.settings import require_count
 from partialsgd.nested.specs import Hidden, chains_of
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import Perturbation
 
 Shared = Literal["hold", "average"]
-Repartition = Literal["rounds", "criterion", "assumption"]
-
-_log = logging.getLogger("partialsgd")
+Repartition = Literal["rounds", "criterion"]
 
 
 def independent_subnets(
-    model: nn.Module,
     workers: int = 2,
     every: int = 20,
     *,
@@ -42,7 +38,6 @@ def independent_subnets(
     hidden: Hidden | None = None,
     repartition: Repartition = "rounds",
     bound: float | None = None,
-    smoothness: float | None = None,
     measure_every: int | None = None,
 ) -> Method:
     """Independent subnets: disjoint blocks of hidden units, each trained as a network by itself.
@@ -55,132 +50,119 @@ def independent_subnets(
     `repartition="criterion"` ends a round before its `every` steps if the gradients of the subnets do not point where
     that of the whole network does: c_align, measured at every `measure_every`-th step of each worker (5), is over
     `bound` (2).
-    `"assumption"` ends it if Assumption 3 does not hold, with L = `smoothness`, or what the run shows of L without it.
     """
     for name, value, kind in (("shared", shared, Shared), ("repartition", repartition, Repartition)):
         if value not in get_args(kind):
             raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}; got {value!r}")
     require_count("workers", workers)
     require_count("every", every)
-    _refuse_strangers(repartition, bound=bound, smoothness=smoothness, measure_every=measure_every)
+    measures = repartition == "criterion"
+    for name, number in (("bound", bound), ("measure_every", measure_every)):
+        if number is not None and not measures:
+            raise ValueError(f"{name}={number} belongs to repartition='criterion', and this has {repartition!r}")
     bound, measure_every = 2.0 if bound is None else bound, 5 if measure_every is None else measure_every
+    if measures:
+        _require_measurable(every, measure_every, bound)
+    chains = chains_of(hidden)
     levels = tuple(f"worker {i}" for i in range(workers))
-    rounds = Rounds(levels, every, _judge(levels, repartition, bound, smoothness))
-    if repartition != "rounds":
-        _require_measurable(every, measure_every)
+    rounds = Rounds(levels, every, bound if measures else None)
+    settings = f"workers={workers}, every={every}, shared={shared}, hidden={chains or None}"
+    if measures:
+        settings += f", repartition=criterion, bound={bound}, measure_every={measure_every}"
+
+    def build(model: nn.Module) -> Method:
+        split = _Split(_hidden_units(model, hidden, workers), levels, rounds, trains_shared=shared == "average")
+        return Method(
+            branches=split.branches,
+            within=split.keep_statistics,
+            meter=CriteriaMeter(every=measure_every, groups={}, alerts=None) if measures else None,
+            project=split.exchange if shared == "average" and workers > 1 else nowhere,
+            name=f"independent_subnets({settings})",
+        )
+
+    return Method(build=build, name=f"independent_subnets({settings})")
+
+
+@final
+@dataclass(frozen=True)
+class _Split:
+    """The rules of one model, whose hidden units are split anew among the workers in each round."""
+
+    hidden: tuple[Units, ...]
+    levels: tuple[str, ...]
+    rounds: Rounds
+    trains_shared: bool
+
+    def branches(self, context: Context) -> list[Branch]:
+        if context.level is None:
+            self.rounds.remember(context)
+        elif context.level not in self.levels:
+            return []
+        return [Branch(self.mask, self.perturb, self.levels[self.worker(context)])]
+
+    def worker(self, context: Context) -> int:
+        return context.t % len(self.levels) if context.level is None else self.levels.index(context.level)
+
+    def block(self, context: Context) -> Chosen:
+        """Select the worker's units in this round: a random split, as even as the numbers allow."""
+        number, worker, workers = self.rounds.of(context)[0], self.worker(context), len(self.levels)
+        generators = [randomness.generator(context.key(units.name, t=number)) for units in self.hidden]
+        orders = [torch.randperm(u.count, generator=g) for u, g in zip(self.hidden, generators, strict=True)]
+        return [(units, order % workers == worker) for units, order in zip(self.hidden, orders, strict=True)]
+
+    def mask(self, context: Context) -> Mask:
+        entries = neurons.attached(context.parameters, self.block(context))
+        return masks.from_tensors(context.parameters, entries, rest=self.trains_shared)
+
+    def perturb(self, context: Context) -> Perturbation:
+        used_by_all = dict.fromkeys(self.shared(context.parameters), True)
+        return perturbations.drop_outside(context.mask | masks.from_tensors(context.parameters, used_by_all))
+
+    def keep_statistics(self, context: Context) -> AbstractContextManager[None]:
+        return neurons.statistics_kept(context.parameters.model, self.block(context))
+
+    def shared(self, parameters: Parameters) -> list[str]:
+        """The parameters that belong to no hidden unit."""
+        split = {place.parameter for units in self.hidden for place in units.places}
+        return [name for name in parameters if name not in split]
+
+    def exchange(self, context: Context) -> Perturbation:
+        """Swap the worker's copy of the shared parameters for the next worker's; at the end of a round, for the mean.
+
+        A worker that has no copy yet begins the round with the parameters as they are.
+        """
+        memory, worker = context.memory, self.worker(context)
+        mine, following = self.levels[worker], self.levels[(worker + 1) % len(self.levels)]
+        starts, ends = self.rounds.starts(context), self.rounds.ends(context)
+        names = [name for name in self.shared(context.parameters) if context.parameters[name].requires_grad]
+        for name in names:
+            if new := [f"{level} {name}" for level in self.levels if starts or f"{level} {name}" not in memory]:
+                memory.update(dict.fromkeys(new, context.parameters[name].detach().clone()))
+
+        def move(parameters: Parameters) -> None:
+            for name in names:
+                x = parameters[name].detach()
+                memory[f"{mine} {name}"] = x.clone()
+                if ends:
+                    copies = [torch.as_tensor(memory.pop(f"{level} {name}"), device=x.device) for level in self.levels]
+                    x.add_(torch.stack([copy - x for copy in copies]).sum(0) / len(copies))  # exactly x if all are x
+                else:
+                    x.copy_(torch.as_tensor(memory[f"{following} {name}"]))
+
+        return perturbations.function(names, move)
+
+
+def _hidden_units(model: nn.Module, hidden: Hidden | None, workers: int) -> tuple[Units, ...]:
     found = neurons.hidden_units(model, hidden, caller="independent_subnets")
     for units in found:
         if units.count < workers:
             raise ValueError(f"{units.layers[0]!r} has {units.count} units and cannot be split among {workers} workers")
-    inside = {place.parameter for units in found for place in units.places}
-
-    def worker(context: Context) -> int:
-        return context.t % workers if context.level is None else levels.index(context.level)
-
-    def block(context: Context) -> Chosen:
-        """The worker's units in this round."""
-        keys = [context.key(units.name, t=rounds.of(context)[0]) for units in found]
-        owners = [_owners(key, units.count, workers) for key, units in zip(keys, found, strict=True)]
-        return [(units, owner == worker(context)) for units, owner in zip(found, owners, strict=True)]
-
-    def mask(context: Context) -> Mask:
-        entries = neurons.attached(context.parameters, block(context))
-        return masks.from_tensors(context.parameters, entries, rest=shared == "average")
-
-    def perturb(context: Context) -> Perturbation:
-        used = {name: True for name in context.parameters if name not in inside}
-        return perturbations.drop_outside(context.mask | masks.from_tensors(context.parameters, used))
-
-    def within(context: Context) -> AbstractContextManager[None]:
-        return neurons.statistics_kept(context.parameters.model, block(context))
-
-    def exchange(context: Context) -> Perturbation:
-        turn = levels[worker(context)], levels[(worker(context) + 1) % workers]
-        starts, ends = rounds.starts(context), rounds.ends(context)
-        names = [name for name, p in context.parameters.items() if name not in inside and p.requires_grad]
-        return _exchange(context, names, levels, turn, starts=starts, ends=ends)
-
-    def branches(context: Context) -> list[Branch]:
-        if context.level is None:
-            rounds.remember(context)
-        elif context.level not in levels:
-            return []
-        return [Branch(mask, perturb, levels[worker(context)])]
-
-    settings = f"workers={workers}, every={every}, shared={shared}, hidden={chains_of(hidden) or None}"
-    if repartition != "rounds":
-        told = f"bound={bound}" if repartition == "criterion" else f"smoothness={smoothness}"
-        settings += f", repartition={repartition}, {told}, measure_every={measure_every}"
-    return Method(
-        branches=branches,
-        within=within,
-        meter=None if repartition == "rounds" else CriteriaMeter(every=measure_every, groups={}, alerts=None),
-        project=exchange if shared == "average" and workers > 1 else nowhere,
-        name=f"independent_subnets({settings})",
-    )
+    return found
 
 
-_BELONG = {"bound": ("criterion",), "smoothness": ("assumption",), "measure_every": ("criterion", "assumption")}
-
-
-def _refuse_strangers(repartition: Repartition, **given: float | None) -> None:
-    """An option that this repartition has no use for is a misunderstanding."""
-    for name, value in given.items():
-        if value is not None and repartition not in _BELONG[name]:
-            whose = " or ".join(map(repr, _BELONG[name]))
-            raise ValueError(f"{name}={value} belongs to repartition={whose}, and this has {repartition!r}")
-
-
-def _judge(levels: Sequence[str], repartition: Repartition, bound: float, smoothness: float | None) -> Judge | None:
-    """What ends a round; None: its number of steps."""
-    if repartition == "rounds":
-        return None
-    if repartition == "criterion":
-        if not bound >= 1:
-            raise ValueError(f"bound must be at least 1, which c_align never is below; got {bound}")
-        return by_alignment(levels, bound)
-    if smoothness is not None and not smoothness > 0:
-        raise ValueError(f"smoothness must be positive, got {smoothness}; leave it out to take what the run shows")
-    _log.warning(
-        "independent_subnets: Assumption 3 asks that all weights a worker drops be together smaller than its gradient "
-        "over 2L, which almost no network has, and none near a stationary point; expect a new split after nearly every "
-        "measurement, or take repartition='criterion'"
-    )
-    return by_assumption(levels, smoothness)
-
-
-def _require_measurable(every: int, measure_every: int) -> None:
+def _require_measurable(every: int, measure_every: int, bound: float) -> None:
+    if not bound >= 1:
+        raise ValueError(f"bound must be at least 1, which c_align never is below; got {bound}")
     require_count("measure_every", measure_every)
     if measure_every > every:
         raise ValueError(f"measure_every={measure_every} leaves rounds unmeasured: a worker has at most {every} steps")
-
-
-def _owners(key: int, count: int, workers: int) -> Tensor:
-    """The worker of each unit: a random split, as even as the numbers allow."""
-    order = torch.randperm(count, generator=randomness.generator(key))
-    return order % workers
-
-
-def _exchange(
-    context: Context, names: Sequence[str], levels: Sequence[str], turn: tuple[str, str], *, starts: bool, ends: bool
-) -> Perturbation:
-    """After a worker's step its copy of what is shared is put away and the next one's put in place; at last the mean.
-
-    A worker that has no copy yet begins the round with what is in place.
-    """
-    memory, (mine, following) = context.memory, turn
-    for name in names:
-        if new := [f"{level} {name}" for level in levels if starts or f"{level} {name}" not in memory]:
-            memory.update(dict.fromkeys(new, context.parameters[name].detach().clone()))
-
-    def move(parameters: Parameters) -> None:
-        for name in names:
-            x = parameters[name].detach()
-            memory[f"{mine} {name}"] = x.clone()
-            if ends:
-                copies = [torch.as_tensor(memory.pop(f"{level} {name}"), device=x.device) for level in levels]
-                x.add_(torch.stack([copy - x for copy in copies]).sum(0) / len(levels))  # not moved, where all are x
-            else:
-                x.copy_(torch.as_tensor(memory[f"{following} {name}"]))
-
-    return perturbations.function(names, move)

@@ -15,7 +15,6 @@ from partialsgd.parameters import Parameters
 
 
 def layerwise(
-    model: nn.Module,
     every: int = 100,
     *,
     always: Sequence[str] = (),
@@ -27,17 +26,21 @@ def layerwise(
     Each stage has `every` steps, the last one all that follow. What `always` names, such as the head, moves with each.
     """
     require_count("every", every)
-    chain = Chain(model, stages, cut=cut, who="layerwise")
-    Parameters(model).match(always)  # a pattern that covers nothing is found now
 
-    def mask(context: Context) -> Mask:
-        stage = min(context.t // every, len(chain) - 1)
-        moving = chain.mask(context, [stage])
-        return moving | masks.only(context.parameters, always) if always else moving
+    def build(model: nn.Module) -> Method:
+        Parameters(model).match(always)  # a pattern that covers nothing raises here, before hooks are put on the model
+        chain = Chain(model, stages, cut=cut, who="layerwise")
 
-    return Method(
-        mask=mask,
-        within=chain.cut,
-        structural=chain.is_cut,
-        name=f"layerwise(every={every}, always={list(as_patterns(always))}, stages={chain})",
-    )
+        def mask(context: Context) -> Mask:
+            stage = min(context.t // every, len(chain) - 1)
+            moving = chain.mask(context, [stage])
+            return moving | masks.only(context.parameters, always) if always else moving
+
+        return Method(
+            mask=mask,
+            within=chain.cut,
+            structural=chain.is_cut,
+            name=f"layerwise(every={every}, always={list(as_patterns(always))}, stages={chain})",
+        )
+
+    return Method(build=build, name="layerwise")

@@ -15,48 +15,53 @@ from torch import nn
 from partialsgd import masks
 from partialsgd._util.bitwise_select import over_rows
 from partialsgd.masks import Entry, Mask
-from partialsgd.method import Context, Method
+from partialsgd.method import Context, Method, everything
 from partialsgd.methods._shared.hooks import hooks_of, new_owner
 from partialsgd.methods._shared.settings import require_count
 from partialsgd.methods._shared.truncated import Truncation
 from partialsgd.parameters import unwrap
 
+_log = logging.getLogger("partialsgd")
 
-def meprop(model: nn.Module, k: int = 30, *, unified: bool = True, mask: bool = True) -> Method:
+
+def meprop(k: int = 30, *, mask: bool = True) -> Method:
     """meProp: only the k largest entries of each linear layer's output gradient go on in the backward pass.
 
-    In every `nn.Linear` but the last. `unified=True` chooses the same k outputs for the whole batch, so that the
-    backward pass is one of small matrices; otherwise each example has its own, which saves nothing here. Gradients
-    of biases are whole. Rows of weights that received no gradient stay outside the mask; with `mask=False` every
-    coordinate moves, as in the authors' code, where an optimizer with momentum moves those rows too.
+    In every `nn.Linear` but the last, the same k outputs for the whole batch, so that the backward pass is one of small
+    matrices. Gradients of biases are whole. Rows of weights that received no gradient stay outside the mask; with
+    `mask=False` every coordinate moves, as in the authors' code, where an optimizer with momentum moves those rows too.
     """
     require_count("k", k)
-    owner = new_owner()
-    name = f"meprop(k={k}, unified={unified}, mask={mask})"
-    layers = [layer for layer in _linear_layers(model)[:-1] if layer.out_features > k]
-    for layer in layers:
-        # First of all hooks: what others add to the output is not the layer's.
-        layer.register_forward_hook(Truncation(k, unified, owner), prepend=True, with_kwargs=True)
-    if not layers:
-        logging.getLogger("partialsgd").warning(
-            "meprop: no nn.Linear but the last has more than %d outputs, so nothing is truncated: plain training", k
-        )
-        return Method(name=name)
+    name = f"meprop(k={k}, unified=True, mask={mask})"  # as in checkpoints from when there was a choice
 
-    def rows(context: Context) -> Mask:
-        entries: dict[str, Entry] = {}
-        weights = {p: name for name, p in context.parameters.items()}
-        for layer, truncation in hooks_of(context.parameters, Truncation, owner, name):
-            weight = layer._parameters.get("weight")  # none where it is computed from others, which then move
-            if weight is not None:
-                g = context.gradient.get(weights[weight])
-                entries[weights[weight]] = False if g is None else over_rows(truncation.rows(g), g.shape)
-        return masks.from_tensors(context.parameters, entries, rest=True)
+    def build(model: nn.Module) -> Method:
+        layers = [layer for layer in _linear_layers(model)[:-1] if layer.out_features > k]
+        if not layers:
+            _log.warning(
+                "meprop: no nn.Linear but the last has more than %d outputs, so nothing is truncated: plain training", k
+            )
+            return Method(name=name)
+        owner = new_owner()
+        for layer in layers:
+            # First of all hooks: what others add to the output is not the layer's.
+            layer.register_forward_hook(Truncation(k, owner), prepend=True, with_kwargs=True)
 
-    def truncated(context: Context) -> AbstractContextManager[None]:
-        return _all_on([truncation for _, truncation in hooks_of(context.parameters, Truncation, owner, name)])
+        def rows(context: Context) -> Mask:
+            entries: dict[str, Entry] = {}
+            weights = {p: name for name, p in context.parameters.items()}
+            for layer, truncation in hooks_of(context.parameters, Truncation, owner, name):
+                weight = layer._parameters.get("weight")  # none where it is computed from others, which then move
+                if weight is not None:
+                    g = context.gradient.get(weights[weight])
+                    entries[weights[weight]] = False if g is None else over_rows(truncation.rows(g), g.shape)
+            return masks.from_tensors(context.parameters, entries, rest=True)
 
-    return Method(mask=rows, within=truncated, name=name) if mask else Method(within=truncated, name=name)
+        def truncated(context: Context) -> AbstractContextManager[None]:
+            return _all_on([truncation for _, truncation in hooks_of(context.parameters, Truncation, owner, name)])
+
+        return Method(mask=rows if mask else everything, within=truncated, name=name)
+
+    return Method(build=build, name=name)
 
 
 @contextmanager

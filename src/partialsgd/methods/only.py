@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from partialsgd.method import Method
-from partialsgd.methods._shared.levels import require_levels
-from partialsgd.nested import Nested
+from partialsgd.methods._shared.levels import nested_in, require_levels
 from partialsgd.nested.branches import branch_of
-from partialsgd.nested.nested import family_of
 
 
-def only(nested: Nested, level: str = "core") -> Method:
+def only(level: str = "core") -> Method:
     """One level: a nested network is trained at this level alone, and nothing outside it moves."""
-    nested = family_of(nested)
-    require_levels(nested, [level], "level")
-    branch = branch_of(nested, level)
-    return Method(branches=lambda context: [branch], structural=True, name=f"only(level={level})")
+    if not isinstance(level, str):
+        raise TypeError(f"level must be the name of a level such as 'core', got {level!r}")
+    name = f"only(level={level})"
+
+    def build(model: nn.Module) -> Method:
+        nested = nested_in(model)
+        require_levels(nested, [level], "level")
+        branch = branch_of(nested, level)
+        return Method(branches=lambda context: [branch], structural=True, name=name)
+
+    return Method(build=build, name=name)

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from torch import nn
 
 from partialsgd.method import Branch, Context, Method
-from partialsgd.nested import Nested
+from partialsgd.methods._shared.levels import nested_in
+from partialsgd.methods._shared.settings import Combine, require_one_of
 from partialsgd.nested.branches import branch_of
-from partialsgd.nested.nested import family_of
 
 
-def sandwich(
-    nested: Nested, *, between: int = 2, combine: Literal["sum", "mean"] = "sum", distill: bool = True
-) -> Method:
+def sandwich(*, between: int = 2, combine: Combine = "sum", distill: bool = True) -> Method:
     """The sandwich rule: the largest level, the smallest and some drawn between, in one step.
 
     `between` levels are drawn anew at each step, or all of them where there are not more. With `distill=True` a
     closure that puts the outputs into `g.outputs` finds those of the whole network in `g.teacher` at the smaller
     levels, detached, to learn from in place of the labels.
     """
-    nested = family_of(nested)
     if not isinstance(between, int) or between < 0:
         raise ValueError(f"between must be a whole number and not negative, got {between}")
-    if len(nested.levels) < 2:
-        raise ValueError(f"the sandwich rule needs a smallest level and a largest; there is {nested.levels[0]!r} alone")
-    each = {level: branch_of(nested, level, pupil=distill) for level in nested.levels}
-    smallest, *middle, largest = nested.levels
+    require_one_of("combine", combine, Combine)
 
-    def branches(context: Context) -> list[Branch]:
-        if context.level in each:
-            return [each[context.level]]
-        drawn = sorted(middle, key=lambda level: context.key(f"sandwich {level}"))[:between]
-        chosen = [largest, *(level for level in reversed(middle) if level in drawn), smallest]
-        return [each[level] for level in chosen]
+    def build(model: nn.Module) -> Method:
+        nested = nested_in(model)
+        if len(nested.levels) < 2:
+            raise ValueError(
+                f"the sandwich rule needs a smallest level and a largest; there is {nested.levels[0]!r} alone"
+            )
+        each = {level: branch_of(nested, level, pupil=distill) for level in nested.levels}
+        smallest, *middle, largest = nested.levels
 
-    return Method(
-        branches=branches,
-        combine=combine,
-        structural=True,
-        name=f"sandwich(levels={list(nested.levels)}, between={between}, combine={combine}, distill={distill})",
-    )
+        def branches(context: Context) -> list[Branch]:
+            if context.level in each:
+                return [each[context.level]]
+            drawn = sorted(middle, key=lambda level: context.key(f"sandwich {level}"))[:between]
+            chosen = [largest, *(level for level in reversed(middle) if level in drawn), smallest]
+            return [each[level] for level in chosen]
+
+        return Method(
+            branches=branches,
+            combine=combine,
+            structural=True,
+            name=f"sandwich(levels={list(nested.levels)}, between={between}, combine={combine}, distill={distill})",
+        )
+
+    return Method(build=build, name="sandwich")

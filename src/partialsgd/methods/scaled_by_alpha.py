@@ -9,6 +9,7 @@ from dataclasses import replace
 from partialsgd.meters.meter import CriteriaMeter, place_of
 from partialsgd.meters.summaries import latest
 from partialsgd.method import Branch, BranchesRule, Context, Method
+from partialsgd.methods._shared.parts import bind_parts
 from partialsgd.methods._shared.settings import require_count, require_method
 
 
@@ -21,6 +22,10 @@ def scaled_by_alpha(method: Method, *, every: int = 10) -> Method:
     """
     require_method("method", method)
     require_count("every", every)
+    return bind_parts(lambda method: _scaled(method, every), method, name=f"scaled_by_alpha({method.name})")
+
+
+def _scaled(method: Method, every: int) -> Method:
     if method.meter is not None:
         raise ValueError(f"{method.name} measures already, and a method has one meter; scale one that does not")
     if method.guard is not None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+
+from torch import nn
 
 from partialsgd.method import Method
-from partialsgd.methods._shared.levels import numbers_of
-from partialsgd.nested import Nested
+from partialsgd.methods._shared.levels import nested_in, require_levels, require_numbers
+from partialsgd.methods._shared.settings import Combine, require_one_of
 from partialsgd.nested.branches import branch_of
-from partialsgd.nested.nested import family_of
 
 
 def slimmable(
-    nested: Nested,
     *,
-    combine: Literal["sum", "mean"] = "sum",
+    combine: Combine = "sum",
     weights: Mapping[str, float] | None = None,
     distill: bool = False,
 ) -> Method:
@@ -25,12 +24,22 @@ def slimmable(
     `weights` are the levels' weights in it. With `distill=True` a closure that puts the outputs into
     `g.outputs` finds those of the whole network in `g.teacher` at the smaller levels.
     """
-    nested = family_of(nested)
-    given = numbers_of(nested, weights, "weights")
-    each = [branch_of(nested, level, weight=given.get(level, 1.0), pupil=distill) for level in reversed(nested.levels)]
-    return Method(
-        branches=lambda context: each,
-        combine=combine,
-        structural=True,
-        name=f"slimmable(levels={list(nested.levels)}, combine={combine}, weights={given or None}, distill={distill})",
-    )
+    by_level = require_numbers(weights, "weights")
+    require_one_of("combine", combine, Combine)
+
+    def build(model: nn.Module) -> Method:
+        nested = nested_in(model)
+        require_levels(nested, by_level, "weights")
+        branches = [
+            branch_of(nested, level, weight=by_level.get(level, 1.0), pupil=distill)
+            for level in reversed(nested.levels)
+        ]
+        settings = f"combine={combine}, weights={by_level or None}, distill={distill}"
+        return Method(
+            branches=lambda context: branches,
+            combine=combine,
+            structural=True,
+            name=f"slimmable(levels={list(nested.levels)}, {settings})",
+        )
+
+    return Method(build=build, name="slimmable")

@@ -1,8 +1,8 @@
-"""Which optimizer holds which parameter: each trainable parameter in exactly one."""
+"""The optimizer and param group of each parameter: every trainable parameter is in exactly one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import torch
@@ -12,45 +12,41 @@ from torch.optim import Optimizer
 from partialsgd.parameters import Parameters
 
 
-class Place(NamedTuple):
+class GroupOf(NamedTuple):
+    """The param group that holds a parameter."""
+
     optimizer: Optimizer
     number: int
 
     @property
-    def group(self) -> dict[str, Any]:
-        return self.optimizer.param_groups[self.number]  # looked up: load_state_dict makes new ones
+    def options(self) -> dict[str, Any]:
+        """lr, momentum and so on; looked up each time, because `load_state_dict` makes new dicts."""
+        return self.optimizer.param_groups[self.number]
 
 
 @final
-class Places(Mapping[str, Place]):
-    """Place by name. Groups may be added and parameters unfrozen during training; `refresh` follows."""
+class ParamGroups(dict[str, GroupOf]):
+    """The param group of each parameter, by name. Groups may be added and parameters unfrozen while training."""
 
     def __init__(self, parameters: Parameters, optimizers: Sequence[Optimizer]) -> None:
+        super().__init__()
         self._parameters = parameters
         self._optimizers = optimizers
         self._sizes: list[int] = []
-        self._places: dict[str, Place] = {}
         self._absent: list[nn.Parameter] = []
         self.refresh()
 
-    def __getitem__(self, name: str) -> Place:
-        return self._places[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
     def refresh(self) -> None:
-        """Look again if a group has changed; raise if a trainable parameter is in no optimizer."""
+        """Follow changes of the groups; raise if a trainable parameter is in no optimizer."""
         sizes = [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
         if sizes != self._sizes:
-            self._places = _places(self._parameters, self._optimizers)
+            groups = _groups(self._parameters, self._optimizers)
+            self.clear()
+            self.update(groups)
             self._sizes = sizes
-            self._absent = [p for name, p in self._parameters.items() if name not in self._places]
+            self._absent = [p for name, p in self._parameters.items() if name not in self]
         if any(p.requires_grad for p in self._absent):
-            missing = [n for n, p in self._parameters.items() if n not in self._places and p.requires_grad]
+            missing = [n for n, p in self._parameters.items() if n not in self and p.requires_grad]
             raise ValueError(
                 f"{len(missing)} trainable parameters are in no optimizer, {missing[0]!r} first; "
                 "build the optimizer after nest, from model.parameters(), or freeze what should not be trained"
@@ -72,9 +68,9 @@ def step(optimizer: Optimizer) -> None:
     (unwrapped(optimizer) if is_accelerates else optimizer).step()
 
 
-def _places(parameters: Parameters, optimizers: Sequence[Optimizer]) -> dict[str, Place]:
+def _groups(parameters: Parameters, optimizers: Sequence[Optimizer]) -> dict[str, GroupOf]:
     names = {parameter: name for name, parameter in parameters.items()}
-    places: dict[str, Place] = {}
+    groups: dict[str, GroupOf] = {}
     for optimizer in optimizers:
         if isinstance(optimizer, torch.optim.SparseAdam):
             raise NotImplementedError("SparseAdam needs sparse gradients, which are refused here; use Adam")
@@ -86,7 +82,7 @@ def _places(parameters: Parameters, optimizers: Sequence[Optimizer]) -> dict[str
                         f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that is not the "
                         "model's; build the optimizer after nest (or any other change of the model)"
                     )
-                if name in places:
+                if name in groups:
                     raise ValueError(f"{name!r} is in two optimizers or groups; each parameter needs exactly one")
-                places[name] = Place(optimizer, number)
-    return places
+                groups[name] = GroupOf(optimizer, number)
+    return groups

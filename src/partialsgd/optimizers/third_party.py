@@ -1,4 +1,4 @@
-"""An optimizer from outside torch: on its first masked step it is seen whether it leaves the rest alone."""
+"""Optimizers from outside torch: their first masked step is checked for changes outside the mask."""
 
 from __future__ import annotations
 
@@ -13,50 +13,46 @@ from torch.optim import Optimizer
 
 from partialsgd.masks import Mask
 from partialsgd.optimizers.capabilities import is_from_torch
-from partialsgd.optimizers.param_groups import Places
+from partialsgd.optimizers.param_groups import ParamGroups
 from partialsgd.parameters import Parameters
 
 
 @final
 class Verification:
-    """Compares what is wholly outside with a copy, once for each foreign optimizer, and undoes what was wrong."""
+    """Compares tensors wholly outside the mask with a copy, once for each such optimizer, and undoes a wrong step."""
 
-    def __init__(self, parameters: Parameters, places: Places, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, parameters: Parameters, groups: ParamGroups, optimizers: Sequence[Optimizer]) -> None:
         self._parameters = parameters
-        self._places = places
+        self._groups = groups
         self._optimizers = optimizers
-        self._unknown = [optimizer for optimizer in optimizers if not is_from_torch(optimizer)]
-
-    @property
-    def is_needed(self) -> bool:
-        return bool(self._unknown)
+        self.unverified = [optimizer for optimizer in optimizers if not is_from_torch(optimizer)]
 
     @contextmanager
-    def of(self, mask: Mask, *, with_state: bool) -> Iterator[None]:
-        outside = {n: self._parameters[n] for n, e in mask.items() if e is False and self._is_unknown(n)}
+    def verify(self, mask: Mask, *, with_state: bool) -> Iterator[None]:
+        outside = {n: self._parameters[n] for n, e in mask.items() if e is False and self._is_unverified(n)}
         if not outside:
             yield
             return
         undo = Undo(self._parameters, self._optimizers)
         yield
         for name, parameter in outside.items():
-            optimizer = self._places[name].optimizer
+            optimizer = self._groups[name].optimizer
             if not undo.is_unchanged(parameter, optimizer, with_state=with_state):
                 undo.roll_back()
                 raise RuntimeError(
                     f"{type(optimizer).__name__} changed {name!r} although it had no gradient, so a mask cannot be "
                     "held with it; the step was undone. Use an optimizer that skips parameters whose grad is None"
                 )
-        seen = {id(self._places[name].optimizer) for name in outside}
-        self._unknown = [optimizer for optimizer in self._unknown if id(optimizer) not in seen]
+        verified = {id(self._groups[name].optimizer) for name in outside}
+        self.unverified = [optimizer for optimizer in self.unverified if id(optimizer) not in verified]
 
-    def _is_unknown(self, name: str) -> bool:
-        return name in self._places and any(self._places[name].optimizer is optimizer for optimizer in self._unknown)
+    def _is_unverified(self, name: str) -> bool:
+        return name in self._groups and any(self._groups[name].optimizer is optimizer for optimizer in self.unverified)
 
 
 @final
 class Undo:
-    """Parameters and optimizers as they are now, to go back to."""
+    """A copy of parameters and optimizers, to go back to."""
 
     def __init__(self, parameters: Parameters, optimizers: Sequence[Optimizer]) -> None:
         self._values: dict[Tensor, Tensor] = {p: p.detach().clone() for p in parameters.values()}

@@ -9,7 +9,6 @@ Put a method that was written elsewhere through them:
     def method():
         return my_method()
 
-A method that belongs to one model (one that trains a nested network) is given as a function of the model.
 Each law then runs on every problem of `partialsgd.testing.problems`, under SGD with momentum and under AdamW, in
 float32 and inside `torch.autocast("cpu", torch.bfloat16)`. To try other cases, override the fixtures `problem`,
 `optimizer` and `autocast`. *Bit* means `torch.equal`.
@@ -27,7 +26,6 @@ from partialsgd.method import Method, nothing, nowhere
 from partialsgd.testing.problems import PROBLEMS, Problem
 from partialsgd.testing.runs import (
     AlwaysMeasuring,
-    MakeMethod,
     MakeOptimizer,
     Run,
     assert_same_bits,
@@ -60,7 +58,7 @@ STEPS = 5
 
 
 @pytest.fixture
-def method() -> Method | MakeMethod:
+def method() -> Method:
     """Override this with the method to be tested."""
     return Method()
 
@@ -88,7 +86,7 @@ def autocast(request: pytest.FixtureRequest) -> bool:
 
 
 def test_law_1_nothing_outside_the_mask_moves(
-    method: Method | MakeMethod, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
 ) -> None:
     run = Run(problem, optimizer, method, autocast)
     if run.sgd.method.project is not nowhere:
@@ -113,7 +111,7 @@ def test_law_1_nothing_outside_the_mask_moves(
 
 
 def test_law_2_x_is_x_again_after_every_pass(
-    method: Method | MakeMethod, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
 ) -> None:
     run = Run(problem, optimizer, method, autocast)
     for t in range(3):
@@ -127,7 +125,7 @@ def test_law_2_x_is_x_again_after_every_pass(
 
 
 def test_law_2_x_is_x_again_when_the_closure_raises(
-    method: Method | MakeMethod, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
 ) -> None:
     run = Run(problem, optimizer, method, autocast)
     run.step(0)
@@ -149,7 +147,7 @@ def test_law_2_x_is_x_again_when_the_closure_raises(
 
 
 def test_law_3_t_counts_optimizer_steps(
-    method: Method | MakeMethod, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
 ) -> None:
     run = Run(problem, optimizer, method, autocast, options={"nonfinite": "skip"})
 
@@ -167,7 +165,7 @@ def test_law_3_t_counts_optimizer_steps(
 
 
 def test_law_4_measuring_changes_nothing(
-    method: Method | MakeMethod, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
 ) -> None:
     final, found = [], []
     for meter in (None, AlwaysMeasuring()):
@@ -180,7 +178,7 @@ def test_law_4_measuring_changes_nothing(
 
 
 def test_law_5_a_resumed_run_is_the_same_run(
-    method: Method | MakeMethod, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
 ) -> None:
     whole = Run(problem, optimizer, method, autocast, meter=CriteriaMeter(every=2))
     saved = {}
@@ -198,9 +196,7 @@ def test_law_5_a_resumed_run_is_the_same_run(
         assert measured_of(whole) == measured_of(resumed), "what was measured before is a part of the run"
 
 
-def test_law_8_requires_grad_is_not_touched(
-    method: Method | MakeMethod, problem: Problem, optimizer: MakeOptimizer
-) -> None:
+def test_law_8_requires_grad_is_not_touched(method: Method, problem: Problem, optimizer: MakeOptimizer) -> None:
     run = Run(problem, optimizer, method, False)
     seen = []
 
@@ -213,7 +209,7 @@ def test_law_8_requires_grad_is_not_touched(
     assert all(p.requires_grad for p in run.model.parameters())
 
 
-def test_law_9_nothing_is_left_behind(method: Method | MakeMethod, problem: Problem, optimizer: MakeOptimizer) -> None:
+def test_law_9_nothing_is_left_behind(method: Method, problem: Problem, optimizer: MakeOptimizer) -> None:
     plain, run = Run(problem, optimizer, Method(), False), Run(problem, optimizer, method, False)
     for t in range(2):
         plain.step(t)
@@ -229,7 +225,7 @@ def test_law_9_nothing_is_left_behind(method: Method | MakeMethod, problem: Prob
 
 
 def test_law_12_draws_depend_on_seed_and_t_alone(
-    method: Method | MakeMethod, problem: Problem, optimizer: MakeOptimizer, autocast: bool
+    method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
 ) -> None:
     seen: list[list[Mask]] = []
     for disturbed in (False, True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from partialsgd.engine.partial_sgd import PartialSGD
@@ -22,7 +22,6 @@ from partialsgd.optimizers.capabilities import per_coordinate
 from partialsgd.testing.problems import Problem
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
-MakeMethod: TypeAlias = Callable[[nn.Module], Method]
 
 
 @final
@@ -32,7 +31,7 @@ class Run:
 
     problem: Problem
     make: MakeOptimizer
-    method: Method | MakeMethod
+    method: Method
     autocast: bool
     meter: Any = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -40,8 +39,7 @@ class Run:
     def __post_init__(self) -> None:
         self.model = self.problem.model()
         self.optimizer = self.make(self.model.parameters())
-        method = self.method if isinstance(self.method, Method) else self.method(self.model)
-        self.sgd = PartialSGD(self.model, self.optimizer, method, meter=self.meter, **self.options)
+        self.sgd = PartialSGD(self.model, self.optimizer, self.method, meter=self.meter, **self.options)
         torch.manual_seed(17)
 
     def closure(self, t: int) -> Callable[[], Tensor]:
@@ -101,9 +99,9 @@ class AlwaysMeasuring:
     """The criteria of what is trained and of a probe, at every step, by a meter that is careless with the generator:
     it is the driver that keeps law 4."""
 
-    def looks(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
+    def requests(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
         torch.rand(2)
-        return [*_PROBED.looks(context, trained), *_EVERY_STEP.looks(context, trained)]
+        return [*_PROBED.requests(context, trained), *_EVERY_STEP.requests(context, trained)]
 
     def measure(self, sight: GradientPair) -> Criteria | None:
         torch.rand(3)

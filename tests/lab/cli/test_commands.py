@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from partialsgd import methods
-from partialsgd.lab.recipes import RECIPES, registry, using
-from partialsgd.lab.recipes.runs import Run
+from partialsgd.lab.recipes import RECIPES
+from partialsgd.lab.runs import use_run as using
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import registry
 from tests.lab.cli.calls import Call, as_text, require_wrong
 
 

@@ -12,7 +12,8 @@ import pytest
 from partialsgd.lab.cli.commands import Evaluate, Methods
 from partialsgd.lab.cli.fields import documented, of_command, of_settings
 from partialsgd.lab.cli.reports import Report
-from partialsgd.lab.recipes import RECIPES, files
+from partialsgd.lab.recipes import RECIPES
+from partialsgd.lab.training import settings_files as files
 from tests.lab.cli import calls
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import partialsgd
 from partialsgd.lab.cli.commands import OF_RUNS
-from partialsgd.lab.recipes.stopping import Stopped
+from partialsgd.lab.training.stopping import Stopped
 from tests.lab.cli.calls import Call, as_text, require_wrong
 
 HEAVY = {"torch", "transformers", "sklearn", "tokenizers", "accelerate", "babel", "numpy", "sacrebleu", "safetensors"}

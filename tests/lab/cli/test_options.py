@@ -11,8 +11,8 @@ import pytest
 from partialsgd.lab.cli.commands import Evaluate
 from partialsgd.lab.cli.options import parse, parse_settings, resolved
 from partialsgd.lab.cli.trainings import Train
-from partialsgd.lab.recipes import files
-from partialsgd.lab.recipes.errors import WrongCall
+from partialsgd.lab.training import settings_files as files
+from partialsgd.lab.training.errors import WrongCall
 from tests.lab.cli.calls import Call, as_text, require_wrong, without_space
 
 

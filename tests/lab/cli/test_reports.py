@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from partialsgd.lab.cli.reports import usual
-from partialsgd.lab.recipes import RECIPES, files, loop
+from partialsgd.lab.recipes import RECIPES
+from partialsgd.lab.training import loop
+from partialsgd.lab.training import settings_files as files
 from tests.lab.cli import calls
 from tests.lab.cli.calls import Call, as_text, require_wrong
 from tests.lab.page import made

@@ -10,7 +10,7 @@ import pytest
 
 from partialsgd.lab.cli.options import parse_settings
 from partialsgd.lab.cli.trainings import Compare, Train
-from partialsgd.lab.recipes import files
+from partialsgd.lab.training import settings_files as files
 from tests.lab.cli.calls import Call, require_wrong
 
 
@@ -58,8 +58,9 @@ def test_what_only_the_network_or_the_data_can_tell_is_a_wrong_call_too(
 
 
 def test_what_is_asked_for_reaches_the_training(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from partialsgd.lab.recipes import comparing, loop
-    from partialsgd.lab.recipes.runs import Run
+    from partialsgd.lab.recipes import comparing
+    from partialsgd.lab.runs.run import Run
+    from partialsgd.lab.training import loop
 
     asked: list[Any] = []
     for module, name in ((loop, "train"), (loop, "resume"), (comparing, "compare")):

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from partialsgd.lab.recipes import build, comparing, loop
+from partialsgd.lab.recipes import build, comparing
 from partialsgd.lab.recipes.comparing import alone_at, compare, within
-from partialsgd.lab.recipes.errors import WrongCall
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.runs import Run
 from partialsgd.lab.recipes.tabular.settings import Tabular
-from partialsgd.lab.recipes.using import open_family
-from tests.lab.recipes.toy import Toy
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.use_run import open_family
+from partialsgd.lab.training import loop
+from partialsgd.lab.training.errors import WrongCall
+from tests.lab.toy import Toy
 
 LEVELS = ["core", "full"]
 

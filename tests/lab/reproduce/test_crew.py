@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import pytest
 
-from partialsgd.lab.recipes.errors import WrongCall
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import crew as module
 from partialsgd.lab.reproduce.crew import Crew, crew
 from partialsgd.lab.reproduce.jobs import Job
+from partialsgd.lab.training.errors import WrongCall
 
 TINY = Images(epochs=1, limit=40, width=4, batch=20, threads=1)
 SAYS_DONE = "print(json.dumps({}), flush=True)"

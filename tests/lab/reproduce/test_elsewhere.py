@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from partialsgd.lab.recipes.errors import AlreadyThere, WrongCall
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import elsewhere, jobs, tables
 from partialsgd.lab.reproduce.budgets import named, with_the_flops_of
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.numbers import found
 from partialsgd.lab.reproduce.same import require_all
+from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from tests.lab.reproduce.made import GRID, experiment, look, run, search, trio
 
 OTHER = "core@lr0.2-warm5"

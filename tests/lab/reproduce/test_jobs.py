@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from partialsgd.lab.recipes.errors import WrongCall
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import asked_for, ready, waiting
 from partialsgd.lab.reproduce.plans import Row, always
+from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import GRID, experiment, look, run, search, trio
 
 

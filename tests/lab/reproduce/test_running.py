@@ -23,14 +23,14 @@ import pytest
 from rich.console import Console
 
 from partialsgd.lab.cli import main
-from partialsgd.lab.recipes.errors import AlreadyThere, WrongCall
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.stopping import Stopped
 from partialsgd.lab.reproduce import running
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import Job
 from partialsgd.lab.reproduce.plans import Row, always
 from partialsgd.lab.reproduce.worker import work
+from partialsgd.lab.training.errors import AlreadyThere, WrongCall
+from partialsgd.lab.training.stopping import Stopped
 from tests.lab.reproduce import made
 
 CALL = ["reproduce", "table3", "--scale", "smoke", "--seeds", "1", "--rows", "alternating", "--out"]

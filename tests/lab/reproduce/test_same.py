@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from partialsgd.lab.recipes.errors import AlreadyThere
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.reproduce import experiment
@@ -16,6 +15,7 @@ from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import ready
 from partialsgd.lab.reproduce.plans import Asked
 from partialsgd.lab.reproduce.same import require_all, require_same
+from partialsgd.lab.training.errors import AlreadyThere
 from tests.lab.reproduce.made import look, run
 
 HERE = Images(data="here/cifar", threads=1)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from partialsgd.lab.recipes.errors import WrongCall
 from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
 from partialsgd.lab.reproduce import experiment
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import asked_for, ready, waiting
 from partialsgd.lab.reproduce.plans import Asked, Experiment
+from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import run, search
 
 SMALL = Asked("laptop", seeds=2)

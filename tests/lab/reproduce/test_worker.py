@@ -20,7 +20,7 @@ TINY = Images(epochs=1, limit=40, width=4, batch=20, threads=1)
 
 IN_ITS_LAST_STEP = """
 import time
-from partialsgd.lab.recipes.stopping import asked_to_stop
+from partialsgd.lab.training.stopping import asked_to_stop
 from partialsgd.lab.reproduce import worker
 
 def work(settings):

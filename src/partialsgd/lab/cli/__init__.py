@@ -17,8 +17,8 @@ import partialsgd
 from partialsgd.lab.cli import options, pages
 from partialsgd.lab.cli.commands import OF_RUNS, OF_SETTINGS
 from partialsgd.lab.recipes import RECIPES
-from partialsgd.lab.recipes.errors import WrongCall
-from partialsgd.lab.recipes.stopping import Stopped
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.stopping import Stopped
 
 __all__ = ["main"]
 

@@ -37,8 +37,8 @@ class Evaluate:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from partialsgd.lab.recipes.runs import Run
-        from partialsgd.lab.recipes.using import evaluate, scores_table, signature
+        from partialsgd.lab.runs.run import Run
+        from partialsgd.lab.runs.use_run import evaluate, scores_table, signature
 
         run = Run.open(self.run)
         found = evaluate(run, self.level, split=self.split, checkpoint=self.checkpoint)
@@ -68,8 +68,8 @@ class Translate:
     """The weights that were best on the validation data, or the last ones."""
 
     def __call__(self) -> None:
-        from partialsgd.lab.recipes.runs import Run
-        from partialsgd.lab.recipes.using import arriving, translate
+        from partialsgd.lab.runs.run import Run
+        from partialsgd.lab.runs.use_run import arriving, translate
 
         if isinstance(sys.stdout, TextIOWrapper):  # what stands in for it may have no encoding
             sys.stdout.reconfigure(encoding="utf-8")
@@ -96,8 +96,8 @@ class Profile:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from partialsgd.lab.recipes.runs import Run
-        from partialsgd.lab.recipes.using import profile
+        from partialsgd.lab.runs.run import Run
+        from partialsgd.lab.runs.use_run import profile
 
         profile(Run.open(self.run), Console())
 
@@ -126,8 +126,8 @@ class Export:
     """The weights that were best on the validation data, or the last ones."""
 
     def __call__(self) -> None:
-        from partialsgd.lab.recipes.exporting import export_level
-        from partialsgd.lab.recipes.runs import Run
+        from partialsgd.lab.runs.exporting import export_level
+        from partialsgd.lab.runs.run import Run
 
         run = Run.open(self.run)
         place = export_level(run, self.level, format=self.format, to=self.to, checkpoint=self.checkpoint)
@@ -148,7 +148,7 @@ class Methods:
     """The method to say more of."""
 
     def __call__(self) -> None:
-        from partialsgd.lab.recipes.registry import listed, told
+        from partialsgd.lab.training.registry import listed, told
 
         width = shutil.get_terminal_size().columns
         print(told(self.name, width) if self.name else listed(width))

@@ -14,8 +14,8 @@ from types import NoneType
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
 from partialsgd.lab.cli.groups import GROUPS
-from partialsgd.lab.recipes import files
-from partialsgd.lab.recipes.settings import Settings
+from partialsgd.lab.training import settings_files as files
+from partialsgd.lab.training.settings import Settings
 
 Field: TypeAlias = tuple[str, Any, Any]
 """As `make_dataclass` takes it: name, type, default."""

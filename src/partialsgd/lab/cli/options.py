@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 from partialsgd.lab.cli import fields
 from partialsgd.lab.cli.pages import DEFAULT, examples, wrapped
-from partialsgd.lab.recipes import RECIPES, files, registry
-from partialsgd.lab.recipes.errors import WrongCall
-from partialsgd.lab.recipes.settings import Settings
+from partialsgd.lab.recipes import RECIPES
+from partialsgd.lab.training import registry
+from partialsgd.lab.training import settings_files as files
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings
 
 Command = TypeVar("Command")
 

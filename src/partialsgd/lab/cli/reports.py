@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from partialsgd.lab.recipes import RECIPES, files
-from partialsgd.lab.recipes.errors import WrongCall
+from partialsgd.lab.recipes import RECIPES
+from partialsgd.lab.training import settings_files as files
+from partialsgd.lab.training.errors import WrongCall
 
 
 @final

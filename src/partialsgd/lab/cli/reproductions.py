@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from partialsgd.lab.recipes.errors import WrongCall
+from partialsgd.lab.training.errors import WrongCall
 
 
 @final

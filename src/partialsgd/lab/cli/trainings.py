@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
-from partialsgd.lab.recipes.errors import WrongCall
-from partialsgd.lab.recipes.settings import Settings
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings
 
 
 @final
@@ -34,11 +34,11 @@ class Train:
 
     def __call__(self, settings: Settings) -> None:
         if self.show_settings:
-            from partialsgd.lab.recipes.files import as_toml, beside_the_paper
+            from partialsgd.lab.training.settings_files import as_toml, beside_the_paper
 
             print(as_toml(settings) + beside_the_paper(settings), end="")
             return
-        from partialsgd.lab.recipes.loop import train
+        from partialsgd.lab.training.loop import train
 
         train(settings)
 
@@ -88,7 +88,7 @@ class Resume:
     """The run directory."""
 
     def __call__(self) -> None:
-        from partialsgd.lab.recipes.loop import resume
-        from partialsgd.lab.recipes.runs import Run
+        from partialsgd.lab.runs.run import Run
+        from partialsgd.lab.training.loop import resume
 
         resume(Run.open(self.run))

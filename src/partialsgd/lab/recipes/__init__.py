@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.recipes.tabular.settings import Tabular
 from partialsgd.lab.recipes.translation.settings import Translation
+from partialsgd.lab.training.settings import Settings
 
 if TYPE_CHECKING:
-    from partialsgd.lab.recipes.tasks import Task
+    from partialsgd.lab.training.task import Task
 
 RECIPES: dict[str, type[Settings]] = {kind.recipe: kind for kind in (Translation, Images, Tabular)}
 

@@ -13,12 +13,13 @@ from typing import Any, Literal, TypeAlias
 from rich.console import Console
 
 from partialsgd.export.files import write_json
-from partialsgd.lab.recipes import build, comparison, launch, loop
+from partialsgd.lab.recipes import build, comparison
 from partialsgd.lab.recipes.comparison import Pair, Summary
-from partialsgd.lab.recipes.dealing import Deal
-from partialsgd.lab.recipes.errors import WrongCall
-from partialsgd.lab.recipes.runs import Run
-from partialsgd.lab.recipes.settings import Settings, require_at_least
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import launch, loop
+from partialsgd.lab.training.batch_plan import Deal
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings, require_at_least
 
 Budget: TypeAlias = Literal["epochs", "updates", "flops"]
 

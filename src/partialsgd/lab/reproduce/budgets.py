@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.reproduce.folder import AT, Ended, Folder, flops_of
 from partialsgd.lab.reproduce.plans import Grid, Row
+from partialsgd.lab.training.settings import Settings
 
 
 def named(name: str, other: str, folder: Folder, grid: Grid, judge: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 from partialsgd.lab.page.numbers import counted
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.reproduce.plans import Grid
+from partialsgd.lab.training.settings import Settings
 
 OF_ALTERNATION = (
     "The whole network has the first step, the core the second, and so on in turns, also where a run was stopped and "

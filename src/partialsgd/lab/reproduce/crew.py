@@ -15,9 +15,9 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import TypeAlias, final
 
-from partialsgd.lab.recipes.errors import WrongCall
 from partialsgd.lab.reproduce import worker
 from partialsgd.lab.reproduce.jobs import Job
+from partialsgd.lab.training.errors import WrongCall
 
 _Process: TypeAlias = "subprocess.Popen[str]"
 

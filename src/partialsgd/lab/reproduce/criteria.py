@@ -8,11 +8,11 @@ from typing import Any, final
 
 from partialsgd.lab.recipes.images.settings import PRESETS as IMAGES
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.recipes.translation.settings import PRESETS as TRANSLATION
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.reproduce import choices
 from partialsgd.lab.reproduce.plans import Asked, Experiment, Figure, Grid, Line, Row, always, refuse, refuse_depth
+from partialsgd.lab.training.settings import Settings
 
 _DROPOUT = "dropout(keep=0.8, unit='neurons')"
 _NARROWED = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from partialsgd.lab.recipes.errors import WrongCall
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.reproduce.folder import AT, Folder
 from partialsgd.lab.reproduce.plans import Cell, Experiment, Line, Make, Row, Together
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings
 
 _NO_LEVEL = "–"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias, final
 
-from partialsgd.lab.recipes.runs import Run
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.reproduce.plans import Cell, Grid, Row
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training.settings import Settings
 from partialsgd.logging import records
 
 Summary: TypeAlias = dict[str, Any]

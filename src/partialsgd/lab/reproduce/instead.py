@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.plans import Make, Row
+from partialsgd.lab.training.settings import Settings
 
 
 def distilled(core: str, make: Make, seeds: int) -> Row:

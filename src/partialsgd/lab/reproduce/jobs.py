@@ -9,11 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, final
 
-from partialsgd.lab.recipes.errors import WrongCall
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.reproduce import elsewhere
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.plans import Cell, Experiment, Row
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings
 
 
 @final

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
-from partialsgd.lab.recipes.errors import WrongCall
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.reproduce.printed import Printed
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings
 
 if TYPE_CHECKING:
     from partialsgd.lab.reproduce.folder import Folder

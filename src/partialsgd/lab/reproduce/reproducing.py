@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.console import Console
 
 from partialsgd.export import files
-from partialsgd.lab.recipes.errors import WrongCall
-from partialsgd.lab.recipes.progress import say
-from partialsgd.lab.recipes.runs import Run
 from partialsgd.lab.reproduce import elsewhere, experiment, figures, jobs, layout, numbers, running, same, tables
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.plans import Asked, Experiment, default_out
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.progress import say
 from partialsgd.logging import panels
 
 

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from partialsgd.lab.recipes.errors import AlreadyThere
-from partialsgd.lab.recipes.runs import Run
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import Job, every
 from partialsgd.lab.reproduce.plans import Experiment
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training.errors import AlreadyThere
+from partialsgd.lab.training.settings import Settings
 from partialsgd.logging import records
 
 _PLACES = frozenset({"out", "threads"})

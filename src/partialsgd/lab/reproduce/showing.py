@@ -10,10 +10,10 @@ from typing import Any, final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from partialsgd.lab.recipes.progress import say
-from partialsgd.lab.recipes.settings import Settings
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import Job
+from partialsgd.lab.training.progress import say
+from partialsgd.lab.training.settings import Settings
 
 _TAIL = 4096  # bytes at the end of a metrics file to begin with; measurements make longer lines
 _SECONDS = 1.0  # between looks at the files

@@ -19,12 +19,13 @@ from queue import Queue
 from typing import Any
 
 from partialsgd.export import files
-from partialsgd.lab.recipes import RECIPES, loop
-from partialsgd.lab.recipes.errors import WrongCall
-from partialsgd.lab.recipes.runs import Run
-from partialsgd.lab.recipes.settings import Settings
-from partialsgd.lab.recipes.stopping import Stopped
+from partialsgd.lab.recipes import RECIPES
 from partialsgd.lab.reproduce.same import require_same
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import loop
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings
+from partialsgd.lab.training.stopping import Stopped
 from partialsgd.logging import records
 
 

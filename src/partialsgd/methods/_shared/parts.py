@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import replace
 from typing import Any, final
 
@@ -18,7 +18,15 @@ def has(method: Method, rule: str) -> bool:
     return getattr(method, rule) is not getattr(_PLAIN, rule)
 
 
-def apart(method: Method, name: str, *, reseed: bool) -> Method:
+def bind_parts(combine: Callable[..., Method], *parts: Method, name: str) -> Method:
+    """Combine the parts now, or, if one of them has to look at the model, as soon as they are bound to it."""
+    if all(part.build is None for part in parts):
+        models = [part.bound_to for part in parts if part.bound_to is not None]
+        return replace(combine(*parts), bound_to=models[0] if models else None)
+    return Method(build=lambda model: combine(*(part.bind(model) for part in parts)), name=name)
+
+
+def with_own_memory(method: Method, name: str, *, reseed: bool) -> Method:
     """The same method, which remembers under `name` and, if wanted, draws by it."""
 
     def own(context: Context) -> Context:

@@ -1,17 +1,13 @@
-"""When a round of local training ends: after a number of steps, or before it, when what was measured says so."""
+"""Rounds of local training: they end after a number of steps, or earlier, when the measured gradients part."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, final
+from typing import final
 
-from partialsgd.meters.summaries import highest, latest, times
-from partialsgd.method import Context, Remembered
-
-Judge: TypeAlias = Callable[[Mapping[str, Remembered]], bool]
-"""Whether the last measurements of all workers are reason enough for a new round."""
+from partialsgd.meters.summaries import latest, times
+from partialsgd.method import Context
 
 _NUMBER, _BEGAN, _AT, _SEEN = "round", "round.began", "round.at", "round.seen."
 
@@ -23,22 +19,22 @@ class Rounds:
 
     workers: tuple[str, ...]
     every: int
-    judge: Judge | None = None
-    """Asked when each worker was measured in this round; without one a round has all of its steps."""
+    bound: float | None = None
+    """A round ends early if c_align, measured for each worker in this round, is over it; None: it never does."""
 
     def of(self, context: Context) -> tuple[int, int]:
-        """The number of the round that step t is in, and the first step of that round."""
-        if self.judge is None:
+        """Return the number of the round that step t is in, and the first step of that round."""
+        if self.bound is None:
             number = context.t // self._length
             return number, number * self._length
         number, began, at = (int(context.memory.get(key, 0)) for key in (_NUMBER, _BEGAN, _AT))
-        if at == context.t or not self._is_over(context, self.judge, began):
+        if at == context.t or not self._is_over(context, began, self.bound):
             return number, began
         return number + 1, context.t
 
     def remember(self, context: Context) -> None:
-        """Before a step: its round, so that what the step itself measures does not change it."""
-        if self.judge is None or context.memory.get(_AT) == context.t:
+        """Save the round of a step before it is taken, so that what the step measures does not change it."""
+        if self.bound is None or context.memory.get(_AT) == context.t:
             return
         number, began = self.of(context)
         context.memory.update({_NUMBER: number, _BEGAN: began, _AT: context.t})
@@ -49,48 +45,22 @@ class Rounds:
         return self.of(context)[1] == context.t
 
     def ends(self, context: Context) -> bool:
-        """Whether step t, which has been measured by now, is the last of its round."""
+        """True if step t, which has been measured by now, is the last of its round."""
         return self.starts(replace(context, t=context.t + 1))
 
     @property
     def _length(self) -> int:
         return self.every * len(self.workers)
 
-    def _is_over(self, context: Context, judge: Judge, began: int) -> bool:
+    def _is_over(self, context: Context, began: int, bound: float) -> bool:
         steps = context.t - began
         if steps <= 0 or steps % len(self.workers) != 0:
             return False
-        seen = {worker: int(context.memory.get(_SEEN + worker, 0)) for worker in self.workers}
-        all_new = all(times(context.measured, worker) > before for worker, before in seen.items())
-        return steps >= self._length or (all_new and judge(context.measured))
+        before = {worker: int(context.memory.get(_SEEN + worker, 0)) for worker in self.workers}
+        all_measured = all(times(context.measured, worker) > count for worker, count in before.items())
+        return steps >= self._length or (all_measured and not self._is_aligned(context, bound))
 
-
-def by_alignment(workers: Sequence[str], bound: float) -> Judge:
-    """c_align is over the bound: the mean over the workers of its inverse, the cosine, is below 1 / bound."""
-
-    def judge(measured: Mapping[str, Remembered]) -> bool:
-        cosines = [_last(measured, worker, "cosine") for worker in workers]
-        return not sum(cosines) * bound >= len(cosines)  # so that what is not a number is over it too
-
-    return judge
-
-
-def by_assumption(workers: Sequence[str], smoothness: float | None) -> Judge:
-    """Assumption 3, ‖δx‖ / max{‖p ⊙ G‖, ‖p ⊙ G̃‖} < 1 / (2L), does not hold for some worker.
-
-    Without L it is the steepest secant that was measured so far, which is a lower bound: the assumption then seems to
-    hold more often than it does.
-    """
-
-    def judge(measured: Mapping[str, Remembered]) -> bool:
-        secants = [highest(measured, worker, "secant") for worker in workers]
-        steepest = max((secant for secant in secants if not math.isnan(secant)), default=0.0)
-        smooth = steepest if smoothness is None else smoothness
-        return not all(2 * smooth * _last(measured, worker, "bounded_perturbation") < 1 for worker in workers)
-
-    return judge
-
-
-def _last(measured: Mapping[str, Remembered], worker: str, name: str) -> float:
-    value = latest(measured, worker, name)
-    return math.nan if value is None else value
+    def _is_aligned(self, context: Context, bound: float) -> bool:
+        """True if the workers' mean cosine, the inverse of c_align, is at least 1 / bound; a NaN is not."""
+        cosines = [latest(context.measured, worker, "cosine") for worker in self.workers]
+        return sum(math.nan if cosine is None else cosine for cosine in cosines) * bound >= len(cosines)

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from partialsgd.method import Method
+
+Combine = Literal["sum", "mean"]
+
+
+def require_one_of(name: str, value: object, choices: object) -> None:
+    """Raise unless the value is one of a `Literal`."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")
 
 
 def require_share(name: str, value: float) -> None:

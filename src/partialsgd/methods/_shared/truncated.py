@@ -22,10 +22,9 @@ Backward: TypeAlias = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
 class Truncation:
     """One layer's truncated backward: a forward hook that is on for as long as a trained pass lasts."""
 
-    def __init__(self, k: int, unified: bool, owner: str) -> None:
+    def __init__(self, k: int, owner: str) -> None:
         self.k = k
         self.owner = owner
-        self.unified = unified
         self.is_on = False
         self._spare: Tensor | None = None
         self._written: Tensor | None = None
@@ -120,14 +119,8 @@ class _Truncated(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         truncation, whole, flat = ctx.truncation, dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
-        if truncation.unified:
-            chosen = whole.abs().sum(0).topk(truncation.k, sorted=False).indices
-            small = whole.index_select(1, chosen)
-            dx = small @ weight.index_select(0, chosen) if needs_x else None
-            dw = truncation.from_rows(weight, chosen, small.t() @ flat) if needs_weight else None
-        else:
-            each = whole.abs().topk(truncation.k, sorted=False).indices
-            cut = torch.zeros_like(whole).scatter_(1, each, whole.gather(1, each))
-            dx = cut @ weight if needs_x else None
-            dw = cut.t() @ flat if needs_weight else None
+        chosen = whole.abs().sum(0).topk(truncation.k, sorted=False).indices
+        small = whole.index_select(1, chosen)
+        dx = small @ weight.index_select(0, chosen) if needs_x else None
+        dw = truncation.from_rows(weight, chosen, small.t() @ flat) if needs_weight else None
         return None if dx is None else dx.view(x.shape), dw, whole.sum(0) if needs_bias else None, None, None

@@ -7,7 +7,7 @@ import torch
 
 from partialsgd.lab.recipes.images.batches import ImageBatches, Standard
 from partialsgd.lab.recipes.images.data import Part
-from partialsgd.lab.recipes.orders import permutation
+from partialsgd.lab.training.orders import permutation
 from tests.lab.recipes.images import slow
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from partialsgd.lab.recipes.images import cifar
-from partialsgd.lab.recipes.orders import permutation
+from partialsgd.lab.training.orders import permutation
 from tests.lab.recipes.images.made import NAMES, records, write
 
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab import recipes
 from partialsgd.lab.recipes.images.settings import Images, of_preset
 from partialsgd.lab.recipes.images.task import ImageTask, build
-from partialsgd.lab.recipes.measuring import meter_of
-from partialsgd.lab.recipes.methods import method_of
+from partialsgd.lab.training.measuring import meter_of
+from partialsgd.lab.training.methods import method_of
 from partialsgd.meters.criteria import Criteria
 from tests.lab.recipes.images.made import NAMES, write
 
@@ -29,11 +29,11 @@ def settings(**changes: Any) -> Images:
 
 
 def steps(task: ImageTask, method: str, count: int) -> ps.PartialSGD:
-    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method, task.network), seed=0)
+    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method), seed=0)
     for t in range(count):
         batch = task.batches.make(0, t % len(task.batches))
 
-        def closure(g: Pass, batch: Any = batch) -> Tensor:
+        def closure(g: GradientPass, batch: Any = batch) -> Tensor:
             loss = task.loss(task.network, batch, g) / len(batch[1])
             loss.backward()
             return loss
@@ -42,8 +42,8 @@ def steps(task: ImageTask, method: str, count: int) -> ps.PartialSGD:
     return sgd
 
 
-def given(teacher: Tensor | None = None) -> Pass:
-    return cast(Pass, SimpleNamespace(teacher=teacher, outputs=None))
+def given(teacher: Tensor | None = None) -> GradientPass:
+    return cast(GradientPass, SimpleNamespace(teacher=teacher, outputs=None))
 
 
 def test_building_twice_gives_the_same_weights_and_batches_and_another_seed_others() -> None:
@@ -111,10 +111,10 @@ def test_neurons_of_one_network_are_dropped_and_probed(norms: str) -> None:
         task = build(settings(nest="none", norms=norms))
         told = settings(measure_every=1, probe=probe)
         options: dict[str, Any] = {"seed": 0, "meter": meter_of(told, task.network)}
-        sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method, task.network), **options)
+        sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method), **options)
         batch = task.batches.make(0, 0)
 
-        def closure(g: Pass, task: ImageTask = task, batch: Any = batch) -> Tensor:
+        def closure(g: GradientPass, task: ImageTask = task, batch: Any = batch) -> Tensor:
             loss = task.loss(task.network, batch, g) / len(batch[1])
             loss.backward()
             return loss
@@ -242,13 +242,13 @@ def test_a_preset_for_cifar_asks_for_its_files(preset: str) -> None:
 @pytest.mark.slow
 def test_both_levels_learn_the_digits_in_the_default_training() -> None:
     task = build(Images())
-    sgd = ps.PartialSGD(task.network, task.optimizers, method_of("alternating", task.network), seed=0)
+    sgd = ps.PartialSGD(task.network, task.optimizers, method_of("alternating"), seed=0)
     total = Images().epochs * len(task.batches)
     for t in range(total):
         task.optimizers[0].param_groups[0]["lr"] = Images().lr * task.rate(t, total)
         batch = task.batches.make(*divmod(t, len(task.batches)))
 
-        def closure(g: Pass, batch: Any = batch) -> Tensor:
+        def closure(g: GradientPass, batch: Any = batch) -> Tensor:
             loss = task.loss(task.network, batch, g) / len(batch[1])
             loss.backward()
             return loss

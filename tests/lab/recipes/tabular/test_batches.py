@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from partialsgd.lab.recipes.orders import permutation
 from partialsgd.lab.recipes.tabular.batches import RowBatches
 from partialsgd.lab.recipes.tabular.features import Rows
+from partialsgd.lab.training.orders import permutation
 
 
 def rows(count: int) -> Rows:

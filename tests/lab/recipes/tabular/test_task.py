@@ -13,32 +13,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab import recipes
-from partialsgd.lab.recipes.methods import method_of
 from partialsgd.lab.recipes.tabular import scores
 from partialsgd.lab.recipes.tabular.features import Rows
 from partialsgd.lab.recipes.tabular.network import inputs_of
 from partialsgd.lab.recipes.tabular.settings import Tabular
 from partialsgd.lab.recipes.tabular.task import TabularTask, build
+from partialsgd.lab.training.methods import method_of
 from partialsgd.nested.inspect.flops import count
 from tests.lab.recipes.tabular.made import with_header
 
 
-def given(teacher: Tensor | None = None) -> Pass:
-    return cast(Pass, SimpleNamespace(teacher=teacher, outputs=None))
+def given(teacher: Tensor | None = None) -> GradientPass:
+    return cast(GradientPass, SimpleNamespace(teacher=teacher, outputs=None))
 
 
 def trained(task: TabularTask, method: str, steps: int, total: int) -> ps.PartialSGD:
     """As the loop does it, with the same rate for both optimizers."""
-    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method, task.network), seed=0)
+    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method), seed=0)
     largest = [optimizer.param_groups[0]["lr"] for optimizer in task.optimizers]
     for t in range(steps):
         batch = task.batches.make(*divmod(t, len(task.batches)))
         for optimizer, lr in zip(task.optimizers, largest, strict=True):
             optimizer.param_groups[0]["lr"] = lr * task.rate(t, total)
 
-        def closure(g: Pass, batch: Rows = batch) -> Tensor:
+        def closure(g: GradientPass, batch: Rows = batch) -> Tensor:
             loss = task.loss(task.network, batch, g) / len(batch.labels)
             loss.backward()
             return loss
@@ -74,7 +74,7 @@ def test_full_at_even_t_and_at_odd_t_the_deep_part_alone_with_its_own_optimizer(
     assert {id(p) for p in wide.parameters()} == {id(p) for p in adagrad.param_groups[0]["params"]}
     group = adamw.param_groups[0]
     assert (group["lr"], group["weight_decay"], adagrad.param_groups[0]["lr"]) == (2e-3, 0.1, 0.02)
-    sgd = ps.PartialSGD(task.network, task.optimizers, ps.methods.alternating(task.network))
+    sgd = ps.PartialSGD(task.network, task.optimizers, ps.methods.alternating())
 
     def now(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         state = [value for each in optimizer.state.values() for value in each.values()]
@@ -84,7 +84,7 @@ def test_full_at_even_t_and_at_odd_t_the_deep_part_alone_with_its_own_optimizer(
         batch = task.batches.make(0, t % len(task.batches))
         before = now(deep, adamw), now(wide, adagrad)
 
-        def closure(g: Pass, batch: Rows = batch) -> Tensor:
+        def closure(g: GradientPass, batch: Rows = batch) -> Tensor:
             loss = task.loss(task.network, batch, g)
             loss.backward()
             return loss

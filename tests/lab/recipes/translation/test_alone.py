@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from partialsgd.lab.recipes import loop
-from partialsgd.lab.recipes.closing import fill
 from partialsgd.lab.recipes.translation import losses, model
 from partialsgd.lab.recipes.translation.task import build, optimizer_of
+from partialsgd.lab.runs.final_scores import fill
+from partialsgd.lab.training import loop
 from tests.lab.recipes.translation.tiny import settings
 
 TOLD: dict[str, Any] = {"dropout": 0.0, "max_steps": 8, "epochs": 8, "init": "matched", "threads": 1, "warm_up": 3}

@@ -12,12 +12,12 @@ from torch import nn
 
 import partialsgd as ps
 from partialsgd.lab.recipes import build
-from partialsgd.lab.recipes.errors import NotThere
-from partialsgd.lab.recipes.runs import Run
 from partialsgd.lab.recipes.translation import earlier
 from partialsgd.lab.recipes.translation.settings import Translation
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training.errors import NotThere
 from partialsgd.nested.layers.low_rank import LowRankLayer
-from tests.lab.recipes.made_runs import TINY, made_run
+from tests.lab.made_runs import TINY, made_run
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "low rank": {},

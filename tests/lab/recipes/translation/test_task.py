@@ -27,7 +27,7 @@ def task(**changes: Any) -> TranslationTask:
 
 
 def train(made: TranslationTask, steps: int, method: str = "alternating", **options: Any) -> list[ps.Step]:
-    sgd = ps.PartialSGD(made.network, list(made.optimizers), getattr(ps.methods, method)(made.network, **options))
+    sgd = ps.PartialSGD(made.network, list(made.optimizers), getattr(ps.methods, method)(**options))
     done = []
     for t in range(steps):
         epoch, index = divmod(t, len(made.batches))

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 import partialsgd as ps
-from partialsgd.lab.recipes import build, checkpoints, closing, loop
-from partialsgd.lab.recipes.runs import Run
+from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.translation import losses, teachers
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.recipes.translation.work import Work
+from partialsgd.lab.runs import checkpoints
+from partialsgd.lab.runs import final_scores as closing
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import loop
 from partialsgd.nested.inspect import flops
-from tests.lab.recipes.made_runs import TINY, made_run
+from tests.lab.made_runs import TINY, made_run
 from tests.lab.recipes.translation.tiny import family
 
 pytestmark = pytest.mark.usefixtures("toy")  # which leaves no state of accelerate behind
@@ -74,7 +77,7 @@ def test_a_method_that_distills_goes_on_distilling_beside_it(run: Run) -> None:
 
     def core_loss(**changes: Any) -> float:
         task = build(told(run, **changes))
-        return loss_of(task, ps.methods.slimmable(task.network, distill=True))["core"]
+        return loss_of(task, ps.methods.slimmable(distill=True))["core"]
 
     inside, outside = core_loss(teacher=None), core_loss(teacher_weight=1.0)
     assert core_loss(teacher_weight=0.25) == pytest.approx(0.75 * inside + 0.25 * outside, rel=1e-5)

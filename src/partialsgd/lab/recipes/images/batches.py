@@ -8,7 +8,7 @@ from torch import Tensor
 
 from partialsgd.lab.recipes.images.augmentation import Draws, augmented, draws, windows
 from partialsgd.lab.recipes.images.data import Part, mean_and_deviation
-from partialsgd.lab.recipes.orders import Cuts, permutation
+from partialsgd.lab.training.orders import Cuts, permutation
 
 ImageBatch: TypeAlias = tuple[Tensor, Tensor]
 """float32 (images, channels, height, width), standardised; int64 labels."""

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from partialsgd.lab.recipes.orders import permutation
+from partialsgd.lab.training.orders import permutation
 
 
 @final

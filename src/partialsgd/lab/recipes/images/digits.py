@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from partialsgd.lab.recipes.images.data import Data, Part, apart
-from partialsgd.lab.recipes.orders import permutation
+from partialsgd.lab.training.orders import permutation
 
 TEST_SHARE = 0.2
 

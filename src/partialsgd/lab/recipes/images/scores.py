@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from partialsgd._util.snapshots import Modes
 from partialsgd.lab.recipes.images.batches import Standard
-from partialsgd.lab.recipes.tasks import Numbers
+from partialsgd.lab.training.task import Numbers
 from partialsgd.nested import Nested
 
 _AT_ONCE = 256

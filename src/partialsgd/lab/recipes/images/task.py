@@ -11,15 +11,16 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
-from partialsgd.lab.recipes import digests, nesting, rates, timing
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes.images import cifar, digits, scores, work
 from partialsgd.lab.recipes.images.batches import ImageBatch, ImageBatches, Standard
 from partialsgd.lab.recipes.images.data import Data, Part
 from partialsgd.lab.recipes.images.resnet import resnet
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.methods import method_of
-from partialsgd.lab.recipes.tasks import Batches, Numbers, Split, Task
+from partialsgd.lab.training import data_hash as digests
+from partialsgd.lab.training import nesting, rates, timing
+from partialsgd.lab.training.methods import method_of
+from partialsgd.lab.training.task import Batches, Numbers, Split, Task
 from partialsgd.nested import Nested
 
 _BLOCKS = {"tiny": (2, 2), "resnet18": (2, 2, 2, 2)}
@@ -54,7 +55,7 @@ class ImageTask:
     def rate(self, t: int, total: int) -> float:
         return rates.cosine(total, self.settings.warm_up)(t)
 
-    def loss(self, model: nn.Module, batch: ImageBatch, g: Pass) -> Tensor:
+    def loss(self, model: nn.Module, batch: ImageBatch, g: GradientPass) -> Tensor:
         """Cross-entropy with the labels, or with what a teacher says."""
         images, labels = batch
         g.outputs = outputs = model(images)
@@ -105,7 +106,7 @@ class ImageTask:
 
     def _epoch_flops(self) -> list[dict[str, str | float]]:
         sizes = [self.batches.units(0, index) for index in range(len(self.batches))]
-        method = method_of(self.settings.method, self.network)
+        method = method_of(self.settings.method)
         return self.work.epoch(work.passes(method, self.network, self.settings.seed), sizes)
 
 

@@ -72,6 +72,7 @@ def passes(method: Method, network: Nested, seed: int) -> dict[str, float]:
 
     What a meter, a guard or a teacher runs beside it is not counted.
     """
+    method = method.bind(network)
     steps = 100 * len(network.levels)  # whole rounds of all levels
     context = Context(0, seed, parameters_of(network), {})
     counts: Counter[str] = Counter()
@@ -87,4 +88,4 @@ def passes(method: Method, network: Nested, seed: int) -> dict[str, float]:
 def _gradients(method: Method, branch: Branch, context: Context) -> int:
     """Two where the gradient at x says where the next one is taken (SAM), else one."""
     choice = choose(method, branch, replace(context, level=branch.level))
-    return 2 if choice.needs_gradient and choice.leaves(branch.base) else 1
+    return 2 if choice.needs_gradient and choice.leaves_base else 1

@@ -9,7 +9,7 @@ import torch
 
 from partialsgd.lab.recipes.tabular import scores
 from partialsgd.lab.recipes.tabular.features import UNKNOWN, Rows
-from partialsgd.lab.recipes.tasks import Numbers
+from partialsgd.lab.training.task import Numbers
 
 
 def logistic_regression(train: Rows, test: Rows, crosses: int) -> Numbers:

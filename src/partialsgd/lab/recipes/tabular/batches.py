@@ -6,8 +6,8 @@ from typing import final
 
 import torch
 
-from partialsgd.lab.recipes.orders import Cuts, permutation
 from partialsgd.lab.recipes.tabular.features import Rows
+from partialsgd.lab.training.orders import Cuts, permutation
 
 
 @final

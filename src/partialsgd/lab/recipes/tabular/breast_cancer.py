@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from partialsgd.lab.recipes.orders import permutation
 from partialsgd.lab.recipes.tabular.tables import Schema, Table, Tables, tables
+from partialsgd.lab.training.orders import permutation
 
 TEST_SHARE = 0.2
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from partialsgd._util.snapshots import Modes
 from partialsgd.lab.recipes.tabular.features import Rows
 from partialsgd.lab.recipes.tabular.network import inputs_of
-from partialsgd.lab.recipes.tasks import Numbers
+from partialsgd.lab.training.task import Numbers
 from partialsgd.nested import Nested
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from partialsgd.lab.recipes.settings import Settings, require_at_least
+from partialsgd.lab.training.settings import Settings, require_at_least
 
 
 @final

@@ -11,15 +11,16 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
-from partialsgd.lab.recipes import digests, rates, timing
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes.tabular import adult, baseline, breast_cancer, scores
 from partialsgd.lab.recipes.tabular.batches import RowBatches
 from partialsgd.lab.recipes.tabular.features import Features, Rows, features
 from partialsgd.lab.recipes.tabular.network import Deep, Wide, inputs_of, wide_and_deep
 from partialsgd.lab.recipes.tabular.settings import Tabular
 from partialsgd.lab.recipes.tabular.tables import Tables
-from partialsgd.lab.recipes.tasks import Batches, Numbers, Split, Task
+from partialsgd.lab.training import data_hash as digests
+from partialsgd.lab.training import rates, timing
+from partialsgd.lab.training.task import Batches, Numbers, Split, Task
 from partialsgd.nested import Nested
 from partialsgd.nested.inspect.flops import count
 
@@ -52,7 +53,7 @@ class TabularTask:
     def rate(self, t: int, total: int) -> float:
         return rates.cosine(total, self.settings.warm_up)(t)
 
-    def loss(self, model: nn.Module, batch: Rows, g: Pass) -> Tensor:
+    def loss(self, model: nn.Module, batch: Rows, g: GradientPass) -> Tensor:
         """Cross-entropy with the labels, or with what a teacher says."""
         g.outputs = logits = model(*inputs_of(batch))
         teacher = g.teacher

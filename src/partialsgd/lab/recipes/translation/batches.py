@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from partialsgd._util import randomness
-from partialsgd.lab.recipes.settings import require_at_least
 from partialsgd.lab.recipes.translation.tokens import EOS, PAD
+from partialsgd.lab.training.settings import require_at_least
 
 Ids: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """The numbers of a source and of its target; each ends with EOS."""

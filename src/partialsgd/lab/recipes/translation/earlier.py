@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from torch import nn
 
 from partialsgd.export import files, states
-from partialsgd.lab.recipes import beside, digests
-from partialsgd.lab.recipes.errors import NotThere
-from partialsgd.lab.recipes.runs import Run
 from partialsgd.lab.recipes.translation import model, tokens
 from partialsgd.lab.recipes.translation.settings import Translation
+from partialsgd.lab.runs import sidecar_files as beside
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import data_hash as digests
+from partialsgd.lab.training.errors import NotThere
 from partialsgd.nested import Nested
 from partialsgd.nested.switch import FULL
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 from partialsgd._util.snapshots import Modes
-from partialsgd.lab.recipes.tasks import Numbers
 from partialsgd.lab.recipes.translation.batches import NO_LABEL, TokenBatch
+from partialsgd.lab.training.task import Numbers
 
 INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 

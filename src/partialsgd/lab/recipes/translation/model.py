@@ -11,9 +11,9 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, MBartCon
 from transformers.modeling_utils import PreTrainedModel
 
 import partialsgd as ps
-from partialsgd.lab.recipes import nesting
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.recipes.translation.tokens import EOS, PAD
+from partialsgd.lab.training import nesting
 from partialsgd.nested import Nested
 
 

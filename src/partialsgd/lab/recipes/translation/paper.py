@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from partialsgd.lab.recipes.settings import ratio_of
 from partialsgd.lab.recipes.translation.settings import Translation
+from partialsgd.lab.training.settings import ratio_of
 
 
 class Row(NamedTuple):

@@ -11,9 +11,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from partialsgd._util import randomness
-from partialsgd.lab.recipes.settings import require_at_least
 from partialsgd.lab.recipes.translation.corpus import Corpus, Pair
 from partialsgd.lab.recipes.translation.kinds import KINDS, Draw
+from partialsgd.lab.training.settings import require_at_least
 
 if TYPE_CHECKING:
     from babel import Locale

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
-from partialsgd.lab.recipes.settings import Settings, ratio_of, require_at_least
+from partialsgd.lab.training.settings import Settings, ratio_of, require_at_least
 
 Preset: TypeAlias = Literal["laptop", "iwslt14", "wmt17"]
 

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor, nn
 
-from partialsgd.engine.gradient_pass import Pass
-from partialsgd.lab.recipes import digests, rates
-from partialsgd.lab.recipes.tasks import Batches, Numbers, Split
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes.translation import earlier, folder, losses, model, nearest, phrases, scores, tokens
 from partialsgd.lab.recipes.translation.batches import Ids, TokenBatch, TokenBatches, in_order
 from partialsgd.lab.recipes.translation.corpus import Corpus, digest
@@ -21,6 +19,9 @@ from partialsgd.lab.recipes.translation.earlier import NONE, Networks
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.recipes.translation.teachers import Teacher
 from partialsgd.lab.recipes.translation.work import Work
+from partialsgd.lab.training import data_hash as digests
+from partialsgd.lab.training import rates
+from partialsgd.lab.training.task import Batches, Numbers, Split
 from partialsgd.nested import Nested
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class TranslationTask:
             return rates.linear(total, self.settings.warm_up, initial)(t)
         return rates.inverse_sqrt(self.settings.warm_up, initial)(t)
 
-    def loss(self, model: nn.Module, batch: TokenBatch, g: Pass) -> Tensor:
+    def loss(self, model: nn.Module, batch: TokenBatch, g: GradientPass) -> Tensor:
         g.outputs = losses.run(model, batch)
         logits, labels = g.outputs.logits, batch["labels"]
         if g.teacher is not None:  # the family's own, where the method distills

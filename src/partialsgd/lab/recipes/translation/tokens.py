@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from partialsgd.lab.recipes.settings import require_at_least
 from partialsgd.lab.recipes.translation import kept
 from partialsgd.lab.recipes.translation.corpus import Corpus
+from partialsgd.lab.training.settings import require_at_least
 
 try:
     import tokenizers

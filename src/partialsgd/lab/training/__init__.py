@@ -1,0 +1,1 @@
+"""The training loop: settings, batches, learning rate, evaluation, checkpoints."""

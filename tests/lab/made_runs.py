@@ -1,0 +1,59 @@
+"""Runs that were never trained: settings, random weights and what a run keeps beside them, in a moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import partialsgd as ps
+from partialsgd.lab.recipes import RECIPES, build
+from partialsgd.lab.runs import sidecar_files as beside
+from partialsgd.lab.runs.run import Run
+
+TINY: dict[str, dict[str, Any]] = {
+    "translation": {
+        **{"size": 60, "valid_size": 8, "test_size": 8, "vocabulary": 300, "longest": 40, "max_tokens": 400},
+        **{"layers": 1, "d_model": 16, "ffn": 24, "heads": 2, "ratio": ("1/4",), "beam": 2},
+    },
+    "images": {"width": 4, "ratio": ("1/2",)},
+    "tabular": {"hidden": 8},
+}
+
+
+def made_run(path: Path, recipe: str, **changes: Any) -> Run:
+    """A run whose levels differ: every parameter is drawn anew, and BatchNorm has seen something."""
+    run = Run.new(RECIPES[recipe](**{**TINY[recipe], "out": str(path), **changes}))
+    task = build(run.settings)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in task.network.parameters():
+            if parameter.requires_grad:  # the positions of words are not drawn
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    task.network.train()
+    for level in task.network.levels:
+        with task.network.at(level), torch.no_grad():
+            example = task.example()
+            task.network(**example) if isinstance(example, dict) else task.network(*as_tuple(example))
+    ps.export.save(task.network.eval(), run.best)
+    ps.export.save(task.network, run.last)
+    beside.write(recipe, task, run.path)
+    return run
+
+
+def as_tuple(example: Any) -> tuple[Any, ...]:
+    return example if isinstance(example, tuple) else (example,)
+
+
+def adult(folder: Path, rows: int = 40) -> Path:
+    """A folder like that of the census data."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("adult.data", "adult.test"):
+        lines = (
+            f"{20 + k % 30}, {('Private', '?')[k % 2]}, 1, {('HS-grad', '11th')[k % 2]}, {k % 16}, Divorced, Sales, "
+            f"Wife, Black, {('Male', 'Female')[k % 5 == 0]}, {k}, 0, 40, Cuba, {('<=50K', '>50K')[k % 4 == 0]}"
+            for k in range(rows)
+        )
+        (folder / name).write_text("\n".join(lines) + "\n")
+    return folder

@@ -1,0 +1,172 @@
+"""A checkpoint is whole or passed over; what a kill, a flipped bit or a full disk leaves is told from a good one."""
+
+from __future__ import annotations
+
+import logging
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from partialsgd.export import files
+from partialsgd.lab.runs import checkpoints
+
+STATE = {
+    "model": {"weight": torch.arange(12.0).reshape(3, 4)},
+    "optimizers": [{"state": {0: {"step": torch.tensor(3.0)}}}],
+    "best": 0.5,
+}
+
+
+def test_the_newest_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    assert checkpoints.latest(folder) is None
+    for position in (5, 9, 10, 100, 1_000_000):
+        checkpoints.save(folder, position, {"at": position}, keep=3)
+        assert checkpoints.latest(folder) == (position, {"at": position})
+    assert [file.name for file in sorted(folder.iterdir())] == [
+        "0000000010.safetensors",
+        "0000000100.safetensors",
+        "0001000000.safetensors",
+    ]
+
+
+def test_a_checkpoint_is_written_again_in_its_place(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, 5, {"try": 1}, keep=1)
+    checkpoints.save(tmp_path, 5, {"try": 2}, keep=1)
+    assert checkpoints.latest(tmp_path) == (5, {"try": 2})
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_damaged_ones_ahead_do_not_take_the_place_of_new_ones(tmp_path: Path, keep: int) -> None:
+    """A run that went back behind damaged checkpoints must not lose what it writes then."""
+    for position in (8, 9):
+        checkpoints.save(tmp_path, position, {"at": position}, keep=2)
+        cut(checkpoints.paths(tmp_path)[-1], 20)
+    for position in (3, 6):
+        checkpoints.save(tmp_path, position, {"at": position}, keep=keep)
+        assert checkpoints.latest(tmp_path) == (position, {"at": position})
+    assert [int(path.stem) for path in checkpoints.paths(tmp_path)] == [3, 6][-keep:]
+
+
+def test_a_file_cut_at_any_byte_is_passed_over_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, whole = two(tmp_path)
+    newest = checkpoints.paths(folder)[-1]
+    for length in [0, 1, 7, 8, 9, len(whole) - 1, *random.Random(0).sample(range(len(whole)), 40)]:
+        newest.write_bytes(whole[:length])
+        caplog.clear()
+        found = checkpoints.latest(folder)
+        assert found is not None and found[0] == 1, length
+        assert [
+            record.getMessage().startswith(f"the checkpoint {newest} is passed over: ") for record in caplog.records
+        ] == [True]
+        assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
+    """In the length of the header, in the header, in the record or in a tensor."""
+    folder, whole = two(tmp_path)
+    newest = checkpoints.paths(folder)[-1]
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        newest.write_bytes(flipped)
+        found = checkpoints.latest(folder)
+        assert found is not None and found[0] == 1, f"byte {place}: {bytes(whole[place - 20 : place + 20])!r}"
+
+
+def two(folder: Path) -> tuple[Path, bytes]:
+    """Two checkpoints, and the bytes of the newer."""
+    for position in (1, 2):
+        checkpoints.save(folder, position, {**STATE, "at": position}, keep=2)
+    return folder, checkpoints.paths(folder)[-1].read_bytes()
+
+
+def cut(path: Path, length: int) -> None:
+    path.write_bytes(path.read_bytes()[:length])
+
+
+def test_when_all_are_damaged_there_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, _ = two(tmp_path)
+    for path in checkpoints.paths(folder):
+        cut(path, 100)
+    assert checkpoints.latest(folder) is None
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        (None, "it is not of a training"),
+        ({"partialsgd.training": '{"format": 2}'}, "it has format 2, and this version reads format 1"),
+        ({"partialsgd.training": '{"format": 1}'}, "another sha256"),
+        ({"partialsgd.training": "[]"}, "it is not of a training"),
+        ({"partialsgd.training": "oh"}, "Expecting value"),
+    ],
+)
+def test_files_of_others_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, metadata: Any, why: str
+) -> None:
+    save_file({"x": torch.ones(2)}, tmp_path / "0000000009.safetensors", metadata=metadata)
+    assert checkpoints.latest(tmp_path) is None
+    assert why in caplog.text
+
+
+def test_a_half_written_one_is_named_and_is_gone_after_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """safetensors writes under a name that it draws: a kill leaves it, and only its folder tells whose it is."""
+    folder, whole = two(tmp_path)
+    stage = folder / files.STAGE
+    stage.mkdir()
+    (stage / ".tmpAbC123").write_bytes(whole[: len(whole) // 2])
+    (stage / "0000000003.safetensors").write_bytes(whole[:-1])
+    found = checkpoints.latest(folder)
+    assert found is not None and found[0] == 2
+    assert f"a checkpoint was being written when the run ended: {stage} is passed over" in caplog.text
+    checkpoints.save(folder, 3, STATE, keep=2)
+    assert [path.name for path in sorted(folder.iterdir())] == ["0000000002.safetensors", "0000000003.safetensors"]
+
+
+def test_a_disk_that_is_full_leaves_the_ones_before_and_nothing_else(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: the system refuses the same write, for everyone's CI."""
+    checkpoints.save(tmp_path, 1, STATE, keep=2)
+    whole = checkpoints.paths(tmp_path)[-1].read_bytes()
+    code = f"""
+import resource, torch
+from pathlib import Path
+from partialsgd.lab.runs import checkpoints
+resource.setrlimit(resource.RLIMIT_FSIZE, ({len(whole)}, {resource.RLIM_INFINITY}))
+folder = Path({str(tmp_path)!r})
+try:
+    checkpoints.save(folder, 2, {{"weight": torch.zeros({len(whole)})}}, keep=1)
+except OSError as error:
+    assert error.errno == 27 and "File too large" in str(error) and str(folder) in str(error), error
+else:
+    raise AssertionError("it was written")
+assert [path.name for path in folder.iterdir()] == ["0000000001.safetensors"]
+resource.setrlimit(resource.RLIMIT_FSIZE, ({resource.RLIM_INFINITY}, {resource.RLIM_INFINITY}))
+checkpoints.save(folder, 2, {{"weight": torch.zeros({len(whole)})}}, keep=1)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    found = checkpoints.latest(tmp_path)
+    assert found is not None and found[0] == 2
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        checkpoints.save(tmp_path / "checkpoints", 1, STATE, keep=1)
+
+
+def test_what_cannot_be_packed_leaves_no_trace(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    with pytest.raises(TypeError, match="nothing is pickled"):
+        checkpoints.save(folder, 1, {"a": {1, 2}}, keep=1)
+    assert not folder.exists()

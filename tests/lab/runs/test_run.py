@@ -1,0 +1,130 @@
+"""A run directory is new, or is one; one process trains it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from partialsgd.export import files
+from partialsgd.lab.runs import run as runs
+from partialsgd.lab.runs.run import Run
+from tests.lab.toy import Toy
+
+pytestmark = pytest.mark.usefixtures("toy")
+
+
+def test_the_settings_come_back(tmp_path: Path) -> None:
+    settings = Toy(
+        out=str(tmp_path / "deep" / "a"), clip_norm=0.1, track=("tensorboard",), method="sam(rho=0.1)", threads=2
+    )
+    run = Run.new(settings)
+    assert run.path == tmp_path / "deep" / "a"
+    assert Run.open(str(run.path)) == run and run.settings == settings
+    assert [file.name for file in run.path.iterdir()] == ["config.json"]
+    said = json.loads((run.path / "config.json").read_text())
+    assert said["recipe"] == "toy" and {"partialsgd", "torch", "accelerate"} <= said["versions"].keys()
+
+
+def test_the_default_place_is_named_by_recipe_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs.time, "strftime", lambda form: "20240229-235959")
+    assert Run.new(Toy()).path == Path("runs/toy-20240229-235959")
+
+
+def test_what_is_there_already_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    run = Run.new(Toy(out=str(tmp_path / "a")))
+    before = (run.path / "config.json").read_bytes()
+    with pytest.raises(
+        FileExistsError, match=rf"{run.path} exists \(a run is there; `partialsgd resume {run.path}` continues"
+    ):
+        Run.new(Toy(out=str(run.path), seed=5))
+    assert (run.path / "config.json").read_bytes() == before
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "thesis.txt").touch()
+    with pytest.raises(FileExistsError, match=r"exists \(not empty\); give another --out"):
+        Run.new(Toy(out=str(tmp_path / "notes")))
+    with pytest.raises(FileExistsError, match="not empty"):
+        Run.new(Toy(out=str(tmp_path / "notes" / "thesis.txt")))
+    assert [file.name for file in (tmp_path / "notes").iterdir()] == ["thesis.txt"]
+
+
+def test_an_empty_directory_is_taken_and_so_is_what_a_kill_left_of_none(tmp_path: Path) -> None:
+    """Killed before config.json was there, a run cannot be resumed: it must be possible to start it again."""
+    for content in ((), (files.STAGE,)):
+        place = tmp_path / f"a{len(content)}"
+        place.mkdir()
+        for name in content:
+            (place / name).mkdir()
+            (place / name / "config.json").write_text('{"reci')
+        with pytest.raises(FileNotFoundError, match="is no run"):
+            Run.open(place)
+        Run.new(Toy(out=str(place)))
+        assert [file.name for file in place.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not of a run"),
+        ("[]", "is not of a run"),
+        ('{"format": 1, "levels": ["core", "full"]}', r"is not of a run \(KeyError\('recipe'\)\)"),
+        ('{"recipe": "toy", "settings": []}', "is not of a run"),
+        (
+            '{"recipe": "cooking", "settings": {}}',
+            "is of the recipe 'cooking'; there are translation, images, tabular, toy",
+        ),
+        ('{"recipe": ["toy"], "settings": {}}', r"is of the recipe \['toy'\]"),
+        (
+            '{"recipe": "toy", "settings": {"new_option": 1}}',
+            "is of another version of partialsgd, or was edited: .*new_option",
+        ),
+        ('{"recipe": "toy", "settings": {"epochs": 0}}', "epochs must be a whole number, at least 1; got 0"),
+    ],
+)
+def test_what_is_no_run_is_told(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        Run.open(tmp_path)
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(
+            FileNotFoundError, match=f"{place} is no run: it has no config.json, which `partialsgd train`"
+        ):
+            Run.open(place)
+
+
+def test_a_summary_is_there_at_the_end_only(tmp_path: Path) -> None:
+    run = Run.new(Toy(out=str(tmp_path / "a")))
+    assert run.summary is None
+    run.write("summary.json", {"steps": 3})
+    assert run.summary == {"steps": 3}
+    assert run.settings == Toy(out=str(run.path)), "writing one file leaves the other"
+    (run.path / "summary.json").write_text('{"steps": ')
+    with pytest.raises(ValueError, match=r"summary\.json cannot be read .* damaged, or still being copied"):
+        _ = run.summary
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    run = Run.new(Toy(out=str(tmp_path / "a")))
+    message = f"another process is training {run.path}; wait for it, or end it"
+    with run.locked(), pytest.raises(RuntimeError, match=message), run.locked():
+        raise AssertionError("it was let in")
+    with run.locked():
+        pass
+
+
+def test_a_lock_that_the_system_does_not_have_is_not_taken_for_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: object, how: int) -> None:
+        raise OSError(os.strerror(95))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="not supported"), Run(tmp_path).locked():
+        raise AssertionError("it was let in")

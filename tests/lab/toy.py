@@ -1,0 +1,124 @@
+"""A task for the loop in milliseconds: points on a line with noise, a network with dropout, two levels."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import partialsgd as ps
+from partialsgd.engine.gradient_pass import GradientPass
+from partialsgd.lab import recipes
+from partialsgd.lab.training.settings import Settings
+from partialsgd.lab.training.task import Batch, Numbers, Split
+
+MODULE = "partialsgd.lab.recipes.toy.task"
+PAUSE = 0.0
+"""Seconds that a batch takes, so that a kill or a signal finds the run at work."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Toy(Settings):
+    recipe: ClassVar[str] = "toy"
+    count: int = 7
+    """Batches in an epoch."""
+    nan_at: int | None = None
+    """The batch that holds a NaN, in every epoch."""
+    width: int = 8
+    dropout: float = 0.25
+    norm: bool = False
+    """With BatchNorm."""
+    lr: float = 0.01
+    epochs: int = 2
+    checkpoint_every: int = 3
+
+
+@final
+class ToyBatches:
+    def __init__(self, seed: int, count: int, nan_at: int | None = None) -> None:
+        self.seed, self.count, self.nan_at = seed, count, nan_at
+
+    def __len__(self) -> int:
+        return self.count
+
+    def units(self, epoch: int, index: int) -> int:
+        return 4 + index % 2
+
+    def make(self, epoch: int, index: int) -> Batch:
+        time.sleep(PAUSE)
+        generator = torch.Generator().manual_seed(hash((self.seed, epoch, index)) % 2**31)
+        x = torch.randn(self.units(epoch, index), 3, generator=generator)
+        return x * torch.nan if index == self.nan_at else x
+
+
+@final
+class ToyTask:
+    unit, score = "points", "accuracy"
+
+    def __init__(self, settings: Toy) -> None:
+        torch.manual_seed(settings.seed)
+        width, dropout = settings.width, nn.Dropout(settings.dropout)
+        norm = [nn.BatchNorm1d(width)] if settings.norm else []
+        model = nn.Sequential(nn.Linear(3, width), *norm, nn.ReLU(), dropout, nn.Linear(width, 1))
+        self.network = ps.nest(model, ps.Width(1 / 2))
+        self.optimizers: Sequence[Optimizer] = [torch.optim.Adam(self.network.parameters(), lr=settings.lr)]
+        self.batches = ToyBatches(settings.seed, settings.count, settings.nan_at)
+
+    def notes(self) -> list[str]:
+        return []
+
+    def digest(self) -> str:
+        return "points"
+
+    def rate(self, t: int, total: int) -> float:
+        return 1 / (1 + t)
+
+    def loss(self, model: nn.Module, batch: Batch, g: GradientPass) -> Tensor:
+        return (model(batch).squeeze(1) - batch.sum(dim=1)).square().sum()
+
+    @torch.no_grad()
+    def glance(self, level: str) -> Numbers:
+        torch.rand(3)  # careless on purpose: evaluation must leave no trace
+        self.network.eval()
+        x = torch.eye(3)
+        with self.network.at(level):
+            return {"loss": float((self.network(x).squeeze(1) - 1).square().mean())}
+
+    def merit(self, glances: Mapping[str, Numbers]) -> float:
+        return -sum(each["loss"] for each in glances.values())
+
+    def scores(self, level: str, split: Split) -> Numbers:
+        return {"accuracy": 1 / (1 + self.glance(level)["loss"])}
+
+    def extras(self) -> dict[str, Any]:
+        return {"said": "nothing more"}
+
+    def flops(self, level: str, batch: Batch) -> int:
+        return len(batch) * (1 if level == "core" else 2)
+
+    def example(self) -> Any:
+        return torch.eye(3)
+
+    def seconds(self, plain: nn.Module) -> float:
+        return 0.001
+
+
+def build(settings: Toy) -> ToyTask:
+    return ToyTask(settings)
+
+
+def register() -> None:
+    """One recipe more, in this process."""
+    recipes.RECIPES["toy"] = Toy
+    sys.modules[MODULE] = sys.modules[__name__]
+
+
+def unregister() -> None:
+    del recipes.RECIPES["toy"], sys.modules[MODULE]

@@ -1,0 +1,457 @@
+"""The loop against its definition, and what it leaves when it ends, is stopped, or fails."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import partialsgd as ps
+from partialsgd import logging as report
+from partialsgd.lab.runs import checkpoints
+from partialsgd.lab.runs import final_scores as closing
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import loop
+from partialsgd.lab.training.methods import method_of
+from tests.lab import toy
+from tests.lab.nursery import ROOT
+from tests.lab.remains import leftovers, remains
+from tests.lab.toy import Toy, ToyBatches, ToyTask
+
+pytestmark = pytest.mark.usefixtures("toy")
+
+METHODS = (
+    "alternating",
+    "alternating(order='criterion', every=2)",
+    "slimmable",
+    "compose(alternating, compressed_gradient(keep=0.5))",
+)
+
+
+def trained(place: Path, **settings: Any) -> Run:
+    return loop.train(Toy(out=str(place), **settings))
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    found = checkpoints.latest(run.checkpoints)
+    assert found is not None
+    tensors: dict[str, torch.Tensor] = found[1]["model"]["tensors"]
+    return tensors
+
+
+def by_hand(settings: Toy) -> ToyTask:
+    """Algorithm 1 over the batches, and nothing else."""
+    task = toy.build(settings)
+    sgd = ps.PartialSGD(task.network, list(task.optimizers), method_of(settings.method), seed=settings.seed)
+    torch.manual_seed(settings.seed)
+    for epoch in range(settings.epochs):
+        for index in range(len(task.batches)):
+            batch = task.batches.make(epoch, index)
+            for group in task.optimizers[0].param_groups:
+                group["lr"] = settings.lr * task.rate(sgd.t, settings.epochs * len(task.batches))
+
+            def closure(g: ps.passes.Pass, batch: torch.Tensor = batch) -> torch.Tensor:
+                loss = task.loss(task.network, batch, g) / len(batch)
+                loss.backward()
+                return loss
+
+            sgd.step(closure)
+    return task
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_algorithm_1_over_the_batches(tmp_path: Path, method: str) -> None:
+    settings: dict[str, Any] = {"method": method, "norm": True, "seed": 3}
+    found = weights(trained(tmp_path / "a", **settings))
+    expected = by_hand(Toy(**settings)).network.model.state_dict()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)  # the mean is taken in another order
+
+
+def test_a_run_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path / "a", keep=2)
+    assert not leftovers(run.path)
+    assert {file.name for file in run.path.iterdir()} == {
+        *("config.json", "metrics.jsonl", "checkpoints", "best", "last", "summary.json", ".lock")
+    }
+    assert [int(path.stem) for path in checkpoints.paths(run.checkpoints)] == [12, 14]
+    assert run.summary is not None and run.summary["steps"] == 14
+    assert run.summary["levels"]["core"]["updates"] == run.summary["levels"]["full"]["updates"] == 7
+    out, err = capsys.readouterr()
+    assert "toy: every level on the test data" in out and "said: nothing more" in out
+    assert f"The run is in {run.path}" in err
+    lines = report.read(run.metrics)
+    assert [line["t"] for line in lines] == list(range(14))
+    assert [line["level"] for line in lines] == ["full", "core"] * 7
+    assert [line["lr"] for line in lines] == pytest.approx([0.01 * toy.build(Toy()).rate(t, 14) for t in range(14)])
+    assert [line["points"] for line in lines] == [4, 5, 4, 5, 4, 5, 4] * 2
+    assert [line["epoch"] for line in lines if "valid/core/loss" in line] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "evaluated"),
+    [
+        ({"epochs": 3, "evaluate_every": 2}, 21, [14, 21]),
+        ({"max_steps": 10}, 10, [7, 10]),
+        ({"max_steps": 100}, 14, [7, 14]),
+        ({"accumulate": 3, "epochs": 3}, 9, [3, 6, 9]),
+    ],
+)
+def test_where_it_ends_and_where_it_looks(tmp_path: Path, options: Any, steps: int, evaluated: list[int]) -> None:
+    run = trained(tmp_path / "a", **options)
+    lines = report.read(run.metrics)
+    assert len(lines) == steps
+    assert [line["t"] + 1 for line in lines if "valid/full/loss" in line] == evaluated
+    found = checkpoints.latest(run.checkpoints)
+    assert found is not None and found[0] == steps
+
+
+def test_evaluation_leaves_no_trace(tmp_path: Path) -> None:
+    """The toy's draws random numbers and leaves the network in evaluation mode."""
+    often, rarely = (trained(tmp_path / str(n), epochs=4, evaluate_every=n, norm=True) for n in (1, 2))
+    assert remains(often.path)["state model"] == remains(rarely.path)["state model"]
+    assert remains(often.path)["state random"] == remains(rarely.path)["state random"]
+
+
+class Joined:
+    """Two batches as one."""
+
+    def __init__(self, batches: ToyBatches) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches) // 2
+
+    def units(self, epoch: int, index: int) -> int:
+        return self.batches.units(epoch, 2 * index) + self.batches.units(epoch, 2 * index + 1)
+
+    def make(self, epoch: int, index: int) -> torch.Tensor:
+        return torch.cat([self.batches.make(epoch, 2 * index), self.batches.make(epoch, 2 * index + 1)])
+
+
+def test_accumulating_is_one_step_on_the_union(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 4 and 5 points: the mean over the points is not the mean of the means."""
+    apart = trained(tmp_path / "apart", accumulate=2, dropout=0.0, count=8)
+
+    def build(settings: Toy) -> ToyTask:
+        task = ToyTask(settings)
+        task.batches = Joined(task.batches)
+        return task
+
+    monkeypatch.setattr(toy, "build", build)
+    together = trained(tmp_path / "together", dropout=0.0, count=8)
+    for name, tensor in weights(apart).items():
+        torch.testing.assert_close(tensor, weights(together)[name], rtol=1e-5, atol=1e-7)
+    lines = report.read(apart.metrics)
+    assert [(line["t"], line["level"]) for line in lines] == [(t, ("full", "core")[t % 2]) for t in range(8)]
+    assert [line["loss"] for line in lines] == [pytest.approx(line["loss"]) for line in report.read(together.metrics)]
+
+
+def at_batch(position: int, do: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the loop asks for the batch of this position, once."""
+    make = ToyBatches.make
+    done = list[int]()
+
+    def made(self: ToyBatches, epoch: int, index: int) -> torch.Tensor:
+        if epoch * len(self) + index == position and not done:
+            done.append(position)
+            do()
+        return make(self, epoch, index)
+
+    monkeypatch.setattr(ToyBatches, "make", made)
+
+
+HARD: dict[str, Any] = {"norm": True, "measure_every": 2, "checkpoint_every": 4, "epochs": 3}
+"""With BatchNorm, dropout and a meter."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("method", ["alternating", "alternating(order='criterion', every=2)"])
+def test_asked_to_stop_it_finishes_the_step_saves_and_goes_on_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, method: str
+) -> None:
+    whole = remains(trained(tmp_path / "whole", **HARD, method=method).path)
+    place = tmp_path / "stopped"
+    for position in (0, 6, 9, 13):  # the first, the last of an epoch, two between checkpoints
+        with monkeypatch.context() as patch:
+            at_batch(position, lambda: os.kill(os.getpid(), number), patch)
+            after = rf"stopped after step {position + 1}; to go on: partialsgd resume {place}"
+            with pytest.raises(loop.Stopped, match=after):
+                loop.resume(Run.open(place)) if position else trained(place, **HARD, method=method)
+        assert "Stopping after this step" in capsys.readouterr().err
+        found = checkpoints.latest(place / "checkpoints")
+        assert found is not None and found[0] == position + 1 == len(report.read(place / "metrics.jsonl"))
+        assert bool(found[1]["glances"]) == (position >= 6), "the last evaluation is remembered"
+    loop.resume(Run.open(place))
+    assert "Going on from step 14 of 21." in capsys.readouterr().err
+    assert remains(place) == whole
+
+
+def test_asked_in_the_last_step_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_batch(13, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
+    assert trained(tmp_path / "a").summary is not None
+
+
+def test_a_run_that_failed_anywhere_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before its first checkpoint, and after its last step."""
+
+    def fail() -> None:
+        raise KeyError("a fault of the data")
+
+    whole = remains(trained(tmp_path / "whole", **HARD).path)
+    trying = [1, 3, 4, 7, 8, 20]
+    with pytest.raises(KeyError), monkeypatch.context() as patch:
+        at_batch(trying[0], fail, patch)
+        trained(tmp_path / "failed", **HARD)
+    run = Run.open(tmp_path / "failed")
+    for position in trying[1:]:
+        with pytest.raises(KeyError), monkeypatch.context() as patch:
+            at_batch(position, fail, patch)
+            loop.resume(run)
+    with pytest.raises(KeyError), monkeypatch.context() as patch:
+        patch.setattr(closing, "table", lambda summary: fail())
+        loop.resume(run)
+    assert run.summary is not None and remains(run.path) == whole
+    (run.path / "summary.json").unlink()
+    loop.resume(run)
+    assert remains(run.path) == whole
+
+
+WRITES = {"checkpoint": (checkpoints, "save"), "log": (ps.MetricsLog, "write"), "weights": (ps.export, "save")}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", WRITES)
+def test_between_any_two_writes_a_run_may_end_and_goes_on_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, when: str
+) -> None:
+    """Every write is an instant; a kill comes before it or after it. Step 14 has all three."""
+    options: dict[str, Any] = {**HARD, "checkpoint_every": 2}
+    whole = remains(trained(tmp_path / "whole", **options).path)
+    holder, name = WRITES[what]
+    write, calls = getattr(holder, name), {"checkpoint": (4, 7), "log": (8, 14), "weights": (1, 2, 3, 4)}[what]
+    for call in calls:
+        place, count = tmp_path / str(call), iter(range(1, 1000))
+
+        def ends(*args: Any, count: Iterator[int] = count, call: int = call, **more: Any) -> None:
+            here = next(count) == call
+            if not (here and when == "before"):
+                write(*args, **more)
+            if here:
+                raise KeyError("the process is gone")
+
+        with pytest.raises(KeyError), monkeypatch.context() as patch:
+            patch.setattr(holder, name, ends)
+            trained(place, **options)
+        loop.resume(Run.open(place))
+        assert remains(place) == whole, f"call {call}"
+
+
+def test_bfloat_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {**HARD, "precision": "bf16"}
+    whole = remains(trained(tmp_path / "whole", **options).path)
+    assert whole["metrics"] != (trained(tmp_path / "fp32", **HARD).path / "metrics.jsonl").read_text()
+    with monkeypatch.context() as patch:
+        at_batch(9, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
+        with pytest.raises(loop.Stopped):
+            trained(tmp_path / "stopped", **options)
+    loop.resume(Run.open(tmp_path / "stopped"))
+    assert remains(tmp_path / "stopped") == whole
+
+
+def test_threads_are_stored_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_batch(5, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(loop.Stopped):
+            trained(tmp_path / "a")
+        assert Run.open(tmp_path / "a").settings.threads == 2
+        torch.set_num_threads(1)
+        loop.resume(Run.open(tmp_path / "a"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_threads_are_those_of_the_run_and_not_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_batch(5, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
+    with pytest.raises(loop.Stopped):
+        trained(tmp_path / "a", threads=1)
+    command = [sys.executable, "-m", "tests.lab.toy_run", "resume", str(tmp_path / "a")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "threads: 1" in done.stderr
+
+
+def test_accelerate_is_not_told_to_accumulate_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`accelerate launch` and its config file set this; it would divide the loss."""
+    expected = remains(trained(tmp_path / "a").path)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
+    assert remains(trained(tmp_path / "b").path) == expected
+
+
+@pytest.mark.parametrize(("nan_at", "level"), [(4, "full"), (5, "core")])
+def test_a_loss_that_is_nan_stops_with_step_level_and_what_to_try(tmp_path: Path, nan_at: int, level: str) -> None:
+    message = (
+        rf"^the loss is NaN or infinite at step t = {nan_at}, level '{level}'\. What to try: a smaller --lr, "
+        rf"--clip-norm 1, or a look at the data\. The last good checkpoints are in {tmp_path}/a/checkpoints$"
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        trained(tmp_path / "a", nan_at=nan_at)
+    run = Run.open(tmp_path / "a")
+    assert [int(path.stem) for path in checkpoints.paths(run.checkpoints)] == [3]
+    assert all(tensor.isfinite().all() for tensor in weights(run).values())
+    assert len(report.read(run.metrics)) == nan_at and run.summary is None
+    with pytest.raises(FloatingPointError, match=f"step t = {nan_at}, level '{level}'"):
+        loop.resume(run)
+
+
+def test_in_a_lower_precision_the_higher_is_worth_a_try(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match="--clip-norm 1, --precision fp32, or a look"):
+        trained(tmp_path / "a", nan_at=1, precision="bf16")
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_weights_that_are_not_finite_are_never_written(tmp_path: Path, evaluated: bool) -> None:
+    """The gradient is finite, the step is not: the next loss would tell, after the checkpoint."""
+    message = "the parameter '.*' is NaN or infinite after step 1. What to try: a smaller --lr"
+    with pytest.raises(FloatingPointError, match=message):
+        trained(tmp_path / "a", lr=math.inf, checkpoint_every=1, count=1 if evaluated else 7)
+    assert not (tmp_path / "a" / "checkpoints").exists()
+    assert not (tmp_path / "a" / "best").exists() and not (tmp_path / "a" / "last").exists()
+
+
+def merits(monkeypatch: pytest.MonkeyPatch, *values: float) -> None:
+    """The merit of each evaluation, whatever is seen."""
+    told = iter(values)
+    monkeypatch.setattr(ToyTask, "merit", lambda self, glances: next(told))
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ((1, 3, 2), 2),
+        ((3, 3, 3), 1),
+        ((1, 2, 3), 3),
+        ((math.nan, math.nan, math.nan), 1),
+        ((math.nan, -9, -10), 2),
+        ((1, math.nan, 2), 3),
+    ],
+)
+def test_the_best_is_the_first_with_the_largest_merit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: tuple[float, ...], best: int
+) -> None:
+    """A merit that is NaN loses to every other, and a run without any has a best all the same."""
+    merits(monkeypatch, *values)
+    run = trained(tmp_path / "a", epochs=3)
+    said = json.loads((run.best / "config.json").read_text())["metrics"]
+    line = next(line for line in report.read(run.metrics) if line["epoch"] == best)
+    assert said == {level: {"loss": line[f"valid/{level}/loss"]} for level in ("core", "full")}
+
+
+def test_the_best_is_remembered_over_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    merits(monkeypatch, 5, 4, 3)
+    with monkeypatch.context() as patch:
+        at_batch(9, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
+        with pytest.raises(loop.Stopped):
+            trained(tmp_path / "a", epochs=3)
+    run = Run.open(tmp_path / "a")
+    before = (run.best / "model.safetensors").read_bytes()
+    loop.resume(run)
+    assert (run.best / "model.safetensors").read_bytes() == before
+    assert run.summary is not None and run.summary["checkpoint"] == "best"
+
+
+def test_a_run_at_its_end_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path / "a")
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    capsys.readouterr()
+    assert loop.resume(run) == run
+    assert f"{run.path} is at its end; there is nothing to resume." in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+
+
+def test_a_run_that_is_there_or_in_other_hands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_batch(2, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
+    with pytest.raises(loop.Stopped):
+        trained(tmp_path / "a")
+    with pytest.raises(FileExistsError, match="a run is there; `partialsgd resume"):
+        trained(tmp_path / "a")
+    run = Run.open(tmp_path / "a")
+    with run.locked(), pytest.raises(RuntimeError, match="another process is training"):
+        loop.resume(run)
+    loop.resume(run)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "smooth"}, "there is no method 'smooth'"),
+        ({"precision": "fp16"}, '"fp16" needs a GPU'),
+        ({"track": ("wandb",)}, "the tracker 'wandb' is not installed, or accelerate has none of that name"),
+    ],
+)
+def test_wrong_settings_are_found_before_a_directory_is_made(tmp_path: Path, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trained(tmp_path / "a", **options)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    run = trained(tmp_path / "a", method="sam")
+    (run.path / "summary.json").unlink()
+    config = (run.path / "config.json").read_text()
+    (run.path / "config.json").write_text(config.replace('"sam"', '"plain"'))
+    with pytest.raises(ValueError, match="the state was saved with method='sam"):
+        loop.resume(run)
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = remains(trained(tmp_path / "whole", **HARD).path)
+    at_batch(13, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
+    with pytest.raises(loop.Stopped):
+        trained(tmp_path / "a", **HARD)
+    newest = checkpoints.paths(tmp_path / "a" / "checkpoints")[-1]
+    newest.write_bytes(newest.read_bytes()[:500])
+    capsys.readouterr()
+    loop.resume(Run.open(tmp_path / "a"))
+    err = capsys.readouterr().err
+    assert f"warning: the checkpoint {newest} is passed over: " in err and "Going on from step 12 of 21." in err
+    assert remains(tmp_path / "a") == whole
+
+
+@pytest.mark.parametrize("options", [{"track": ("tensorboard",)}, {"tensorboard": True}])
+def test_trackers_get_the_numbers_of_the_log_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any
+) -> None:
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    with monkeypatch.context() as patch:
+        at_batch(9, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
+        with pytest.raises(loop.Stopped):
+            trained(tmp_path / "a", measure_every=2, **options)
+    lines = report.read(tmp_path / "a" / "metrics.jsonl")
+    seen = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "a"))
+    seen.Reload()
+    (name,) = [name for name, tags in seen.Runs().items() if tags["scalars"]]
+    for tag in ("lr", "epoch", "points"):
+        assert [event.value for event in seen.Scalars(name, tag)] == pytest.approx([line[tag] for line in lines])
+    core = [(event.step, event.value) for event in seen.Scalars(name, "loss/core")]
+    assert core == [(line["t"], pytest.approx(line["loss"]["core"])) for line in lines if line["level"] == "core"]
+    assert [event.step for event in seen.Scalars(name, "valid/full/loss")] == [6]
+    assert seen.Scalars(name, "criteria/core/c_norm")

@@ -1,0 +1,224 @@
+"""The criteria that a training logs are those of a loop written by hand, and measuring leaves no trace in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import partialsgd as ps
+from partialsgd import logging as report
+from partialsgd.engine.gradient_pass import GradientPass
+from partialsgd.lab.recipes import comparing
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import loop
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.measuring import LAYERS, meter_of
+from partialsgd.lab.training.methods import method_of
+from tests.lab import toy
+from tests.lab.recipes.translation import tiny
+from tests.lab.remains import remains
+from tests.lab.toy import Toy, ToyBatches
+
+pytestmark = pytest.mark.usefixtures("toy")
+
+CASES = [
+    ("plain", "only('core')"),
+    ("alternating", "only('core')"),
+    ("plain", "dropout(keep=0.5)"),
+    ("dropout(keep=0.5)", None),
+    ("slimmable", "sam(rho=0.1)"),
+]
+
+
+def trains_both(method: str) -> bool:
+    """A level that is never trained has a BatchNorm that knows nothing, of which the end of a run warns."""
+    return method.startswith(("alternating", "slimmable"))
+
+
+def trained(place: Path, **settings: Any) -> Run:
+    return loop.train(Toy(out=str(place), **settings))
+
+
+def measured(run: Run) -> list[tuple[int, dict[str, Any]]]:
+    return [(line["t"], one) for line in report.read(run.metrics) for one in line.get("criteria", ())]
+
+
+def by_hand(settings: Toy, probe: str | None) -> list[tuple[int, dict[str, Any]]]:
+    """A loop that knows nothing of recipes, with a meter."""
+    task = toy.build(settings)
+    method = method_of(settings.method)
+    meter = ps.CriteriaMeter(2, None if probe is None else method_of(probe))
+    sgd = ps.PartialSGD(task.network, list(task.optimizers), method, seed=settings.seed, meter=meter)
+    torch.manual_seed(settings.seed)
+    found = []
+    for t in range(settings.epochs * len(task.batches)):
+        batch = task.batches.make(*divmod(t, len(task.batches)))
+        task.optimizers[0].param_groups[0]["lr"] = settings.lr * task.rate(t, 0)
+
+        def closure(g: GradientPass, batch: torch.Tensor = batch) -> torch.Tensor:
+            loss = task.loss(task.network, batch, g) / len(batch)
+            loss.backward()
+            return loss
+
+        step = sgd.step(closure)
+        found += [(t, one.numbers()) for one in step.measurements if hasattr(one, "numbers")]
+    return found
+
+
+def require_alike(found: Any, expected: Any) -> None:
+    """The loop takes the mean in another order."""
+    assert type(found) is type(expected) or {type(found), type(expected)} <= {tuple, list}
+    if isinstance(found, dict):
+        assert found.keys() == expected.keys()
+        for name in found:
+            require_alike(found[name], expected[name])
+    elif isinstance(found, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            require_alike(one, other)
+    elif isinstance(found, float):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5, nan_ok=True)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(("method", "probe"), CASES)
+def test_a_run_logs_what_a_meter_measures_in_a_loop_by_hand(tmp_path: Path, method: str, probe: str | None) -> None:
+    settings: dict[str, Any] = {"method": method, "seed": 3, "norm": trains_both(method), "dropout": 0.0}
+    found = measured(trained(tmp_path / "a", **settings, measure_every=2, probe=probe))
+    expected = by_hand(Toy(**settings), probe)
+    assert len(found) >= 7 and any(one["cosine"] != 1 for _, one in found)
+    assert all((one.get("probe") is None) == (probe is None) for _, one in found)
+    require_alike(found, expected)
+
+
+@pytest.mark.parametrize(("options", "over"), [({}, 1), ({"measure_batches": 3}, 3)])
+def test_the_gradient_is_the_mean_over_the_batches_of_so_many_steps(tmp_path: Path, options: Any, over: int) -> None:
+    settings: dict[str, Any] = {"method": "plain", "dropout": 0.0, "measure_every": 5, "probe": "only('core')"}
+    found = dict(measured(trained(tmp_path / "a", **settings, **options, max_steps=1)))[0]
+    task = toy.build(Toy(**settings))
+    for t in range(over):
+        batch = task.batches.make(0, t)
+        ((task.network(batch).squeeze(1) - batch.sum(dim=1)).square().mean() / over).backward()
+    gradients = {name: p.grad for name, p in task.network.named_parameters()}
+    assert all(gradient is not None for gradient in gradients.values())
+    whole = torch.cat([gradient.flatten() for gradient in gradients.values() if gradient is not None]).norm()
+    assert found["whole"] == pytest.approx(float(whole), rel=1e-5)
+
+
+def test_many_batches_go_on_into_the_next_epoch(tmp_path: Path) -> None:
+    run = trained(tmp_path / "a", measure_every=1, measure_batches=5, probe="only('core')", method="plain")
+    assert [t for t, _ in measured(run)] == list(range(14))
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("method", ["plain", "alternating", "slimmable(distill=True)"])
+def test_a_run_with_a_probe_is_the_run_without_to_the_bit(tmp_path: Path, method: str, batches: int) -> None:
+    hard: dict[str, Any] = {"norm": trains_both(method), "method": method}
+    plain = remains(trained(tmp_path / "plain", **hard).path)
+    told: dict[str, Any] = {"measure_every": 2, "probe": "dropout(keep=0.5)", "measure_batches": batches}
+    probed = remains(trained(tmp_path / "probed", **hard, **told).path)
+    for name in ("model", "optimizers", "random", "updates", "flops", "glances"):
+        assert plain[f"state {name}"] == probed[f"state {name}"], name
+    lines, seen = (
+        [{name: x for name, x in json.loads(line).items() if name not in ("criteria", "backwards")} for line in text]
+        for text in (each["metrics"].splitlines() for each in (plain, probed))
+    )
+    assert lines == seen and "criteria" in probed["metrics"] and plain["summary"] == probed["summary"]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_stopped_in_the_middle_it_measures_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    options: dict[str, Any] = {"norm": True, "method": "alternating", "probe": "only('core')", "measure_every": 3}
+    options |= {"measure_layers": ("0",), "measure_batches": batches, "checkpoint_every": 100}
+    whole = trained(tmp_path / "whole", **options)
+    make, done = ToyBatches.make, list[int]()
+
+    def made(self: ToyBatches, epoch: int, index: int) -> torch.Tensor:
+        if (epoch, index) == (1, 1) and not done:
+            done.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+        return make(self, epoch, index)
+
+    monkeypatch.setattr(ToyBatches, "make", made)
+    with pytest.raises(loop.Stopped):
+        trained(tmp_path / "a", **options)
+    loop.resume(Run.open(tmp_path / "a"))
+    assert done and (tmp_path / "a" / "metrics.jsonl").read_bytes() == whole.metrics.read_bytes()
+    assert {t for t, _ in measured(whole)} == {0, 1, 6, 7, 12, 13}
+
+
+def test_layers_are_one_group_beside_the_whole_network(tmp_path: Path) -> None:
+    run = trained(tmp_path / "a", measure_every=2, probe="only('core')", measure_layers=("0",), method="plain")
+    for _, one in measured(run):
+        assert one["groups"].keys() == {LAYERS} and 0 < one["groups"][LAYERS]["whole"] < one["whole"]
+
+
+def test_without_measuring_there_is_no_meter() -> None:
+    assert meter_of(Toy(), toy.build(Toy()).network) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"probe": "only('small')"}, "^probe: level: there is no level 'small'; there are 'core', 'full'"),
+        ({"probe": "only(level"}, r"^probe: the method 'only\(level' cannot be read"),
+        ({"probe": "dropout(keep=2)"}, r"^probe: keep must be in \(0, 1\], got 2"),
+        ({"measure_layers": ("9",)}, "^measure_layers: pattern '9' matches no parameter or module"),
+    ],
+)
+def test_what_the_network_has_not_is_refused_before_a_directory_is_made(
+    tmp_path: Path, options: Any, message: str
+) -> None:
+    with pytest.raises(WrongCall, match=message):
+        trained(tmp_path / "a", measure_every=2, **options)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"probe": "plain"}, "probe is 'plain', and nothing is measured without measure_every; give that too"),
+        ({"measure_layers": ("0",)}, r"measure_layers is \('0',\), and nothing is measured without measure_every"),
+        ({"measure_batches": 2}, "measure_batches is 2, and nothing is measured without measure_every"),
+        ({"measure_batches": 0, "measure_every": 1}, "measure_batches must be a whole number, at least 1; got 0"),
+    ],
+)
+def test_what_to_measure_needs_how_often(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Toy(**options)
+
+
+def test_a_comparison_has_no_place_for_a_probe(tmp_path: Path) -> None:
+    with pytest.raises(WrongCall, match="--probe is for one training: the whole network alone has no core"):
+        comparing.compare(Toy(out=str(tmp_path / "a"), measure_every=2, probe="only('core')"))
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_core_of_half_the_width_sees_the_noise_of_the_whole_transformer() -> None:
+    """Its dropout is where the width stays, so that the pair is measured with it; as a level named is measured."""
+    found = []
+    for probe in ("only('core')", None):
+        torch.manual_seed(5)
+        told = tiny.settings(nest="width", ratio=("1/2",), dropout=0.3, measure_every=1, probe=probe)
+        network = tiny.family(nest="width", ratio=("1/2",), dropout=0.3).train()
+        meter = ps.CriteriaMeter(1, "core") if probe is None else meter_of(told, network)
+        sgd = ps.PartialSGD(network, torch.optim.SGD(network.parameters(), 0.1), meter=meter)
+
+        def closure(network: ps.Nested = network) -> torch.Tensor:
+            loss = network(**tiny.inputs()).logits.square().mean()
+            loss.backward()
+            return loss
+
+        (one,) = sgd.step(closure).measurements
+        assert isinstance(one, ps.meters.criteria.Criteria) and not one.quiet and one.cosine < 1
+        found.append({name: number for name, number in one.numbers().items() if name != "probe"})
+    assert found[0] == found[1]

@@ -1,0 +1,182 @@
+"""A file and the command line mean the same: settings go out and come back equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as options
+from hypothesis import strategies as st
+
+from partialsgd.lab.cli.options import parse_settings
+from partialsgd.lab.cli.trainings import Train
+from partialsgd.lab.recipes import RECIPES
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import settings_files as files
+from partialsgd.lab.training.settings import Settings
+from partialsgd.lab.training.settings_files import as_toml, presets, read, resolve
+
+RATIOS = st.lists(st.sampled_from(["1/32", "0.25", "1/3", "1"]), min_size=1, max_size=3).map(tuple)
+WORDS = st.text(st.characters(codec="utf-8"), max_size=9).filter(lambda text: text != "None")
+NAMES = st.text("abc_-", min_size=1, max_size=4).filter(lambda text: not text.startswith("-"))
+SPECIAL: dict[str, Any] = {
+    "ratio": RATIOS,
+    "track": st.lists(NAMES, max_size=2).map(tuple),
+    "method": st.sampled_from(["plain", "sam(rho=0.1)", 'compose(only("core"), sam)', "dropout( keep=0.5 )"]),
+    "d_model": st.sampled_from([8, 64]),
+    "heads": st.sampled_from([1, 2, 4]),
+    "source": st.sampled_from(["fr", "es"]),
+    "target": st.sampled_from(["it", "pt_BR"]),
+    "out": WORDS,
+    "data": WORDS,
+    "start": WORDS,
+    "teacher": WORDS,
+    "alone": st.sampled_from(["core", "full"]),
+    "probe": st.sampled_from(["only('core')", "dropout(keep=0.5)"]),
+    "measure_layers": st.lists(NAMES, max_size=2).map(tuple),
+}
+MEASURING = {"probe", "measure_layers", "measure_batches"}  # none of them without measure_every
+BY_TYPE: dict[Any, Any] = {
+    int: st.integers(300, 10**6),
+    float: st.floats(1e-30, 0.999),
+    bool: st.booleans(),
+}
+
+
+def values_of(recipe: str, name: str) -> Any:
+    """Any value that a setting may have, now and then None where that is one."""
+    hint = files.types(recipe)[name]
+    args = getattr(hint, "__args__", ())
+    inner = args[0] if type(None) in args else hint
+    found = (
+        SPECIAL[name] if name in SPECIAL else BY_TYPE[inner] if inner in BY_TYPE else st.sampled_from(inner.__args__)
+    )
+    return st.none() | found if type(None) in args else found
+
+
+@st.composite
+def made(draw: Any) -> Settings:
+    recipe = draw(st.sampled_from(list(RECIPES)))
+    names = draw(st.sets(st.sampled_from(sorted(files.types(recipe)))))
+    values = {name: draw(values_of(recipe, name)) for name in sorted(names)}
+    if names & MEASURING:
+        values["measure_every"] = draw(BY_TYPE[int])
+    if values.get("start") is not None:
+        values["init"] = draw(st.sampled_from(["svd", "matched"]))  # zero would overwrite it
+    return resolve(recipe, values)
+
+
+@given(made())
+@options(max_examples=300, deadline=None)
+def test_settings_come_back_from_toml(tmp_path_factory: pytest.TempPathFactory, settings: Settings) -> None:
+    path = tmp_path_factory.getbasetemp() / "settings.toml"
+    path.write_text(as_toml(settings), encoding="utf-8")
+    recipe, values = read(path)
+    assert recipe == settings.recipe
+    assert resolve(recipe, values) == settings
+
+
+def argv_of(settings: Settings) -> list[str]:
+    argv = [settings.recipe]
+    for name, value in dataclasses.asdict(settings).items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            argv += [f"--{option}" if value else f"--no-{option}"]
+        elif isinstance(value, (list, tuple)):
+            argv += [f"--{option}", *value] if value else []
+        else:
+            argv += [f"--{option}={value}"]
+    return argv
+
+
+@given(made())
+@options(max_examples=40, deadline=None)
+def test_settings_come_back_from_the_command_line(settings: Settings) -> None:
+    assert parse_settings(Train, "train", argv_of(settings)) == (Train(), settings)
+
+
+@given(made())
+@options(max_examples=30, deadline=None)
+def test_settings_come_back_from_a_run(tmp_path_factory: pytest.TempPathFactory, settings: Settings) -> None:
+    """All but the directory: another run has its own."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    run = Run.new(dataclasses.replace(settings, out=str(out)))
+    recipe, values = read(run.path / "config.json")
+    assert resolve(str(recipe), values) == dataclasses.replace(settings, out=None)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_may_be_short_and_have_dashes(tmp_path: Path) -> None:
+    recipe, values = read(written(tmp_path, 'recipe = "images"\nmax-steps = 5\nratio = "1/4"\nlr = 1\nlimit = "None"'))
+    found: Any = resolve(str(recipe), values)
+    assert (found.max_steps, found.ratio, found.lr, found.limit) == (5, ("1/4",), 1.0, None)
+    assert found == dataclasses.replace(presets("images")["digits"], max_steps=5, ratio=("1/4",), lr=1.0)
+
+
+def test_the_values_go_over_those_of_the_preset() -> None:
+    found: Any = resolve("translation", {"preset": "iwslt14", "epochs": 1})
+    assert found == dataclasses.replace(presets("translation")["iwslt14"], epochs=1)
+    assert found.d_model == 512 and resolve("translation", {}) == presets("translation")["laptop"]
+
+
+def test_what_a_preset_has_and_the_settings_have_not_is_written_too() -> None:
+    narrow: Any = presets("images")["narrow"]
+    assert narrow.limit is not None and 'limit = "None"' in as_toml(dataclasses.replace(narrow, limit=None))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('recipe = "image"', "there is no recipe 'image'; there are translation, images, tabular"),
+        ("epochs = \n", r"run\.toml is no TOML: .*line 1"),
+        ("max-steps = 1\nmax_steps = 2", "a setting is there twice"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(written(tmp_path, text))
+
+
+def test_a_file_that_is_not_utf_8_or_not_of_a_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(b'out = "\xff"')
+    with pytest.raises(ValueError, match=r"run\.toml is not UTF-8"):
+        read(tmp_path / "run.toml")
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 3}))
+    with pytest.raises(ValueError, match=r"config\.json is not the config\.json of a run"):
+        read(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("epoch", 3, "epoch is not a setting of images; did you mean epochs"),
+        ("layers", 3, "layers is not a setting of images"),
+        ("epochs", 2.0, "epochs must be a whole number; got 2.0"),
+        ("epochs", True, "epochs must be a whole number; got True"),
+        ("flip", 1, "flip must be true or false; got 1"),
+        ("lr", "fast", "lr must be a number; got 'fast'"),
+        ("nest", "deep", "nest must be one of width, low-rank, depth, none; got 'deep'"),
+        ("ratio", [1], r"ratio must be a list of texts; got \[1\]"),
+        ("max_steps", "many", "max_steps must be a whole number or \"None\"; got 'many'"),
+        ("ratio", ["7"], r"^ratio: a ratio must be in \(0, 1\], got '7'$"),
+        ("epochs", 0, "^epochs must be a whole number, at least 1; got 0$"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve("images", {name: value})
+
+
+def test_infinity_is_a_number_in_toml_too() -> None:
+    found = resolve("images", {"clip_norm": math.inf})
+    assert "clip_norm = inf" in as_toml(found)
