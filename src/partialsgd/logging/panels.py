@@ -182,6 +182,8 @@ def _draw_off_scale(axes: Axes, seeds: Sequence[Series], name: str, row: int, lo
             transform=axes.get_xaxis_transform() + above,
             clip_on=False,
         )
+        axes.dataLim.update_from_data_x(steps, ignore=False)  # the marks lie within the axis of steps
+        axes.autoscale_view()
     if not told:
         return []
     counts = f"{', '.join(told)} of {sum(len(seed.values) for seed in seeds)}"
