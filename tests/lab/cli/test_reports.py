@@ -14,7 +14,7 @@ from partialsgd.lab.training import loop
 from partialsgd.lab.training import settings_files as files
 from tests.lab.cli import calls
 from tests.lab.cli.calls import Call, as_text, require_wrong
-from tests.lab.page import made
+from tests.lab.page import example_runs as made
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def test_where_there_is_no_browser_it_is_said(call: Call, tmp_path: Path, monkey
     ("argv", "message"),
     [
         (["report"], "RUN: give at least one run directory"),
-        (["report", "nowhere"], "nowhere is no run: it does not exist"),
-        (["report", "."], "is no run: it has no config.json"),
+        (["report", "nowhere"], "nowhere is not a run directory: it does not exist"),
+        (["report", "."], "is not a run directory: it has no config.json"),
     ],
     ids=as_text,
 )

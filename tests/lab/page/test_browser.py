@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from partialsgd.logging import write_page
-from tests.lab.page import made
+from partialsgd.lab.page import write_page
+from tests.lab.page import example_runs
 
 Open: TypeAlias = Callable[..., Page]
 
@@ -62,10 +62,10 @@ def browser() -> Iterator[Browser]:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Of one run, of three, and of one that is not at its end; in each, markup where text belongs."""
     folder = tmp_path_factory.mktemp("runs")
-    joint, core, full = made.three(folder)
-    extras = made.samples(["core", "full"], made.HOSTILE)
-    hostile = made.run(folder, "a name that is long and has <script>alert(1)<", extras=extras)
-    half = made.run(folder, "half", ends=False)
+    joint, core, full = example_runs.three(folder)
+    extras = example_runs.samples(["core", "full"], example_runs.HOSTILE)
+    hostile = example_runs.run(folder, "a name that is long and has <script>alert(1)<", extras=extras)
+    half = example_runs.run(folder, "half", ends=False)
     chosen = {"one": [hostile], "three": [joint, core, full], "half": [half]}
     return {name: write_page(runs, folder / f"{name}.html") for name, runs in chosen.items()}
 
@@ -197,7 +197,7 @@ def test_a_script_in_a_sample_or_a_name_stays_text(shown: Open) -> None:
 
 
 def test_a_script_that_came_in_all_the_same_would_not_run(browser: Browser, tmp_path: Path) -> None:
-    path = write_page([made.run(tmp_path)], tmp_path / "r.html")
+    path = write_page([example_runs.run(tmp_path)], tmp_path / "r.html")
     path.write_text(path.read_text().replace("<main>", "<main><script>document.title = 'taken'</script>"))
     page = browser.new_page()
     page.goto(path.as_uri())

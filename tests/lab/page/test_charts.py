@@ -1,62 +1,176 @@
-"""One level looks the same in all figures of a page."""
+"""Charts: which curves they draw, how they look on the page, and their description in words."""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
-from partialsgd.lab.page import charts, curves
-from partialsgd.lab.page.charts import Charts
-from partialsgd.lab.page.stored import read
+import pytest
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from partialsgd.lab.page import charts, svg
+from partialsgd.lab.page.charts import MAX_POINTS, Charts
+from partialsgd.lab.page.run_files import read_runs
+from partialsgd.logging import panels
 from partialsgd.logging.series import Series
-from tests.lab.page import made, seen
+from tests.lab.page import example_runs
+from tests.lab.page.page_parts import section, texts, words
+
+LABELS = ["joint · core", "joint · full", "core-alone · core", "full-alone · full"]
 
 
-def test_a_level_has_its_colour_wherever_it_is_drawn(tmp_path: Path) -> None:
-    runs = read(made.three(tmp_path))
-    charts = Charts(runs)
-    name = "core-alone · core"
-    number = curves.names(runs).index(name)
-    alone = charts.lines({name: Series({0: 1.0, 3: 2.0})}, "t", "loss")
-    assert number == 2 and "var(--line-" not in alone  # the third is black: currentColor
-    other = charts.lines({"full-alone · full": Series({0: 1.0, 3: 2.0})}, "t", "loss")
-    assert set(re.findall(r"var\(--line-\d\)", other)) == {"var(--line-3)"}
-    assert set(re.findall(r"var\(--line-\d\)", charts.legend(["joint · full", "full-alone · full"]))) == {
-        "var(--line-1)",
-        "var(--line-3)",
-    }
+def line_colors(markup: str) -> set[str]:
+    return set(re.findall(r"var\(--line-\d\)", markup))
 
 
-def test_a_legend_names_what_is_shown_and_one_line_needs_none(tmp_path: Path) -> None:
-    charts = Charts(read(made.three(tmp_path)))
-    part = charts.legend(["joint · full", "joint · core"])
-    assert [seen.words(item) for item in seen.tree(part).iter("li")] == ["joint · core", "joint · full"]
-    assert charts.legend(["joint · core"]) == ""
+def draw(name: str = "core") -> Figure:
+    figure = panels.sheet(1)
+    curves = {svg.plot_label(name): [Series({0: 1.0, 5: 2.0}, negative=(3,))], "b": [Series({0: 1.5})]}
+    panels.draw(figure.axes[0], curves, "")
+    return panels.finished(figure, None)
 
 
-def test_sizes_are_said_in_words(tmp_path: Path) -> None:
-    runs = read([made.run(tmp_path)])
-    points = [(level.name, runs[0], level) for level in runs[0].levels]
-    drawn = Charts(runs).sizes(points, "BLEU")
-    assert "core: 1,000 parameters, BLEU 21.5; full: 10,000 parameters, BLEU 30.12." in drawn
-    texts = [seen.words(text) for text in seen.tree(drawn).iter("text")]
-    assert {"core", "full", "parameters"} <= set(texts)
+def parse(drawing: Markup) -> ElementTree.Element:
+    return ElementTree.fromstring(f"<svg>{drawing}</svg>")
 
 
-def test_levels_of_one_name_and_size_have_one_label_at_the_best_of_them(tmp_path: Path) -> None:
-    runs = read(made.three(tmp_path))
-    points = [(f"{run.name} · {level.name}", run, level) for run in runs for level in run.levels]
-    labels = [seen.words(text) for text in seen.tree(Charts(runs).sizes(points, "BLEU")).iter() if "text" in text.tag]
-    assert len(points) > 2 and labels.count("core") == labels.count("full") == 1
-    best = max((level.test or {})["BLEU"] for _, _, level in points if level.name == "core")
-    size = next(level.parameters for _, _, level in points if level.name == "core")
-    assert charts._highest(points, "BLEU")["core", size] == (size, best)
+def test_curve_is_labelled_by_its_level_and_with_several_runs_also_by_its_run(tmp_path: Path) -> None:
+    paths = example_runs.three(tmp_path)
+    assert list(charts.training_losses(read_runs(paths[:1]))) == ["full", "core"]
+    runs = read_runs(paths)
+    assert sorted(charts.training_losses(runs)) == sorted(LABELS) == sorted(charts.validation_curves(runs, "BLEU"))
+    assert Charts(runs).labels == LABELS
 
 
-def test_long_names_that_differ_in_the_middle_are_all_drawn(tmp_path: Path) -> None:
-    paths = [made.run(tmp_path, f"core-of-a-very-long-name@lr0.00{k}-and-a-long-warm-up-of-it") for k in (3, 6)]
-    drawn = Charts(runs := read(paths))
-    names = curves.names(runs)
-    assert len(names) == 4
-    part = drawn.lines({name: Series({0: 1.0 + k, 1: 2.0 + k}) for k, name in enumerate(names)}, "t", "loss")
-    assert {"var(--line-0)", "var(--line-1)", "var(--line-3)"} <= set(re.findall(r"var\(--line-\d\)", part))
+def test_probe_has_a_label_among_the_curves(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, levels=["full"], measures=False)
+    steps = [example_runs.step(t, ["full"], 4) for t in range(4)]
+    steps[2]["criteria"] = [example_runs.criteria("core", 2, probe="only('core')")]
+    example_runs.write_steps(path, steps)
+    assert Charts(read_runs([path])).labels == ["full", "only('core'), core"]
+
+
+def test_level_has_the_same_color_in_all_charts(tmp_path: Path) -> None:
+    drawer = Charts(read_runs(example_runs.three(tmp_path)))
+    third = drawer.lines({LABELS[2]: Series({0: 1.0, 3: 2.0})}, "t", "loss")
+    assert line_colors(third.drawing) == set()  # the third color is black, which is currentColor
+    fourth = drawer.lines({LABELS[3]: Series({0: 1.0, 3: 2.0})}, "t", "loss")
+    assert line_colors(fourth.drawing) == {"var(--line-3)"}
+    assert [entry.color for entry in drawer.legend([LABELS[3], LABELS[1]])] == ["var(--line-1)", "var(--line-3)"]
+
+
+def test_legend_has_the_labels_that_are_shown_and_one_curve_needs_none(tmp_path: Path) -> None:
+    drawer = Charts(read_runs(example_runs.three(tmp_path)))
+    assert [entry.label for entry in drawer.legend([LABELS[1], LABELS[0]])] == LABELS[:2]
+    assert drawer.legend(LABELS[:1]) == []
+
+
+def test_long_labels_that_differ_in_the_middle_are_all_drawn(tmp_path: Path) -> None:
+    paths = [example_runs.run(tmp_path, f"core-of-a-very-long-name@lr0.00{k}-and-a-long-warm-up-of-it") for k in (3, 6)]
+    drawer = Charts(read_runs(paths))
+    assert len(drawer.labels) == 4
+    curves = {label: Series({0: 1.0 + k, 1: 2.0 + k}) for k, label in enumerate(drawer.labels)}
+    drawing = drawer.lines(curves, "t", "loss").drawing
+    assert {"var(--line-0)", "var(--line-1)", "var(--line-3)"} <= line_colors(drawing)
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 101, 1000, 12_345])
+def test_thinned_curve_keeps_its_mean_and_its_span(count: int) -> None:
+    values = {3 * t: float(t) for t in range(count)}
+    thin = charts.thin(values)
+    assert len(thin) <= MAX_POINTS and list(thin) == sorted(thin)
+    assert thin == values if count <= MAX_POINTS else len(thin) > MAX_POINTS / 2
+    if count:
+        assert min(thin) <= 3 * count / MAX_POINTS + 3 and max(thin) >= 3 * count * (1 - 2 / MAX_POINTS) - 3
+    assert all(abs(value - t / 3) <= 1 for t, value in thin.items())
+
+
+def test_description_names_the_first_the_last_and_the_best_value(tmp_path: Path) -> None:
+    drawer = Charts(read_runs([example_runs.run(tmp_path)]))
+    curves = {"core": Series({0: 3.0, 5: 1.0, 9: 2.0}), "full": Series({0: math.nan})}
+    assert drawer.lines(curves, "t", "loss").description == (
+        "core: loss 3 at step 0, 2 at step 9, lowest 1 at step 5. full: no values."
+    )
+    assert "highest 3 at step 0" in drawer.lines(curves, "t", "BLEU", best=max).description
+
+
+def test_training_section_has_losses_and_scores(tmp_path: Path) -> None:
+    part = section("training", [example_runs.run(tmp_path)])
+    captions = ["Training loss of the batch at each step", "Validation loss", "Validation BLEU"]
+    assert texts(part, "figcaption") == captions
+    assert "core: BLEU 4.5 at step 9, 19.5 at step 39, highest 19.5 at step 39." in texts(part, "desc")[2]
+    long = example_runs.run(tmp_path, "long", steps=2 * MAX_POINTS)
+    assert f"at most {MAX_POINTS} points" in texts(section("training", [long]), "figcaption")[0]
+    other = example_runs.run(tmp_path, "other", score="accuracy")
+    assert texts(section("training", [long, other]), "figcaption")[2:] == ["Validation BLEU", "Validation accuracy"]
+
+
+def test_run_without_a_step_has_no_chart(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, ends=False)
+    example_runs.write_steps(path, [])
+    assert texts(section("training", [path]), "p") == ["No training step is logged yet."]
+
+
+def test_size_chart_describes_the_levels_and_labels_them(tmp_path: Path) -> None:
+    part = section("levels", [example_runs.run(tmp_path)])
+    assert texts(part, "figcaption") == ["BLEU against size on the test data"]
+    assert texts(part, "desc") == ["core: 1,000 parameters, BLEU 21.5; full: 10,000 parameters, BLEU 30.12."]
+    assert {"core", "full", "parameters", "10k"} <= set(texts(part, "text")) and not list(part.iter("li"))
+
+
+def test_size_chart_of_several_runs_has_a_legend_and_labels_levels_of_one_size_once(tmp_path: Path) -> None:
+    part = section("levels", example_runs.three(tmp_path))
+    assert texts(part, "li") == LABELS
+    assert texts(part, "text").count("core") == texts(part, "text").count("full") == 1
+
+
+def test_size_charts_show_trained_levels_of_finished_runs_for_each_score(tmp_path: Path) -> None:
+    only = example_runs.run(tmp_path, "only", updates={"core": 9})
+    half = example_runs.run(tmp_path, "half", ends=False)
+    assert texts(section("levels", [only, half]), "desc") == ["only · core: 1,000 parameters, BLEU 21.5."]
+    other = example_runs.run(tmp_path, "other", score="accuracy")
+    captions = ["BLEU against size on the test data", "Accuracy against size on the test data"]
+    assert texts(section("levels", [only, other]), "figcaption") == captions
+
+
+def test_figure_is_an_image_with_a_title_and_a_description(tmp_path: Path) -> None:
+    figure = next(section("training", [example_runs.run(tmp_path)]).iter("figure"))
+    image = figure.find("svg")
+    assert image is not None and image.get("role") == "img"
+    title, description = str(image.get("aria-labelledby")).split()
+    named = {element.get("id"): words(element) for element in image.iter() if element.get("id")}
+    assert named[title] == "Training loss" and named[description].startswith("full: loss 3 at step 0")
+
+
+def test_svg_keeps_text_as_text_and_uses_the_colors_of_the_page() -> None:
+    _, drawing = svg.convert(draw(), "f1")
+    assert "0" in texts(parse(drawing), "text")
+    assert not re.search(r"#000000|#ffffff|#e6e6e6|<style|<metadata|xmlns|xlink|<\?xml|DOCTYPE", drawing)
+    assert {"var(--line-0)", "var(--line-1)"} <= line_colors(drawing)
+    assert "var(--grid)" in drawing and "currentColor" in drawing
+
+
+def test_svg_ids_are_unique_and_references_stay_within_the_chart() -> None:
+    first, second = (svg.convert(draw(), name)[1] for name in ("f1", "f2"))
+    ids = [set(re.findall(r'\bid="([^"]+)"', drawing)) for drawing in (first, second)]
+    assert not ids[0] & ids[1]
+    for drawing, own in zip((first, second), ids, strict=True):
+        targets = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', drawing)
+        assert targets and {a or b for a, b in targets} <= own
+        assert len(re.findall(r'\bid="', drawing)) == len(own)
+
+
+def test_same_figure_gives_the_same_svg() -> None:
+    assert svg.convert(draw(), "f1") == svg.convert(draw(), "f1")
+
+
+@pytest.mark.parametrize(
+    "name", [example_runs.HOSTILE, "$\\frac$", "_hidden", "日本語", "a\x01b", "x" * 300, "tab\tnew\nline"]
+)
+def test_any_name_can_be_drawn(name: str) -> None:
+    root = parse(svg.convert(draw(name), "f1")[1])
+    assert not list(root.iter("script")) and not list(root.iter("img"))
+    assert len(svg.plot_label(name)) <= 45 and any("1 negative" in text for text in texts(root, "text"))

@@ -1,113 +1,121 @@
-"""The table of levels: what it has of one run, of several, and of one that is not at its end."""
+"""The head of the page and the section of levels: for one run, for several, and for unfinished runs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from partialsgd.lab.page import levels
-from partialsgd.lab.page.markup import Html
-from partialsgd.lab.page.stored import read
 from partialsgd.logging.records import FAILED
-from tests.lab.page import made, seen
+from tests.lab.page import example_runs
+from tests.lab.page.page_parts import rows, section, texts, words
 
 
-def shown(paths: list[Path]) -> Html:
-    return levels.shown(read(paths), Html("in short"), [])
+def lead(paths: list[Path]) -> str:
+    return next(words(part) for part in section("levels", paths).iter("p") if part.get("class") == "lead")
 
 
-def test_a_run_has_a_row_for_each_level(tmp_path: Path) -> None:
-    part = shown([made.run(tmp_path)])
-    assert seen.rows(part) == [
+def test_one_run_has_a_row_for_each_level(tmp_path: Path) -> None:
+    part = section("levels", [example_runs.run(tmp_path)])
+    assert rows(part) == [
         ["level", "BLEU", "parameters", "share", "training FLOPs", "updates", "latency"],
         ["core", "21.50", "1,000", "10 %", "2.00 × 10¹⁰", "20", "2 ms"],
         ["full", "30.12", "10,000", "100 %", "2.00 × 10¹¹", "20", "2 ms"],
     ]
-    assert seen.paragraphs(part)[0] == "in short"
-    assert f"sacrebleu signature: {made.SIGNATURE}" in seen.paragraphs(part)[1]
+    assert f"Signature of the score: {example_runs.SIGNATURE}." in texts(part, "p")[1]
+    assert texts(part, "summary") == ["All numbers on the test data"]
+    assert rows(part, 1) == [["", "core", "full"], ["loss", "1", "1"], ["BLEU", "21.5", "30.12"]]
 
 
-def test_several_runs_have_one_table_with_a_column_for_the_run(tmp_path: Path) -> None:
-    head, *rest = seen.rows(shown(made.three(tmp_path)))
+def test_several_runs_have_one_table_that_can_be_sorted(tmp_path: Path) -> None:
+    part = section("levels", example_runs.three(tmp_path))
+    head, *body = rows(part)
     assert head[:3] == ["run", "level", "BLEU"]
-    assert [row[:4] for row in rest] == [
+    assert [row[:4] for row in body] == [
         ["joint", "core", "21.50", "1,000"],
         ["joint", "full", "30.12", "10,000"],
         ["core-alone", "core", "20.00", "1,000"],
         ["full-alone", "full", "30.12", "10,000"],
     ]
-    assert rest[2][4] == "–"
-
-
-def test_what_it_is_sorted_by_is_beside_what_is_shown(tmp_path: Path) -> None:
-    table = next(seen.tree(shown(made.three(tmp_path))).iter("table"))
-    cells = list(list(table.iter("tr"))[3])
-    assert cells[0].get("data-text") == "core-alone" and cells[3].get("data-number") == "1000.0"
+    heads, *_, core_alone, _ = next(part.iter("table")).iter("tr")
+    cells = list(core_alone)
+    assert cells[0].get("data-text") == "core-alone" and cells[3].get("data-number") == "1000"
     assert cells[4].get("data-number") is None and cells[4].text == "–"
-    heads = list(next(table.iter("tr")))
-    assert {head.get("aria-sort") for head in heads} == {"none"} and all(
-        head.find("button") is not None for head in heads
-    )
+    assert {cell.get("aria-sort") for cell in heads} == {"none"}
+    assert all(cell.find("button") is not None for cell in heads)
 
 
-def test_recipes_with_other_scores_have_columns_of_their_own(tmp_path: Path) -> None:
-    paths = [made.run(tmp_path, "a"), made.run(tmp_path, "b", recipe="images", score="accuracy")]
-    head, *rest = seen.rows(shown(paths))
-    assert head[2:4] == ["BLEU", "accuracy"] and [row[2:4] for row in rest[1:3]] == [["30.12", "–"], ["–", "21.50"]]
+def test_runs_with_other_scores_have_other_columns(tmp_path: Path) -> None:
+    paths = [example_runs.run(tmp_path, "a"), example_runs.run(tmp_path, "b", recipe="images", score="accuracy")]
+    head, *body = rows(section("levels", paths))
+    assert head[2:4] == ["BLEU", "accuracy"] and [row[2:4] for row in body[1:3]] == [["30.12", "–"], ["–", "21.50"]]
 
 
-def test_a_run_that_is_not_at_its_end_says_so_and_shows_what_is_there(tmp_path: Path) -> None:
-    part = shown([made.run(tmp_path, "half", ends=False)])
-    assert seen.rows(part) == [
+def test_unfinished_run_is_named_and_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    half = example_runs.run(tmp_path, "half", ends=False)
+    part = section("levels", [half])
+    assert rows(part) == [
         ["level", "validation loss", "updates"],
         ["core", "0.6897", "10"],
         ["full", "0.6897", "10"],
     ]
-    (warning,) = [said for said in seen.paragraphs(part) if "half" in said]
-    assert warning.startswith("half is not at its end: 20 steps so far, epoch 2 of 4.")
-    assert f"partialsgd resume {tmp_path / 'half'}" in warning
+    (warning,) = texts(part, "p")
+    assert warning.startswith("half is not finished: 20 steps so far, epoch 2 of 4.")
+    assert f"partialsgd resume {half}" in warning and texts(section("runs", [half]), "li")[0].endswith("· not finished")
+    both = rows(section("levels", [half, example_runs.run(tmp_path)]))
+    assert both[1] == ["half", "core", "–", "0.6897", "–", "–", "–", "10", "–"]
 
 
-def test_a_run_that_has_diverged_is_not_said_to_go_on(tmp_path: Path) -> None:
-    path = made.run(tmp_path, "gone", ends=False)
+def test_diverged_run_is_not_said_to_continue(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, "gone", ends=False)
     (path / FAILED).write_text('{"error": "the loss is nan"}')
-    warning = next(text for text in seen.paragraphs(shown([path])) if text.startswith("gone"))
-    assert warning.startswith("gone has diverged after ") and warning.endswith("steps: the loss is nan")
-    assert "diverged" in seen.words(seen.tree(levels.meta(read([path]))))
+    assert texts(section("levels", [path]), "p") == ["gone diverged after 20 steps: the loss is nan"]
+    assert texts(section("runs", [path]), "li")[0].endswith("· diverged")
     (path / "metrics.jsonl").unlink()
-    said = " ".join(seen.paragraphs(shown([path])))
-    assert "gone has diverged after 0 steps: the loss is nan" in said and "no step yet" not in said
+    assert texts(section("levels", [path]), "p") == ["gone diverged after 0 steps: the loss is nan"]
 
 
-def test_wall_time_is_told_where_it_is_known(tmp_path: Path) -> None:
-    path = made.run(tmp_path, "done")
-    before = seen.words(seen.tree(levels.meta(read([path]))))
-    file = path / "summary.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "wall": 150.0}))
-    after = seen.words(seen.tree(levels.meta(read([path]))))
-    assert before.endswith("1 min 30 s of training") and after == f"{before}, 2 min 30 s with evaluations"
-
-
-def test_a_run_without_a_step_has_no_table(tmp_path: Path) -> None:
-    path = made.run(tmp_path, "new", ends=False)
+def test_run_without_a_step_has_no_table(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, "new", ends=False)
     (path / "metrics.jsonl").unlink()
-    part = shown([path])
-    assert not list(seen.tree(part).iter("table")) and "new has made no step yet" in seen.paragraphs(part)[1]
+    part = section("levels", [path])
+    assert not list(part.iter("table")) and "new has no steps yet" in texts(part, "p")[0]
 
 
-def test_a_level_without_steps_of_its_own_is_explained(tmp_path: Path) -> None:
-    part = shown([made.run(tmp_path, updates={"core": 40})])
-    assert seen.rows(part)[2][5] == "0" and "had no steps of its own" in " ".join(seen.paragraphs(part))
+def test_level_without_updates_is_explained(tmp_path: Path) -> None:
+    part = section("levels", [example_runs.run(tmp_path, updates={"core": 40})])
+    assert rows(part)[2][5] == "0" and "was not trained by steps of its own" in texts(part, "p")[1]
 
 
-def test_all_test_numbers_are_there_folded(tmp_path: Path) -> None:
-    part = shown([made.run(tmp_path)])
-    assert seen.titles(part, "summary") == ["All numbers on the test data"]
-    assert seen.rows(part, 1) == [["", "core", "full"], ["loss", "1", "1"], ["BLEU", "21.5", "30.12"]]
+def test_head_shows_the_time_with_evaluations_if_it_is_known(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, "done")
+    before = words(section("runs", [path]))
+    example_runs.write_summary(path, {**json.loads((path / "summary.json").read_text()), "wall": 150.0})
+    assert before == "translation · alternating · seed 0 · trains core and full · 40 steps · 1 min 30 s of training"
+    assert words(section("runs", [path])) == f"{before}, 2 min 30 s with evaluations"
 
 
-def test_steps_are_those_of_the_summary_where_the_log_was_thinned(tmp_path: Path) -> None:
-    path = made.run(tmp_path, "stored")
-    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (path / "metrics.jsonl").write_bytes(b"".join(lines[-1:]))
-    assert f" · {len(lines)} steps · " in seen.words(seen.tree(levels.meta(read([path]))))
+def test_head_counts_the_steps_of_the_summary_if_the_log_has_fewer(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, "thinned")
+    example_runs.write_steps(path, [example_runs.step(39, ["core", "full"], 40)])
+    assert " · 40 steps · " in words(section("runs", [path]))
+
+
+def test_lead_of_one_run_says_how_good_its_levels_are_and_what_they_cost(tmp_path: Path) -> None:
+    joint, core, _ = example_runs.three(tmp_path)
+    assert lead([joint]) == (
+        "core reaches BLEU 21.50 with 1,000 parameters, 10 % of the full network. full reaches BLEU 30.12 with 10,000 "
+        "parameters. One run for 2 levels took 2.20 × 10¹¹ FLOPs and 1 min 30 s. Training each level alone would take "
+        "4.40 × 10¹¹ FLOPs, 2 times as many (computed for the same number of epochs)."
+    )
+    assert lead([core]) == (
+        "core reaches BLEU 20.00 with 1,000 parameters. The training took 4.00 × 10¹⁰ FLOPs and 1 min 30 s."
+    )
+
+
+def test_lead_of_several_runs_names_the_best_run_of_each_level(tmp_path: Path) -> None:
+    paths = [*example_runs.three(tmp_path), example_runs.run(tmp_path, "half", ends=False)]
+    assert lead(paths) == (
+        "The best of each level: core, BLEU 21.50 (joint), full, BLEU 30.12 (joint). joint: One run for 2 levels took "
+        "2.20 × 10¹¹ FLOPs and 1 min 30 s. Training each level alone took 4.40 × 10¹¹ FLOPs, 2 times as many, and "
+        "3 min. BLEU of joint minus separate training: core +1.5, full +0."
+    )

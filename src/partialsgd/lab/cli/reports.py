@@ -39,7 +39,7 @@ class Report:
         from partialsgd.lab.page import write_page
 
         try:
-            page = write_page(self.run, self.to or self.run[0] / "report.html", usual=usual)
+            page = write_page(self.run, self.to or self.run[0] / "report.html", default_settings=usual)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise WrongCall(str(error)) from error
         print(page)

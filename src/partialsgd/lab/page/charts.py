@@ -1,22 +1,31 @@
-"""The figures of a page: one panel each, so that a phone shows them one below the other, and one legend for several."""
+"""Charts of the report: curves over the steps, and scores over the number of parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, TypeAlias, final
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
-from partialsgd.lab.page import curves, numbers, svg
-from partialsgd.lab.page.curves import Curves
-from partialsgd.lab.page.markup import Html, el, joined
-from partialsgd.lab.page.runs import Level, Run
-from partialsgd.logging import panels
+from markupsafe import Markup
+
+from partialsgd.lab.page import svg
+from partialsgd.lab.page.formatting import integer, number
+from partialsgd.lab.page.run_files import Level, Run
+from partialsgd.logging import panels, series
 from partialsgd.logging.series import Series
 
-Point: TypeAlias = tuple[str, Run, Level]
-"""The name of a level of a run, and both."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-_MARKERS = {
+Curves: TypeAlias = Mapping[str, Series]
+"""Curves by the label of their level."""
+
+MAX_POINTS = 100
+"""A longer curve is drawn as means of neighbouring steps, because the noise of single batches would hide the others."""
+_MAX_ANNOTATIONS = 6
+_SWATCH_MARKERS = {
     "o": "M15-3a3 3 0 1 0 .01 0z",
     "s": "M12-3h6v6h-6z",
     "^": "M15-4l3.5 6.5h-7z",
@@ -24,128 +33,168 @@ _MARKERS = {
     "v": "M15 4l3.5-6.5h-7z",
     "P": "M14-4h2v3h3v2h-3v3h-2V1h-3v-2h3z",
 }
-_NO_LEGEND = Html("")
-_ANNOTATED = 6  # points whose names have a place beside them
+
+
+class LegendEntry(NamedTuple):
+    """A label, and the color, dashes and marker of its line in SVG."""
+
+    label: str
+    color: str
+    dashes: str
+    marker: str
+
+
+class Chart(NamedTuple):
+    """A drawing, and its description in words for readers who cannot see it."""
+
+    id: str
+    title: str
+    note: str
+    description: str
+    view_box: str
+    drawing: Markup
+    legend: Sequence[LegendEntry] = ()
 
 
 @final
 class Charts:
-    """Draws for one page: curves of one name look the same in all figures, and each figure has ids of its own."""
+    """Draws the charts of one page, so that a level has the same color, dashes and marker in all of them."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
-        self._names = curves.names(runs)
-        self._ids = (f"f{k}" for k in count(1))
+        levels = [(run, name) for run in runs for name in (*(level.name for level in run.levels), *measured(run))]
+        self.labels = list(dict.fromkeys(run.label(name) for run, name in levels))
+        self._ids = (f"chart{k}" for k in count(1))
 
     def lines(
         self,
-        found: Curves,
+        curves: Curves,
         title: str,
         unit: str,
         *,
         note: str = "",
         log: bool = True,
         best: Callable[..., int] = min,
-        at_one: bool = False,
+        line_at_one: bool = False,
         width: float = panels.COLUMN,
-    ) -> Html:
-        """Numbers over the steps; `at_one` draws the line where plain training is."""
-        sheet = panels.sheet(1)
-        sheet.set_figwidth(width)
-        axes = sheet.axes[0]
-        if at_one:
-            axes.axhline(1.0, color="0.6", linewidth=0.8, zorder=0.6)
-        labels = svg.labels(self._names)
-        drawn = {label: [found.get(name, Series({}))] for name, label in zip(self._names, labels, strict=True)}
-        panels.draw(axes, drawn, "", log=log)
-        return self._figure(sheet, title, note, curves.told(found, unit, best=best))
+    ) -> Chart:
+        """Draw curves over the steps; `best` is `min` or `max` and says which value the description names."""
+        figure = panels.sheet(1)
+        figure.set_figwidth(width)
+        if line_at_one:
+            figure.axes[0].axhline(1.0, color="0.6", linewidth=0.8, zorder=0.6)
+        plot_labels = svg.plot_labels(self.labels)
+        drawn = {plot: [curves.get(label, Series({}))] for label, plot in zip(self.labels, plot_labels, strict=True)}
+        panels.draw(figure.axes[0], drawn, "", log=log)
+        description = " ".join(_describe(label, curve, unit, best) for label, curve in curves.items())
+        return self._chart(figure, title, note, description)
 
-    def sizes(self, points: Sequence[Point], score: str) -> Html:
-        """The score of levels against their size; those of one run are joined, and of several it is told which."""
-        sheet = panels.sheet(1)
-        axes = sheet.axes[0]
-        for run in dict.fromkeys(run.name for _, run, _ in points):
-            own = [(level.parameters, (level.test or {})[score]) for _, r, level in points if r.name == run]
-            axes.plot(*zip(*own, strict=True), color="0.6", linewidth=0.8, zorder=1)
-        for name, _, level in points:
-            at = (float(level.parameters or 0), (level.test or {})[score])
-            look = panels.look_of(self._names.index(name))
-            axes.plot([at[0]], [at[1]], linestyle="none", markersize=5, **_marker(look))
-        if len(points) <= _ANNOTATED:
-            for (named, _), at in _highest(points, score).items():
-                axes.annotate(
-                    svg.label(named), at, (5, 5), textcoords="offset points", fontsize=8, annotation_clip=False
-                )
-        panels.finish(axes, "")
-        axes.margins(0.15)
-        axes.set_xlabel("parameters", fontsize=9)
-        axes.xaxis.set_major_formatter(lambda value, _: _short(value))
-        axes.locator_params(axis="x", nbins=5)
-        words = "; ".join(
-            f"{name}: {numbers.whole(level.parameters)} parameters, {score} {numbers.plain((level.test or {})[score])}"
-            for name, _, level in points
+    def sizes(self, score: str) -> Chart | None:
+        """Draw the test scores of all trained levels over their parameters; levels of one run are joined by a line."""
+        runs = [run for run in self._runs if run.summary and run.score == score and run.trained]
+        points = [(run.label(level.name), level) for run in runs for level in run.trained]
+        if not points:
+            return None
+        figure = panels.sheet(1)
+        axes = figure.axes[0]
+        for run in runs:
+            sizes, scores = zip(*((level.parameters, level.score) for level in run.trained), strict=True)
+            axes.plot(sizes, scores, color="0.6", linewidth=0.8, zorder=1)
+        for label, level in points:
+            look = {**panels.look_of(self.labels.index(label)), "linestyle": "none"}
+            axes.plot([level.parameters or 0], [level.score or 0.0], markersize=5, **look)
+        _finish_sizes(figure, [level for _, level in points])
+        description = "; ".join(
+            f"{label}: {integer(level.parameters)} parameters, {score} {number(level.score)}" for label, level in points
         )
-        legend = self.legend([name for name, _, _ in points]) if len(self._runs) > 1 else _NO_LEGEND
+        legend = [] if len(self._runs) == 1 else self.legend([label for label, _ in points])
         title = f"{score[:1].upper()}{score[1:]} against size"
-        return self._figure(sheet, title, "on the test data", f"{words}.", legend)
+        return self._chart(figure, title, "on the test data", f"{description}.", legend)
 
-    def legend(self, shown: Sequence[str]) -> Html:
-        """What the lines are; nothing where there is one."""
-        items = [el("li", _swatch(self._names.index(name)), name) for name in self._names if name in shown]
-        return el("ul", *items, class_="legend") if len(items) > 1 else _NO_LEGEND
+    def legend(self, labels: Sequence[str]) -> list[LegendEntry]:
+        """Return the entries of the given labels; a single curve needs no legend."""
+        entries = [_legend_entry(label, k) for k, label in enumerate(self.labels) if label in labels]
+        return entries if len(entries) > 1 else []
 
-    def _figure(self, sheet: Any, title: str, note: str, words: str, legend: Html = _NO_LEGEND) -> Html:
-        for axes in sheet.axes:
+    def _chart(
+        self, figure: Figure, title: str, note: str, description: str, legend: Sequence[LegendEntry] = ()
+    ) -> Chart:
+        for axes in figure.axes:
             axes.set_xlabel(axes.get_xlabel().replace("$t$", "t"))
             for axis in (axes.xaxis, axes.yaxis):
-                _without_offset(axis.get_major_formatter())
+                if hasattr(formatter := axis.get_major_formatter(), "set_useOffset"):
+                    formatter.set_useOffset(False)
             for line in axes.lines:
-                line.set_label("_")  # the page has one legend for several figures
-        drawn = svg.inline(panels.finished(sheet, None), next(self._ids), title, words)
-        caption = [el("strong", title), *([el("span", f" {note}", class_="note")] if note else [])]
-        return el("figure", el("figcaption", *caption), drawn, legend)
+                line.set_label("_")  # the page has its own legends
+        name = next(self._ids)
+        view_box, drawing = svg.convert(panels.finished(figure, None), name)
+        return Chart(name, title, note, description, view_box, drawing, legend)
 
 
-def grid(figures: Sequence[Html], kind: str = "figures") -> Html:
-    return el("div", *figures, class_=kind)
+def measured(run: Run) -> dict[str, str]:
+    """Return the recorded name of each level or probe with criteria, by the name that the page shows."""
+    return {run.level_name(name): name for name in series.names(run.steps)}
 
 
-def _without_offset(formatter: Any) -> None:
-    """Each tick says its whole number; a formatter of a logarithmic axis does so anyway."""
-    if hasattr(formatter, "set_useOffset"):
-        formatter.set_useOffset(False)
+def training_losses(runs: Sequence[Run]) -> Curves:
+    """Return the batch losses; if a step passed a level more than once, their mean."""
+    curves: dict[str, Series] = {}
+    for run in runs:
+        losses: dict[str, dict[int, list[float]]] = {}
+        for step in run.steps:
+            for level, loss in step["loss"].items():
+                losses.setdefault(run.level_name(level), {}).setdefault(step["t"], []).append(loss)
+        for level, values in losses.items():
+            curves[run.label(level)] = _series({t: fmean(each) for t, each in values.items()})
+    return curves
 
 
-def _marker(look: dict[str, Any]) -> dict[str, Any]:
-    return {key: look[key] for key in ("color", "marker")}
+def validation_curves(runs: Sequence[Run], name: str) -> Curves:
+    return {run.label(level): _series(values) for run in runs for level, values in run.validation(name).items()}
 
 
-def _highest(points: Sequence[Point], score: str) -> dict[tuple[str, int | None], tuple[float, float]]:
-    """Of levels with one name and one size the best: several labels would lie on each other, and the legend has all."""
-    found: dict[tuple[str, int | None], tuple[float, float]] = {}
-    for _, _, level in points:
-        at = (float(level.parameters or 0), (level.test or {})[score])
-        known = found.get((level.name, level.parameters), at)
-        found[level.name, level.parameters] = max(at, known)
-    return found
+def thin(values: Mapping[int, float]) -> dict[int, float]:
+    """Replace groups of neighbours by their mean at the middle step, so that at most MAX_POINTS are left."""
+    size = math.ceil(len(values) / MAX_POINTS)
+    steps = sorted(values)
+    groups = [steps[k : k + size] for k in range(0, len(steps), size or 1)]
+    return {group[len(group) // 2]: fmean(values[t] for t in group) for group in groups}
 
 
-def _short(value: float) -> str:
-    """Of parameters: 142k, 1.5M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{letter}"
-    return f"{value:.4g}"
+def _finish_sizes(figure: Figure, levels: Sequence[Level]) -> None:
+    """Label the axis, and the levels if they are few; of levels with the same name and size only the best."""
+    from matplotlib.ticker import EngFormatter
+
+    axes = figure.axes[0]
+    best = {(level.name, level.parameters): level for level in sorted(levels, key=lambda level: level.score or 0.0)}
+    for level in best.values() if len(levels) <= _MAX_ANNOTATIONS else ():
+        point = (float(level.parameters or 0), level.score or 0.0)
+        style: Any = {"textcoords": "offset points", "fontsize": 8, "annotation_clip": False}
+        axes.annotate(svg.plot_label(level.name), point, (5, 5), **style)
+    panels.finish(axes, "")
+    axes.margins(0.15)
+    axes.set_xlabel("parameters", fontsize=9)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.locator_params(axis="x", nbins=5)
 
 
-def _swatch(number: int) -> Html:
-    look = panels.look_of(number)
-    color, style = svg.color(look["color"]), look["linestyle"]
-    dashes = "" if style == "-" else f' stroke-dasharray="{" ".join(str(1.6 * part) for part in style[1])}"'
-    return joined(
-        [
-            Html('<svg viewBox="0 -6 30 12" aria-hidden="true">'),
-            Html(f'<path d="M0 0H30" style="stroke: {color}" stroke-width="1.8" fill="none"{dashes}/>'),
-            Html(f'<path d="{_MARKERS[look["marker"]]}" style="fill: {color}"/></svg>'),
-        ]
+def _series(values: Mapping[int, float]) -> Series:
+    return series.ratio({t: {"": value} for t, value in thin(values).items()}, "", signed=True)
+
+
+def _describe(label: str, curve: Series, unit: str, best: Callable[..., int]) -> str:
+    values = {t: value for t, value in sorted(curve.values.items()) if math.isfinite(value)}
+    if not values:
+        return f"{label}: no values."
+    first, last, top = next(iter(values)), next(reversed(values)), best(values, key=values.__getitem__)
+    return (
+        f"{label}: {unit} {number(values[first])} at step {first:,}, {number(values[last])} at step {last:,}, "
+        f"{'lowest' if best is min else 'highest'} {number(values[top])} at step {top:,}."
     )
+
+
+def _legend_entry(label: str, position: int) -> LegendEntry:
+    look = panels.look_of(position)
+    style = look["linestyle"]
+    dashes = "" if style == "-" else " ".join(str(1.6 * part) for part in style[1])
+    return LegendEntry(label, svg.css_color(look["color"]), dashes, _SWATCH_MARKERS[look["marker"]])

@@ -1,98 +1,129 @@
-"""The criteria over time, and below them what the theorem makes of them."""
+"""The section of convergence: the measured criteria, and what Theorem 1 concludes from them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any, final
 
-from partialsgd.lab.page import curves, numbers, readings
-from partialsgd.lab.page.charts import Charts, grid
-from partialsgd.lab.page.curves import Curves
-from partialsgd.lab.page.markup import Html, el, folded, joined, listed, section
-from partialsgd.lab.page.readings import Reading
-from partialsgd.lab.page.runs import Run
+from partialsgd import theory
+from partialsgd.lab.page.charts import Charts, measured
+from partialsgd.lab.page.run_files import Run
 from partialsgd.logging import series
+from partialsgd.logging.series import Measured
 
-_TITLES = {"c_norm": "c_norm", "c_sim": "c_sim", "c_align": "c_align", "alpha": "α", "q": "q"}
-_NOTES = {
+_KEYS = ("c_norm", "c_sim", "c_align", "alpha", "q")
+_CHARTS = {
     "c_norm": "‖G‖ / ‖p ⊙ G‖",
     "c_sim": "‖p ⊙ G‖ / ‖p ⊙ G̃‖",
     "c_align": "1 / cos(p ⊙ G, p ⊙ G̃)",
     "q": "‖G‖ / (α ‖p ⊙ G̃‖)",
 }
-_WIDTH = 2.5  # inches: four stand side by side
-_ABOUT = (
-    "G is the gradient at x, p ⊙ G̃ the one that a step uses: masked, and taken at x̃. All of these are 1 in plain SGD; "
-    "the larger c_norm, c_align and q are, and the further c_sim is from 1, the less a step is one of SGD."
-)
+_CHART_WIDTH = 2.5  # inches: four charts fit side by side
 
 
-def shown(runs: Sequence[Run], charts: Charts) -> Html:
-    found = {run.name: readings.readings(run) for run in runs}
-    measured = [run for run in runs if found[run.name]]
-    if not measured:
-        how = el("code", "partialsgd train --measure-every 50")
-        said = joined(["Nothing was measured. ", how, " measures the criteria at every 50th step of each level."])
-        return section("criteria", "Is it converging?", el("p", said))
-    drawn = {key: _curves(runs, found, key) for key in _NOTES}
-    figures = [_chart(charts, drawn[key], key) for key in _NOTES] if drawn["q"] else []
-    return section(
-        "criteria",
-        "Is it converging?",
-        el("p", _ABOUT),
-        *([charts.legend(list(drawn["q"])), grid(figures, "figures four")] if figures else []),
-        *(part for run in measured for part in _read(run, found[run.name], len(runs) > 1)),
-        folded("What these numbers cannot say", listed(readings.limits(measured))),
-        *_unmeasured(runs, measured),
-    )
+@final
+@dataclass(frozen=True)
+class LevelCriteria:
+    """The criteria that were measured for one level, or for one probe, of a run."""
+
+    name: str
+    by_step: Measured
+
+    def medians(self, key: str) -> tuple[float, float, float]:
+        """Return the medians of all measurements, of the first half and of the second half."""
+        steps, half = sorted(self.by_step), (len(self.by_step) + 1) // 2
+        first, second = (self._median(key, part) for part in (steps[:half], steps[-half:]))
+        return self._median(key, steps), first, second
+
+    def _median(self, key: str, steps: Sequence[int]) -> float:
+        values = [float(self.by_step[t][key]) for t in steps]
+        # A negative c_align is worse than every positive one.
+        defined = [math.inf if key == "c_align" and v < 0 else v for v in values if not math.isnan(v)]
+        return median(defined) if defined else math.nan
+
+    @property
+    def is_plain(self) -> bool:
+        """True if every measured step was a step of plain training."""
+        return all(abs(float(one[key]) - 1) < 1e-6 for one in self.by_step.values() for key in _KEYS)
+
+    @property
+    def angle(self) -> float:
+        """The median angle between the two gradients in degrees; at least 90 if they point in opposite directions."""
+        c_align = self.medians("c_align")[0]
+        return math.degrees(math.acos(min(1.0, 1 / c_align)))
+
+    @property
+    def negative_count(self) -> int:
+        """The number of measurements with a negative alignment."""
+        return sum(float(one["c_align"]) < 0 for one in self.by_step.values())
+
+    @property
+    def unbounded_count(self) -> int:
+        """The number of measurements with an infinite q, for which the theorem has no bound."""
+        return sum(math.isinf(float(one["q"])) for one in self.by_step.values())
+
+    @property
+    def largest_q(self) -> tuple[int, float] | None:
+        """The step with the largest finite q, and that q."""
+        finite = {t: float(one["q"]) for t, one in self.by_step.items() if math.isfinite(float(one["q"]))}
+        return max(finite.items(), key=lambda item: item[1], default=None)
 
 
-def _chart(charts: Charts, found: Curves, key: str) -> Html:
-    return charts.lines(found, _TITLES[key], key, note=_NOTES[key], at_one=True, width=_WIDTH)
+def level_criteria(run: Run) -> list[LevelCriteria]:
+    return [LevelCriteria(name, series.measured(run.steps, recorded)) for name, recorded in measured(run).items()]
 
 
-def _curves(runs: Sequence[Run], found: dict[str, list[Reading]], key: str) -> Curves:
+def section(runs: Sequence[Run], charts: Charts) -> dict[str, Any]:
+    measured_runs = [(run, levels) for run in runs if (levels := level_criteria(run))]
+    partial_levels = [(run, one) for run, levels in measured_runs for one in levels if not one.is_plain]
+    records = [record for _, levels in measured_runs for one in levels for record in one.by_step.values()]
+    drawn = [
+        charts.lines(
+            {run.label(one.name): series.ratio(one.by_step, key) for run, one in partial_levels},
+            *(key, key),
+            note=formula,
+            line_at_one=True,
+            width=_CHART_WIDTH,
+        )
+        for key, formula in _CHARTS.items()
+        if partial_levels
+    ]
     return {
-        curves.name_of(run, reading.name, runs): series.ratio(reading.found, key)
-        for run in runs
-        for reading in found[run.name]
-        if not reading.is_plain
+        "measured": [(run, levels, _alerts(levels), alternating_factor(run)) for run, levels in measured_runs],
+        "unmeasured": [run.name for run in runs if not level_criteria(run)],
+        "charts": drawn,
+        "legend": charts.legend([run.label(one.name) for run, one in partial_levels]),
+        "batches": max((run.settings.get("measure_batches") or 1 for run, _ in measured_runs), default=1),
+        "has_probe": any(record.get("probe") for record in records),
+        "dropout_was_off": any(record.get("quiet") for record in records),
+        "has_left_out": any(record.get("left_out") for record in records),
     }
 
 
-def _read(run: Run, found: Sequence[Reading], is_named: bool) -> list[Html]:
-    parts: list[Html] = []
-    method = str(run.settings.get("method", ""))
-    for reading in found:
-        parts.append(el("h3", f"{run.name} · {reading.name}" if is_named else reading.name))
-        if reading.is_plain:
-            count = numbers.counted(len(reading.found), "measured step")
-            parts.append(el("p", f"All criteria are 1 at all of {count}: these are steps of plain training."))
-            continue
-        parts += [*_words(reading, method), el("p", readings.verdict(reading))]
-    parts += [el("p", said, class_="warning") for said in readings.alerts(found)]
-    bound = readings.alternating(run)
-    return [*parts, el("p", bound)] if bound else parts
+def iterations_factors(q: float) -> tuple[float, float]:
+    """Return how many times SGD's iterations Theorem 1 asks for: without noise, and if noise dominates."""
+    if not math.isfinite(q):
+        return (q, q)
+    needed = partial(theory.iterations, smoothness=1.0, epsilon=1.0, gap=1.0)
+    q = max(q, 1.0)  # rounding can make the q of plain training slightly smaller
+    without_noise, with_noise = (needed(q=q, variance=v) / needed(variance=v) for v in (0.0, 1e12))
+    return (without_noise, with_noise)
 
 
-def _words(reading: Reading, method: str) -> list[Html]:
-    """Each number, and what it says."""
-    parts = [
-        part
-        for key, said in readings.words(reading, method).items()
-        for part in (el("dt", el("strong", _TITLES[key]), f" {_halves(reading, key)}"), el("dd", said))
-    ]
-    about = f"Medians of the first and of the second half of {numbers.counted(len(reading.found), 'measurement')}:"
-    return [el("p", about, class_="note"), el("dl", *parts, class_="words")]
+def alternating_factor(run: Run) -> float | None:
+    """Return the ratio of the bound of alternating training, which has no q (erratum E22), to the bound of SGD."""
+    updates = [level.updates for level in run.trained]
+    if not run.method.startswith("alternating") or len(updates) < 2:
+        return None
+    problem = {"smoothness": 1.0, "gap": 1.0, "T": 1.0, "gamma_base": 1.0}
+    return theory.alternating_bound(**problem, share=updates[-1] / sum(updates)) / theory.average_bound(**problem)
 
 
-def _halves(reading: Reading, key: str) -> str:
-    return " → ".join(numbers.plain(_rounded(reading.median(key, part))) for part in (0, 1))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
-
-
-def _unmeasured(runs: Sequence[Run], measured: Sequence[Run]) -> list[Html]:
-    names = [run.name for run in runs if run not in measured]
-    return [el("p", f"Nothing was measured in {numbers.named(names)}.", class_="note")] if names else []
+def _alerts(levels: Sequence[LevelCriteria]) -> list[str]:
+    """Return the warnings that were logged with the measurements, each once."""
+    texts = (text for one in levels for record in one.by_step.values() for text in record.get("alerts", ()))
+    return list(dict.fromkeys(map(str, texts)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from partialsgd.lab.page.numbers import counted
+from partialsgd.lab.page.formatting import plural
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.reproduce.plans import Grid
@@ -29,7 +29,7 @@ _FALLS = {"linear": "along a line to 0", "inverse-sqrt": "with the root of the s
 def of_transformer(base: Translation) -> str:
     """The sizes, and how it is trained but for what the grid says."""
     return (
-        f"Network: {counted(base.layers, 'block')} on each side of width {base.d_model}, {base.ffn:,} hidden units, "
+        f"Network: {plural(base.layers, 'block')} on each side of width {base.d_model}, {base.ffn:,} hidden units, "
         f"{base.heads} heads, dropout {base.dropout:g}. Training: {_length(base)} of batches with at most "
         f"{base.max_tokens:,} pieces on a side, out of a vocabulary of {base.vocabulary:,}; label smoothing "
         f"{base.label_smoothing:g}; after its warm-up the rate falls {_FALLS[base.schedule]}."
@@ -69,4 +69,4 @@ def of_tuning(grid: Grid, base: Settings, untuned: str) -> str:
 
 
 def _length(base: Settings) -> str:
-    return counted(base.epochs, "epoch") if base.max_steps is None else counted(base.max_steps, "step")
+    return plural(base.epochs, "epoch") if base.max_steps is None else plural(base.max_steps, "step")

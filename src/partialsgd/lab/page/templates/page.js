@@ -1,12 +1,13 @@
 "use strict";
 
-// Sort the rows of a table by a column, by its button; what has no value comes last, both ways.
+// The button of a column sorts the rows of its table; cells without a finite value come last in both directions.
 const valueOf = (row, column) => {
   const { number, text } = row.cells[column].dataset;
-  return number === undefined ? text : Number(number);
+  if (number === undefined) return text;
+  return Number.isFinite(Number(number)) ? Number(number) : undefined;
 };
 
-const compared = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
+const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
 
 const sortBy = (head) => {
   const heads = [...head.parentElement.cells];
@@ -17,7 +18,7 @@ const sortBy = (head) => {
     const a = valueOf(one, column);
     const b = valueOf(other, column);
     if (a === undefined || b === undefined) return (a === undefined) - (b === undefined);
-    return direction * compared(a, b);
+    return direction * compare(a, b);
   });
   heads.forEach((other) => other.setAttribute("aria-sort", "none"));
   head.setAttribute("aria-sort", direction === 1 ? "ascending" : "descending");
@@ -28,7 +29,7 @@ document.querySelectorAll("table.sorts th button").forEach((button) => {
   button.addEventListener("click", () => sortBy(button.closest("th")));
 });
 
-// On paper nothing can be unfolded.
+// Everything is unfolded for printing.
 const folded = () => document.querySelectorAll("details:not([open])");
 let opened = [];
 window.addEventListener("beforeprint", () => {

@@ -1,4 +1,4 @@
-"""Run directories that nobody trained, with what real ones have and some things that they seldom have."""
+"""Run directories for tests of the report: the files that a training writes, with invented numbers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ SIGNATURE = "nrefs:1|case:mixed|version:2"
 SIZES = {"core": 1_000, "1/2": 5_000, "full": 10_000}
 SCORES = {"core": 21.5, "1/2": 27.25, "full": 30.125}
 HOSTILE = '<script>document.title="taken"</script><img src=x onerror=alert(1)>"\'&amp;$x$'
+PLAIN = {"method": "plain", "nest": "none", "levels": ["full"]}
 
 
 def run(
@@ -31,33 +32,40 @@ def run(
     extras: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
-    """Written as `partialsgd train` writes it."""
+    """Write a run directory as `partialsgd train` does; if it does not end, half of the steps are logged."""
     path = folder / name
     path.mkdir(parents=True)
     config = {"recipe": recipe, "settings": {**SETTINGS, **settings}, "data": "0f" * 32, "versions": {"torch": "2.13"}}
     (path / "config.json").write_text(json.dumps(config))
-    found = [step(t, levels, steps, measures, score) for t in range(steps if ends else steps // 2)]
-    (path / "metrics.jsonl").write_bytes(b"".join(map(line, found)))
+    write_steps(path, [step(t, levels, steps, measures, score) for t in range(steps if ends else steps // 2)])
     if ends:
-        made = summary(levels, updates or dict.fromkeys(levels, steps // len(levels)), steps, score, extras)
-        (path / "summary.json").write_text(json.dumps({**made, "recipe": recipe}))
+        updates = updates or dict.fromkeys(levels, steps // len(levels))
+        write_summary(path, {**summary(levels, updates, steps, score, extras), "recipe": recipe})
     return path
 
 
-def step(t: int, levels: Sequence[str], steps: int, measures: bool, score: str) -> Record:
+def write_steps(path: Path, steps: Sequence[Record]) -> None:
+    (path / "metrics.jsonl").write_bytes(b"".join(map(line, steps)))
+
+
+def write_summary(path: Path, content: Mapping[str, Any]) -> None:
+    (path / "summary.json").write_text(json.dumps(content))
+
+
+def step(t: int, levels: Sequence[str], steps: int, measures: bool = False, score: str = "BLEU") -> Record:
     level = levels[::-1][t % len(levels)]
-    found: Record = {"t": t, "level": level, "loss": {level: 3 / (1 + 0.1 * t)}, "lr": 0.1, "backwards": 1}
-    found["epoch"] = 4 * (t + 1) / steps
+    record: Record = {"t": t, "level": level, "loss": {level: 3 / (1 + 0.1 * t)}, "lr": 0.1, "backwards": 1}
+    record["epoch"] = 4 * (t + 1) / steps
     if (t + 1) % 10 == 0:
         for each in levels:
-            found |= {f"valid/{each}/loss": 2 / (1 + 0.1 * t), f"valid/{each}/{score}": 0.5 * t}
+            record |= {f"valid/{each}/loss": 2 / (1 + 0.1 * t), f"valid/{each}/{score}": 0.5 * t}
     if measures and t % 5 in (0, 1):
-        found["criteria"] = [criteria(level, t)]
-    return found
+        record["criteria"] = [criteria(level, t)]
+    return record
 
 
 def criteria(level: str, t: int, **more: Any) -> Record:
-    """Of the full level those of plain training; at step 31 of another one the gradients point apart."""
+    """Return the criteria of plain training for the full level; at step 31 of others the alignment is negative."""
     names = ("c_norm", "c_sim", "c_align", "cosine", "alpha", "q")
     if level == "full":
         return {"level": level, "probe": None, **dict.fromkeys(names, 1.0), **more}
@@ -68,7 +76,7 @@ def criteria(level: str, t: int, **more: Any) -> Record:
 def summary(
     levels: Sequence[str], updates: Mapping[str, int], steps: int, score: str, extras: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    said = {
+    entries = {
         level: {
             "parameters": SIZES.get(level, 777),
             "share": SIZES.get(level, 777) / 10_000,
@@ -79,31 +87,27 @@ def summary(
         }
         for level in levels
     }
-    return {"score": score, "steps": steps, "seconds": 90.0, "levels": said, "extras": extras or samples(levels)}
+    return {"score": score, "steps": steps, "seconds": 90.0, "levels": entries, "extras": extras or samples(levels)}
 
 
-def samples(levels: Sequence[str], said: str = "eine Probe") -> dict[str, Any]:
-    given = {"source": "a sample that is long enough to be text", "reference": "eine Probe"}
+def samples(levels: Sequence[str], answer: str = "eine Probe") -> dict[str, Any]:
+    inputs = {"source": "a sample that is long enough to be text", "reference": "eine Probe"}
     return {
         "signature": SIGNATURE,
-        "samples": [{**given, **{level: f"{said} von {level}" for level in levels}}],
+        "samples": [{**inputs, **{level: f"{answer} von {level}" for level in levels}}],
         "notes": ["two notes", "of the recipe"],
     }
 
 
 def three(folder: Path) -> list[Path]:
-    """All levels at once, and each alone."""
-    return [
-        run(folder, "joint"),
-        _alone(folder),
-        run(folder, "full-alone", levels=["full"], nest="none", method="plain", measures=False),
-    ]
+    """Write a joint run of two levels, and a run of each level alone."""
+    return [run(folder), _core_alone(folder), run(folder, "full-alone", measures=False, **PLAIN)]
 
 
-def _alone(folder: Path) -> Path:
-    """Of a level that was taken out the only level is called full, and its share is that of itself."""
+def _core_alone(folder: Path) -> Path:
+    """Write a run of an extracted level: its only level is called full, and its share is that of itself."""
     path = run(folder, "core-alone", levels=["full"], alone="core", method="plain", measures=False)
-    said = json.loads((path / "summary.json").read_text())
-    said["levels"]["full"] |= {"parameters": 1_000, "flops": 4e10, "test": {"loss": 1.0, "BLEU": 20.0}}
-    (path / "summary.json").write_text(json.dumps(said))
+    content = json.loads((path / "summary.json").read_text())
+    content["levels"]["full"] |= {"parameters": 1_000, "flops": 4e10, "test": {"loss": 1.0, "BLEU": 20.0}}
+    write_summary(path, content)
     return path

@@ -1,0 +1,144 @@
+"""The whole page: one file, reproducible, in which everything from a run's files is text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partialsgd.lab.page import write_page
+from partialsgd.lab.page.outputs import Output, Sample
+from partialsgd.lab.page.render import render, render_page
+from partialsgd.lab.page.run_files import read_runs
+from tests.lab.page import example_runs
+from tests.lab.page.example_runs import HOSTILE
+from tests.lab.page.page_parts import ParsedPage
+
+_HOSTILE_PARTS = ["<script>", "</td>", '"', "' onclick='", "&lt;", "{{ runs }}", "<!--", "]]>", "\x00", "\ud800"]
+_any_text = st.one_of(
+    st.text(),
+    st.lists(st.sampled_from(_HOSTILE_PARTS)).map("".join),
+    st.text(alphabet=st.characters(categories=["Cs", "Cc"])),
+)
+
+
+def test_page_is_one_file_that_loads_nothing_and_allows_only_its_script(tmp_path: Path) -> None:
+    to = write_page([example_runs.run(tmp_path)], tmp_path / "new" / "r.html")
+    assert to == tmp_path / "new" / "r.html" and [file.name for file in to.parent.iterdir()] == ["r.html"]
+    text = to.read_text(encoding="utf-8")
+    page = ParsedPage(text)
+    assert not {"link", "img", "iframe", "object", "embed"} & set(page.tags)
+    assert all(str(value).startswith("#") for name, value in page.attributes if name in ("href", "src"))
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
+    policy = next(value for name, value in page.attributes if name == "content" and "default-src" in str(value))
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert str(policy).startswith("default-src 'none'; style-src 'unsafe-inline'; ") and f"'sha256-{digest}'" in policy
+
+
+def test_headings_are_in_order_and_the_page_has_a_language_and_a_title(tmp_path: Path) -> None:
+    text = render_page(read_runs(example_runs.three(tmp_path)))
+    depths = [int(depth) for depth in re.findall(r"<h(\d)>", text)]
+    assert depths[0] == 1 and depths.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(depths))
+    assert '<html lang="en">' in text and "<title>joint, core-alone and full-alone · partialsgd</title>" in text
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'<a href="#([^"]+)"', text)) <= set(ids)
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path)
+    first, second = (write_page([path], tmp_path / name).read_bytes() for name in ("1.html", "2.html"))
+    assert first == second
+
+
+def test_everything_in_the_files_of_a_run_is_escaped(tmp_path: Path) -> None:
+    name = HOSTILE.replace("/", "⁄")  # a directory name has no slash
+    levels = [f"a{HOSTILE}", "full"]
+    extras = {HOSTILE: [HOSTILE], "samples": example_runs.samples(levels, HOSTILE * 3)["samples"]}
+    extras |= {"signature": HOSTILE, "table": [{HOSTILE: HOSTILE[:20]}], "note": HOSTILE}
+    options: dict[str, Any] = {"method": HOSTILE, HOSTILE: HOSTILE, "levels": levels}
+    hostile = example_runs.run(tmp_path, name, score=f"s{name}", extras=extras, **options)
+    half = example_runs.run(tmp_path, f"{name} half", levels=levels, ends=False)
+    harmless = [example_runs.run(tmp_path, name) for name in ("plain", "other")]
+    harmless_half = example_runs.run(tmp_path, "half", ends=False)
+    expected = ParsedPage(render_page(read_runs([*harmless, harmless_half])))
+    page = ParsedPage(render_page(read_runs([hostile, half, harmless[0]])))
+    assert set(page.tags) <= {*expected.tags, "h4"} and page.tags.count("script") == 1
+    assert {name for name, _ in page.attributes} <= {name for name, _ in expected.attributes}
+    assert sum(HOSTILE in text for text in page.texts) > 10
+
+
+@given(_any_text)
+@settings(max_examples=50)
+def test_any_text_is_shown_as_it_is_without_characters_that_html_cannot_hold(text: str) -> None:
+    sample = Sample([(text, text)], [(text, text)])
+    table = {"head": [text, text], "rows": [[text, text]]}
+    outputs = [Output(text, [sample] * 7, [(text, text), (text, [text]), (text, table)])]
+    page = ParsedPage(render("outputs", [], outputs=outputs))
+    assert set(page.tags) <= set(
+        [
+            "section",
+            "h2",
+            "h3",
+            "h4",
+            "dl",
+            "dt",
+            "dd",
+            "details",
+            "summary",
+            "p",
+            "ul",
+            "li",
+            "div",
+            "table",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+        ]
+    )
+    assert {name for name, _ in page.attributes} <= {"id", "class", "aria-label", "tabindex", "role", "scope"}
+    readable = text.encode("utf-8", "replace").decode()
+    shown = "".join("\ufffd" if ord(c) in {*range(32), 127} - {9, 10, 13} else c for c in readable)
+    if shown:
+        assert page.texts.count(shown) >= 20 or not shown.strip()
+
+
+def test_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, to = example_runs.run(tmp_path), tmp_path / "r.html"
+    to.write_text("the old one")
+
+    def full_disk(*_: Any, **__: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        write_page([path], to)
+    assert to.read_text() == "the old one" and sorted(file.name for file in tmp_path.iterdir()) == ["joint", "r.html"]
+
+
+def test_directory_is_refused_as_the_file_to_write(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=r"is a directory; give the file to write, for example .*report\.html"):
+        write_page([example_runs.run(tmp_path)], tmp_path)
+
+
+def test_error_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "partialsgd.logging.panels.find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
+    )
+    with pytest.raises(ImportError, match=r"matplotlib is needed: pip install partialsgd\[lab\]"):
+        write_page([example_runs.run(tmp_path)], tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()
