@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from partialsgd.lab.page import configuration, cost, criteria, levels, outputs, training
+from partialsgd.lab.page import configuration, cost, criteria, levels, outputs
 from partialsgd.lab.page.charts import Charts
 from partialsgd.lab.page.render import render
 from partialsgd.lab.page.run_files import read_runs
@@ -22,7 +22,7 @@ def section(name: str, paths: Sequence[Path], default_settings: Any = None) -> E
         "runs": lambda: {},
         "levels": lambda: {"levels": levels.section(runs, charts), "comparisons": comparisons},
         "cost": lambda: {"comparisons": comparisons},
-        "training": lambda: {"training": training.section(runs, charts)},
+        "training": lambda: {"training": charts.training()},
         "criteria": lambda: {"criteria": criteria.section(runs, charts)},
         "outputs": lambda: {"outputs": outputs.section(runs)},
         "configuration": lambda: {"configuration": configuration.section(runs, default_settings)},

@@ -19,6 +19,7 @@ from partialsgd.logging.series import Series
 from tests.lab.page import example_runs
 from tests.lab.page.page_parts import section, texts, words
 
+PROBE = example_runs.criteria("core", 2, probe="only('core')")
 LABELS = ["joint · core", "joint · full", "core-alone · core", "full-alone · full"]
 
 
@@ -37,20 +38,13 @@ def parse(drawing: Markup) -> ElementTree.Element:
     return ElementTree.fromstring(f"<svg>{drawing}</svg>")
 
 
-def test_curve_is_labelled_by_its_level_and_with_several_runs_also_by_its_run(tmp_path: Path) -> None:
+def test_curves_are_labelled_by_level_or_probe_and_with_several_runs_also_by_run(tmp_path: Path) -> None:
     paths = example_runs.three(tmp_path)
     assert list(charts.training_losses(read_runs(paths[:1]))) == ["full", "core"]
+    example_runs.write_steps(paths[2], [{**example_runs.step(9, ["full"], 10), "criteria": [PROBE]}])
     runs = read_runs(paths)
     assert sorted(charts.training_losses(runs)) == sorted(LABELS) == sorted(charts.validation_curves(runs, "BLEU"))
-    assert Charts(runs).labels == LABELS
-
-
-def test_probe_has_a_label_among_the_curves(tmp_path: Path) -> None:
-    path = example_runs.run(tmp_path, levels=["full"], measures=False)
-    steps = [example_runs.step(t, ["full"], 4) for t in range(4)]
-    steps[2]["criteria"] = [example_runs.criteria("core", 2, probe="only('core')")]
-    example_runs.write_steps(path, steps)
-    assert Charts(read_runs([path])).labels == ["full", "only('core'), core"]
+    assert Charts(runs).labels == [*LABELS, "full-alone · only('core'), core"]
 
 
 def test_level_has_the_same_color_in_all_charts(tmp_path: Path) -> None:
@@ -59,13 +53,9 @@ def test_level_has_the_same_color_in_all_charts(tmp_path: Path) -> None:
     assert line_colors(third.drawing) == set()  # the third color is black, which is currentColor
     fourth = drawer.lines({LABELS[3]: Series({0: 1.0, 3: 2.0})}, "t", "loss")
     assert line_colors(fourth.drawing) == {"var(--line-3)"}
-    assert [entry.color for entry in drawer.legend([LABELS[3], LABELS[1]])] == ["var(--line-1)", "var(--line-3)"]
-
-
-def test_legend_has_the_labels_that_are_shown_and_one_curve_needs_none(tmp_path: Path) -> None:
-    drawer = Charts(read_runs(example_runs.three(tmp_path)))
-    assert [entry.label for entry in drawer.legend([LABELS[1], LABELS[0]])] == LABELS[:2]
-    assert drawer.legend(LABELS[:1]) == []
+    entries = [(entry.label, entry.color) for entry in drawer.legend([LABELS[3], LABELS[1]])]
+    assert entries == [(LABELS[1], "var(--line-1)"), (LABELS[3], "var(--line-3)")]
+    assert drawer.legend(LABELS[:1]) == []  # one curve needs no legend
 
 
 def test_long_labels_that_differ_in_the_middle_are_all_drawn(tmp_path: Path) -> None:
@@ -94,7 +84,7 @@ def test_description_names_the_first_the_last_and_the_best_value(tmp_path: Path)
     assert drawer.lines(curves, "t", "loss").description == (
         "core: loss 3 at step 0, 2 at step 9, lowest 1 at step 5. full: no values."
     )
-    assert "highest 3 at step 0" in drawer.lines(curves, "t", "BLEU", best=max).description
+    assert "highest 3 at step 0" in drawer.lines(curves, "t", "BLEU", kind="score").description
 
 
 def test_training_section_has_losses_and_scores(tmp_path: Path) -> None:
@@ -114,17 +104,14 @@ def test_run_without_a_step_has_no_chart(tmp_path: Path) -> None:
     assert texts(section("training", [path]), "p") == ["No training step is logged yet."]
 
 
-def test_size_chart_describes_the_levels_and_labels_them(tmp_path: Path) -> None:
+def test_size_chart_describes_and_labels_the_levels_and_has_a_legend_for_several_runs(tmp_path: Path) -> None:
     part = section("levels", [example_runs.run(tmp_path)])
     assert texts(part, "figcaption") == ["BLEU against size on the test data"]
     assert texts(part, "desc") == ["core: 1,000 parameters, BLEU 21.5; full: 10,000 parameters, BLEU 30.12."]
     assert {"core", "full", "parameters", "10k"} <= set(texts(part, "text")) and not list(part.iter("li"))
-
-
-def test_size_chart_of_several_runs_has_a_legend_and_labels_levels_of_one_size_once(tmp_path: Path) -> None:
-    part = section("levels", example_runs.three(tmp_path))
-    assert texts(part, "li") == LABELS
-    assert texts(part, "text").count("core") == texts(part, "text").count("full") == 1
+    several = section("levels", example_runs.three(tmp_path / "several"))
+    assert texts(several, "li") == LABELS
+    assert texts(several, "text").count("core") == texts(several, "text").count("full") == 1  # of one size
 
 
 def test_size_charts_show_trained_levels_of_finished_runs_for_each_score(tmp_path: Path) -> None:
@@ -151,20 +138,6 @@ def test_svg_keeps_text_as_text_and_uses_the_colors_of_the_page() -> None:
     assert not re.search(r"#000000|#ffffff|#e6e6e6|<style|<metadata|xmlns|xlink|<\?xml|DOCTYPE", drawing)
     assert {"var(--line-0)", "var(--line-1)"} <= line_colors(drawing)
     assert "var(--grid)" in drawing and "currentColor" in drawing
-
-
-def test_svg_ids_are_unique_and_references_stay_within_the_chart() -> None:
-    first, second = (svg.convert(draw(), name)[1] for name in ("f1", "f2"))
-    ids = [set(re.findall(r'\bid="([^"]+)"', drawing)) for drawing in (first, second)]
-    assert not ids[0] & ids[1]
-    for drawing, own in zip((first, second), ids, strict=True):
-        targets = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', drawing)
-        assert targets and {a or b for a, b in targets} <= own
-        assert len(re.findall(r'\bid="', drawing)) == len(own)
-
-
-def test_same_figure_gives_the_same_svg() -> None:
-    assert svg.convert(draw(), "f1") == svg.convert(draw(), "f1")
 
 
 @pytest.mark.parametrize(

@@ -36,17 +36,14 @@ def write_run(folder: Path, *measurements: Record, **settings: Any) -> Path:
 def test_section_has_four_charts_and_the_medians_of_each_level(tmp_path: Path) -> None:
     part = section("criteria", [example_runs.run(tmp_path)])
     assert [caption.split()[0] for caption in texts(part, "figcaption")] == ["c_norm", "c_sim", "c_align", "q"]
+    figures = [words(figure) for figure in part.iter("figure")]
+    assert "1 negative of 8" in figures[2] and "1 infinite of 8" in figures[3]
     assert texts(part, "h3") == ["core", "full"]
     medians = ["c_norm 2 → 2", "c_sim 1 → 1", "c_align 1.25 → 1.25", "α 0.8 → 0.8", "q 2.5 → 2.5"]
     assert texts(part, "dt") == medians
     paragraphs = " ".join(texts(part, "p"))
     assert "There is no bound: at 1 of 8 measured steps the alignment was negative" in paragraphs
     assert "All criteria are 1 at 8 measured steps: these were steps of plain training." in paragraphs
-
-
-def test_chart_counts_the_values_that_its_axis_cannot_show(tmp_path: Path) -> None:
-    figures = list(section("criteria", [example_runs.run(tmp_path)]).iter("figure"))
-    assert "1 negative of 8" in words(figures[2]) and "1 infinite of 8" in words(figures[3])
 
 
 def test_section_without_measurements_names_the_option(tmp_path: Path) -> None:
@@ -60,19 +57,12 @@ def test_section_without_measurements_names_the_option(tmp_path: Path) -> None:
 def test_plain_training_needs_no_chart(tmp_path: Path) -> None:
     part = section("criteria", [example_runs.run(tmp_path, **example_runs.PLAIN)])
     assert not list(part.iter("figure")) and texts(part, "h3") == ["full"]
-    (run,) = read_runs([example_runs.run(tmp_path, "joint2")])
-    is_plain = {one.name: one.is_plain for one in criteria.level_criteria(run)}
-    assert is_plain == {"core": False, "full": True}
 
 
-@pytest.mark.parametrize("q", [1.0, 1.5, 2.5, 40.0])
+@pytest.mark.parametrize("q", [1.0, 1.5, 2.5, 40.0, math.inf])
 def test_bound_asks_for_q_squared_to_q_to_the_fourth_times_the_iterations(q: float) -> None:
-    assert criteria.iterations_factors(q) == pytest.approx((q**2, q**4))
-
-
-def test_q_below_one_is_that_of_sgd_and_an_infinite_one_has_no_bound() -> None:
-    assert criteria.iterations_factors(1 - 1e-9) == (1.0, 1.0)
-    assert criteria.iterations_factors(math.inf) == (math.inf, math.inf)
+    assert criteria.iterations_factors(q) == pytest.approx([q**2, q**4])
+    assert criteria.iterations_factors(1 - 1e-9) == [1.0, 1.0]  # rounding
 
 
 def test_medians_are_explained(tmp_path: Path) -> None:
@@ -119,7 +109,7 @@ def test_undefined_numbers_are_called_undefined(tmp_path: Path) -> None:
 
 def test_halves_are_in_the_order_of_the_steps() -> None:
     core = LevelCriteria("core", {9: {"q": 4.0}, 0: {"q": 1.0}, 5: {"q": 3.0}, 1: {"q": 2.0}})
-    assert core.medians("q") == (2.5, 1.5, 3.5)
+    assert core.medians("q") == [2.5, 1.5, 3.5]
 
 
 def test_only_alternating_training_has_a_bound_without_q(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ CASES: dict[Callable[..., str], dict[Any, str]] = {
     partial(formatting.number): {math.inf: "∞", -math.inf: "−∞", math.nan: "undefined"},
     partial(formatting.score, largest=30.1): {21.5: "21.50", 5.35: "5.35", None: "–", math.nan: "undefined"},
     partial(formatting.score, largest=1.0): {0.5: "0.5000", 1.0: "1.0000"},
-    formatting.scientific: {7.0718e9: "7.07 × 10⁹", 0.0: "0", 6896.2: "6,896", 999.4: "999"},
+    formatting.scientific: {7.0718e9: "7.07 × 10⁹", 0.0: "0", 6896.2: "6,896", 999.4: "999", math.inf: "∞", None: "–"},
     formatting.percent: {0.25: "25 %"},
     formatting.duration: {
         4.94: "4.94 s",
@@ -26,9 +26,6 @@ CASES: dict[Callable[..., str], dict[Any, str]] = {
         7500: "2 h 5 min",
         7200: "2 h",
     },
-    formatting.milliseconds: {0.00123: "1.23 ms"},
-    formatting.difference: {-0.9553: "−0.955", 1.5: "+1.5"},
-    formatting.factor: {6896.2: "6,896", math.inf: "∞"},
     partial(formatting.plural, noun="step"): {1: "1 step", 2000: "2,000 steps"},
     formatting.join_names: {("a", "b", "c"): "a, b and c", ("a",): "a", (): ""},
 }

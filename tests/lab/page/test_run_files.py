@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,8 @@ def test_runs_are_named_by_the_part_of_their_path_that_differs(tmp_path: Path) -
     assert [run.name for run in read_runs(paths)] == ["a/seed0", "b/seed0", "b/seed1"]
     assert [run.name for run in read_runs([paths[1], paths[2]])] == ["seed0", "seed1"]
     assert [run.name for run in read_runs([paths[0], paths[1]])] == ["a", "b"]
-
-
-def test_run_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
-    first, second = example_runs.run(tmp_path, "first"), example_runs.run(tmp_path, "second")
-    runs = read_runs([first, second, tmp_path / "second" / ".." / "first"])
-    assert [run.name for run in runs] == ["first", "second"]
+    twice = [*paths[1:], paths[0] / ".." / ".." / "b" / "seed0"]
+    assert [run.name for run in read_runs(twice)] == ["seed0", "seed1"]
 
 
 def test_error_says_why_a_path_is_not_a_run(tmp_path: Path) -> None:
@@ -45,9 +40,6 @@ def test_error_says_why_a_path_is_not_a_run(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError) as raised:
             read_runs([wrong])
         assert message in str(raised.value)
-
-
-def test_runs_must_be_a_list_that_is_not_empty() -> None:
     for wrong in ([], "runs/r"):
         with pytest.raises(ValueError, match="runs must be a list of run directories with at least one entry, got"):
             read_runs(wrong)
@@ -81,12 +73,13 @@ def test_unfinished_run_is_read_up_to_its_last_whole_line(tmp_path: Path) -> Non
     assert read_runs([path])[0].steps == []
 
 
-def test_last_record_of_a_repeated_step_counts(tmp_path: Path) -> None:
-    path = example_runs.run(tmp_path, steps=2, ends=False)
-    again = {"t": 0, "level": "full", "loss": {"full": 9.0}, "lr": 0.1, "backwards": 1}
-    with (path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(again) + "\n")
-    assert [step["loss"]["full"] for step in read_runs([path])[0].steps] == [9.0]
+def test_last_record_of_a_repeated_step_counts_and_its_passes_are_one_update(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, ends=False)
+    first = {"t": 0, "level": "core", "loss": {"full": 1.0}, "lr": 0.1, "backwards": 2}
+    again = {**first, "loss": {"core": 1.0, "core#2": 3.0}}
+    example_runs.write_steps(path, [first, again])
+    (run,) = read_runs([path])
+    assert run.steps == [again] and run.levels == (Level("core", 1),)
 
 
 def test_finished_run_has_the_levels_of_its_summary(tmp_path: Path) -> None:
@@ -118,10 +111,3 @@ def test_level_that_was_trained_alone_keeps_its_name(tmp_path: Path) -> None:
     assert alone.level_name("model") == "core"
     assert [level.name for level in full.levels] == ["full"] and full.level_name("model") == "full"
     assert full.levels[0].share == 1.0
-
-
-def test_several_passes_of_a_step_belong_to_the_same_level(tmp_path: Path) -> None:
-    path = example_runs.run(tmp_path, ends=False, steps=2)
-    losses = {"core": 1.0, "core#2": 3.0}
-    example_runs.write_steps(path, [{"t": 0, "level": "core", "loss": losses, "lr": 0.1, "backwards": 2}])
-    assert read_runs([path])[0].levels == (Level("core", 1),)

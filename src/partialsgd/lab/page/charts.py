@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 from markupsafe import Markup
 
 from partialsgd.lab.page import svg
-from partialsgd.lab.page.formatting import integer, number
+from partialsgd.lab.page.formatting import number
 from partialsgd.lab.page.run_files import Level, Run
 from partialsgd.logging import panels, series
 from partialsgd.logging.series import Series
@@ -19,6 +19,7 @@ from partialsgd.logging.series import Series
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Kind: TypeAlias = Literal["loss", "score", "ratio"]
 Curves: TypeAlias = Mapping[str, Series]
 """Curves by the label of their level."""
 
@@ -66,28 +67,34 @@ class Charts:
         self.labels = list(dict.fromkeys(run.label(name) for run, name in levels))
         self._ids = (f"chart{k}" for k in count(1))
 
-    def lines(
-        self,
-        curves: Curves,
-        title: str,
-        unit: str,
-        *,
-        note: str = "",
-        log: bool = True,
-        best: Callable[..., int] = min,
-        line_at_one: bool = False,
-        width: float = panels.COLUMN,
-    ) -> Chart:
-        """Draw curves over the steps; `best` is `min` or `max` and says which value the description names."""
+    def lines(self, curves: Curves, title: str, unit: str, note: str = "", kind: Kind = "loss") -> Chart:
+        """Draw curves over the steps; a ratio has a line at 1, and four charts of ratios fit side by side."""
         figure = panels.sheet(1)
-        figure.set_figwidth(width)
-        if line_at_one:
+        if kind == "ratio":
+            figure.set_figwidth(2.5)
             figure.axes[0].axhline(1.0, color="0.6", linewidth=0.8, zorder=0.6)
         plot_labels = svg.plot_labels(self.labels)
         drawn = {plot: [curves.get(label, Series({}))] for label, plot in zip(self.labels, plot_labels, strict=True)}
-        panels.draw(figure.axes[0], drawn, "", log=log)
-        description = " ".join(_describe(label, curve, unit, best) for label, curve in curves.items())
+        panels.draw(figure.axes[0], drawn, "", log=kind != "score")
+        description = " ".join(_describe(label, curve, unit, kind) for label, curve in curves.items())
         return self._chart(figure, title, note, description)
+
+    def training(self) -> dict[str, Any]:
+        """Draw the losses and scores over the steps, with one legend for all."""
+        longest = max(len(run.steps) for run in self._runs)
+        if not longest:
+            return {"charts": [], "legend": []}
+        note = "of the batch at each step"
+        if longest > MAX_POINTS:
+            note = f"means of neighbouring steps, at most {MAX_POINTS} points"
+        losses, validation_losses = training_losses(self._runs), validation_curves(self._runs, "loss")
+        charts = [self.lines(losses, "Training loss", "loss", note=note)]
+        if validation_losses:
+            charts.append(self.lines(validation_losses, "Validation loss", "loss"))
+        for score in dict.fromkeys(run.score for run in self._runs if run.score):
+            if curves := validation_curves(self._runs, score):
+                charts.append(self.lines(curves, f"Validation {score}", score, kind="score"))
+        return {"charts": charts, "legend": self.legend([*losses, *validation_losses])}
 
     def sizes(self, score: str) -> Chart | None:
         """Draw the test scores of all trained levels over their parameters; levels of one run are joined by a line."""
@@ -105,7 +112,7 @@ class Charts:
             axes.plot([level.parameters or 0], [level.score or 0.0], markersize=5, **look)
         _finish_sizes(figure, [level for _, level in points])
         description = "; ".join(
-            f"{label}: {integer(level.parameters)} parameters, {score} {number(level.score)}" for label, level in points
+            f"{label}: {number(level.parameters)} parameters, {score} {number(level.score)}" for label, level in points
         )
         legend = [] if len(self._runs) == 1 else self.legend([label for label, _ in points])
         title = f"{score[:1].upper()}{score[1:]} against size"
@@ -182,14 +189,15 @@ def _series(values: Mapping[int, float]) -> Series:
     return series.ratio({t: {"": value} for t, value in thin(values).items()}, "", signed=True)
 
 
-def _describe(label: str, curve: Series, unit: str, best: Callable[..., int]) -> str:
+def _describe(label: str, curve: Series, unit: str, kind: Kind) -> str:
     values = {t: value for t, value in sorted(curve.values.items()) if math.isfinite(value)}
     if not values:
         return f"{label}: no values."
+    best, word = (max, "highest") if kind == "score" else (min, "lowest")
     first, last, top = next(iter(values)), next(reversed(values)), best(values, key=values.__getitem__)
     return (
         f"{label}: {unit} {number(values[first])} at step {first:,}, {number(values[last])} at step {last:,}, "
-        f"{'lowest' if best is min else 'highest'} {number(values[top])} at step {top:,}."
+        f"{word} {number(values[top])} at step {top:,}."
     )
 
 

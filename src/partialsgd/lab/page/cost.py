@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from partialsgd.lab.page.run_files import Json, Level, Run
+from partialsgd.lab.page.run_files import Level, Run
 
 _TRAINING_SETTINGS = (
     "out data threads seed preset method alone nest ratio init norms epochs max_steps lr warm_up schedule "
@@ -79,9 +79,7 @@ def _trains_alone(run: Run, joint: Run, level: Level) -> bool:
     """Return True if `run` trained the same network as `level` of the joint run, on the same data."""
     is_level = [(one.name, one.parameters) for one in run.trained] == [(level.name, level.parameters)]
     is_same_data = all(run.config.get(name) == joint.config.get(name) for name in ("recipe", "data"))
-    return bool(run.summary) and is_level and is_same_data and _is_same_network(run.settings, joint.settings)
-
-
-def _is_same_network(one: Json, other: Json) -> bool:
-    """Compare the settings that both have, because runs of earlier versions may have fewer."""
-    return all(one[name] == other[name] for name in set(one) & set(other) - set(_TRAINING_SETTINGS.split()))
+    # Runs of earlier versions may have fewer settings.
+    compared = set(run.settings) & set(joint.settings) - set(_TRAINING_SETTINGS.split())
+    is_same_network = all(run.settings[name] == joint.settings[name] for name in compared)
+    return bool(run.summary) and is_level and is_same_data and is_same_network

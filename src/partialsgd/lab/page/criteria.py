@@ -22,7 +22,6 @@ _CHARTS = {
     "c_align": "1 / cos(p ⊙ G, p ⊙ G̃)",
     "q": "‖G‖ / (α ‖p ⊙ G̃‖)",
 }
-_CHART_WIDTH = 2.5  # inches: four charts fit side by side
 
 
 @final
@@ -33,17 +32,14 @@ class LevelCriteria:
     name: str
     by_step: Measured
 
-    def medians(self, key: str) -> tuple[float, float, float]:
+    def medians(self, key: str) -> list[float]:
         """Return the medians of all measurements, of the first half and of the second half."""
-        steps, half = sorted(self.by_step), (len(self.by_step) + 1) // 2
-        first, second = (self._median(key, part) for part in (steps[:half], steps[-half:]))
-        return self._median(key, steps), first, second
-
-    def _median(self, key: str, steps: Sequence[int]) -> float:
-        values = [float(self.by_step[t][key]) for t in steps]
-        # A negative c_align is worse than every positive one.
-        defined = [math.inf if key == "c_align" and v < 0 else v for v in values if not math.isnan(v)]
-        return median(defined) if defined else math.nan
+        values = [float(self.by_step[t][key]) for t in sorted(self.by_step)]
+        if key == "c_align":
+            values = [math.inf if value < 0 else value for value in values]  # worse than every positive value
+        half = (len(values) + 1) // 2
+        parts = ([v for v in part if not math.isnan(v)] for part in (values, values[:half], values[-half:]))
+        return [median(part) if part else math.nan for part in parts]
 
     @property
     def is_plain(self) -> bool:
@@ -81,37 +77,27 @@ def section(runs: Sequence[Run], charts: Charts) -> dict[str, Any]:
     measured_runs = [(run, levels) for run in runs if (levels := level_criteria(run))]
     partial_levels = [(run, one) for run, levels in measured_runs for one in levels if not one.is_plain]
     records = [record for _, levels in measured_runs for one in levels for record in one.by_step.values()]
-    drawn = [
-        charts.lines(
-            {run.label(one.name): series.ratio(one.by_step, key) for run, one in partial_levels},
-            *(key, key),
-            note=formula,
-            line_at_one=True,
-            width=_CHART_WIDTH,
-        )
-        for key, formula in _CHARTS.items()
-        if partial_levels
-    ]
+    drawn = []
+    for key, formula in _CHARTS.items() if partial_levels else ():
+        curves = {run.label(one.name): series.ratio(one.by_step, key) for run, one in partial_levels}
+        drawn.append(charts.lines(curves, key, key, note=formula, kind="ratio"))
     return {
         "measured": [(run, levels, _alerts(levels), alternating_factor(run)) for run, levels in measured_runs],
         "unmeasured": [run.name for run in runs if not level_criteria(run)],
         "charts": drawn,
         "legend": charts.legend([run.label(one.name) for run, one in partial_levels]),
         "batches": max((run.settings.get("measure_batches") or 1 for run, _ in measured_runs), default=1),
-        "has_probe": any(record.get("probe") for record in records),
-        "dropout_was_off": any(record.get("quiet") for record in records),
-        "has_left_out": any(record.get("left_out") for record in records),
+        "flags": {key for record in records for key in ("probe", "quiet", "left_out") if record.get(key)},
     }
 
 
-def iterations_factors(q: float) -> tuple[float, float]:
+def iterations_factors(q: float) -> list[float]:
     """Return how many times SGD's iterations Theorem 1 asks for: without noise, and if noise dominates."""
     if not math.isfinite(q):
-        return (q, q)
+        return [q, q]
     needed = partial(theory.iterations, smoothness=1.0, epsilon=1.0, gap=1.0)
     q = max(q, 1.0)  # rounding can make the q of plain training slightly smaller
-    without_noise, with_noise = (needed(q=q, variance=v) / needed(variance=v) for v in (0.0, 1e12))
-    return (without_noise, with_noise)
+    return [needed(q=q, variance=variance) / needed(variance=variance) for variance in (0.0, 1e12)]
 
 
 def alternating_factor(run: Run) -> float | None:

@@ -28,16 +28,12 @@ def score(value: float | None, largest: float) -> str:
     return f"{value:.{2 if largest > 1 else 4}f}".replace("-", "−")
 
 
-def integer(value: float | None) -> str:
-    return MISSING if value is None else f"{round(value):,}"
-
-
 def scientific(value: float | None) -> str:
     """Write 7.07 × 10⁹; numbers between 0.001 and 10,000 are written without a power of ten."""
-    if value is None:
-        return MISSING
-    if value == 0 or not math.isfinite(value) or 1e-3 <= abs(value) < 1e4:
-        return "0" if value == 0 else f"{value:.3g}" if abs(value) < 999 else f"{value:,.0f}"
+    if value is None or value == 0 or not math.isfinite(value):
+        return number(value)
+    if 1e-3 <= abs(value) < 1e4:
+        return f"{value:.3g}" if abs(value) < 999 else f"{value:,.0f}"
     digits, _, exponent = f"{value:.2e}".partition("e")
     return f"{digits.replace('-', '−')}{_SPACE}×{_SPACE}10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
 
@@ -47,29 +43,15 @@ def percent(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write 4.9 s, 3 min, 3 min 20 s or 2 h 5 min."""
+    """Write 2 ms, 4.9 s, 3 min, 3 min 20 s or 2 h 5 min."""
     if seconds is None:
         return MISSING
     if seconds < 60:
-        return f"{seconds:.3g}{_SPACE}s"
+        return f"{1e3 * seconds:.3g}{_SPACE}ms" if seconds < 0.1 else f"{seconds:.3g}{_SPACE}s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes}{_SPACE}min" + (f" {rest}{_SPACE}s" if rest else "")
     return f"{minutes // 60}{_SPACE}h" + (f" {minutes % 60}{_SPACE}min" if minutes % 60 else "")
-
-
-def milliseconds(seconds: float | None) -> str:
-    return MISSING if seconds is None else f"{1e3 * seconds:.3g}{_SPACE}ms"
-
-
-def difference(value: float) -> str:
-    """Write a number with its sign."""
-    return f"{value:+.3g}".replace("-", "−")
-
-
-def factor(value: float) -> str:
-    """Write the number in "3 times as many"."""
-    return "∞" if math.isinf(value) else f"{value:.3g}" if value < 999 else scientific(value)
 
 
 def plural(count: int, noun: str) -> str:
@@ -79,6 +61,3 @@ def plural(count: int, noun: str) -> str:
 def join_names(names: Sequence[str]) -> str:
     """Write "a, b and c"."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
-
-
-FILTERS = (number, score, integer, scientific, percent, duration, milliseconds, difference, factor, plural, join_names)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from partialsgd.lab.page.formatting import number
 from partialsgd.lab.page.run_files import Run
 
-_SHOWN_ELSEWHERE = ("signature",)
 _LONG_TEXT = 32  # records with a longer cell are shown as samples, others as a table
 
 
@@ -28,7 +27,8 @@ class Output(NamedTuple):
 
 
 def section(runs: Sequence[Run]) -> list[Output]:
-    names = dict.fromkeys(name for run in runs for name in run.extras if name not in _SHOWN_ELSEWHERE)
+    """Return the results of all runs, without the signature of the score, which the section of levels shows."""
+    names = dict.fromkeys(name for run in runs for name in run.extras if name != "signature")
     return [_output(name, [run for run in runs if name in run.extras]) for name in names]
 
 

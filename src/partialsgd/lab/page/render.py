@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -13,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from partialsgd.lab.page import configuration, cost, criteria, formatting, levels, outputs, training
+from partialsgd.lab.page import configuration, cost, criteria, formatting, levels, outputs
 from partialsgd.lab.page.charts import Charts
 from partialsgd.lab.page.configuration import DefaultSettings
 from partialsgd.lab.page.run_files import Run, largest_scores
@@ -23,14 +24,13 @@ _CONTROL_CHARACTERS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32)
 
 def render_page(runs: Sequence[Run], default_settings: DefaultSettings | None = None) -> str:
     """Return the whole page."""
-    charts = Charts(runs)
-    script = _asset("page.js")
+    charts, script = Charts(runs), _asset("page.js")
     return render(
         "page",
         runs,
         levels=levels.section(runs, charts),
         comparisons=cost.compare(runs),
-        training=training.section(runs, charts),
+        training=charts.training(),
         criteria=criteria.section(runs, charts),
         outputs=outputs.section(runs),
         configuration=configuration.section(runs, default_settings),
@@ -56,7 +56,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {function.__name__: function for function in formatting.FILTERS}
+    environment.filters |= dict(inspect.getmembers(formatting, inspect.isfunction))
     environment.globals |= {"iterations_factors": criteria.iterations_factors, "infinity": math.inf}
     return environment
 

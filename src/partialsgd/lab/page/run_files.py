@@ -15,8 +15,6 @@ from partialsgd.logging.records import Record
 
 Json: TypeAlias = Mapping[str, Any]
 
-_FULL = "full"
-
 
 @final
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Run:
         A level that was extracted and trained alone keeps its own name.
         """
         level = recorded.partition("#")[0]
-        return level if level not in (records.MODEL, _FULL) else str(self.settings.get("alone") or _FULL)
+        return level if level not in (records.MODEL, "full") else str(self.settings.get("alone") or "full")
 
     def label(self, level: str) -> str:
         """Name a level on the page: with its run if there are several."""
@@ -135,12 +133,8 @@ def read_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
 
 def largest_scores(runs: Sequence[Run]) -> dict[str, float]:
     """Return the largest test score of all levels by the name of the score."""
-    largest: dict[str, float] = {}
-    for run in runs:
-        for level in run.levels:
-            if run.score and level.score is not None:
-                largest[run.score] = max(largest.get(run.score, 0.0), level.score)
-    return largest
+    scores = [(str(run.score), level.score or 0.0) for run in runs if run.summary for level in run.levels]
+    return {name: max(score for other, score in scores if other == name) for name, _ in scores}
 
 
 def _read(path: Path, name: str, is_only: bool) -> Run:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _CSS_COLORS = {color.lower(): f"var(--line-{k})" for k, color in enumerate(COLORS)}
 _CSS_COLORS |= {"#000000": "currentColor", "#e6e6e6": "var(--grid)", "#999999": "var(--faint)"}
 _RC_PARAMS: Any = {"svg.fonttype": "none", "svg.hashsalt": "partialsgd"}  # the salt makes the output reproducible
-_DROPPED = ("metadata", "style")
 
 
 def convert(figure: Figure, prefix: str) -> tuple[str, Markup]:
@@ -59,10 +58,10 @@ def _adapt(element: ElementTree.Element, prefix: str) -> None:
     """Drop namespaces, metadata and style sheets, and rewrite ids, references and colors."""
     for child in list(element):
         _adapt(child, prefix)
-        if child.tag in _DROPPED or (child.tag == "defs" and len(child) == 0):
+        if child.tag in ("metadata", "style") or (child.tag == "defs" and len(child) == 0):
             element.remove(child)
-    element.tag = _local_name(element.tag)
-    element.attrib = {_local_name(key): value for key, value in element.attrib.items()}
+    element.tag = element.tag.rpartition("}")[2]
+    element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
     for key, value in element.attrib.items():
         if key == "id":
             value = f"{prefix}-{value}"
@@ -72,7 +71,3 @@ def _adapt(element: ElementTree.Element, prefix: str) -> None:
             value = re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", value)
             value = re.sub(r"#[0-9a-f]{6}\b(?!-)", lambda match: css_color(match[0]), value)
         element.set(key, value)
-
-
-def _local_name(name: str) -> str:
-    return name.rpartition("}")[2]
