@@ -40,7 +40,9 @@ def run(
     write_steps(path, [step(t, levels, steps, measures, score) for t in range(steps if ends else steps // 2)])
     if ends:
         updates = updates or dict.fromkeys(levels, steps // len(levels))
-        write_summary(path, {**summary(levels, updates, steps, score, extras), "recipe": recipe})
+        entries = {level: level_summary(level, updates.get(level, 0), score) for level in levels}
+        summary = {"recipe": recipe, "score": score, "steps": steps, "seconds": 90.0, "levels": entries}
+        write_summary(path, {**summary, "extras": extras or samples(levels)})
     return path
 
 
@@ -73,21 +75,10 @@ def criteria(level: str, t: int, **more: Any) -> Record:
     return {"level": level, "probe": None, **dict(zip(names, values, strict=True)), **more}
 
 
-def summary(
-    levels: Sequence[str], updates: Mapping[str, int], steps: int, score: str, extras: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    entries = {
-        level: {
-            "parameters": SIZES.get(level, 777),
-            "share": SIZES.get(level, 777) / 10_000,
-            "updates": updates.get(level, 0),
-            "flops": 1e6 * SIZES.get(level, 777) * updates.get(level, 0),
-            "latency": 0.002,
-            "test": {"loss": 1.0, score: SCORES.get(level, 12.5)},
-        }
-        for level in levels
-    }
-    return {"score": score, "steps": steps, "seconds": 90.0, "levels": entries, "extras": extras or samples(levels)}
+def level_summary(level: str, updates: int, score: str) -> dict[str, Any]:
+    size, test = SIZES.get(level, 777), {"loss": 1.0, score: SCORES.get(level, 12.5)}
+    costs = {"flops": 1e6 * size * updates, "latency": 0.002}
+    return {"parameters": size, "share": size / 10_000, "updates": updates, **costs, "test": test}
 
 
 def samples(levels: Sequence[str], answer: str = "eine Probe") -> dict[str, Any]:

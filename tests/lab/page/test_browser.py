@@ -1,6 +1,6 @@
-"""The page in a real browser: nothing is fetched, nothing fails, figures are drawn, tables sort, all of it can be read.
+"""The page in a browser: charts are drawn, tables can be sorted, text can be read, and nothing is fetched or fails.
 
-`make test` installs Debian's chromium where it can. Where apt-get is there and chromium is not, this fails.
+`make test` installs Debian's chromium if it can. The tests fail if apt-get is there and chromium is not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _FIGURES = """() => [...document.querySelectorAll("figure > svg")].map((figure) 
   ...figure.getBoundingClientRect().toJSON(),
   role: figure.getAttribute("role"),
   lines: [...figure.querySelectorAll("g[id*=line2d] > path")].map((line) => line.getBoundingClientRect().width),
+  letters: [...figure.querySelectorAll("text")].map((text) => text.getBoundingClientRect().height),
 }))"""
+_RIGHT_EDGES = "[...document.querySelectorAll('section > *, figure, dl')].map((e) => e.getBoundingClientRect().right)"
+_UNFOLD = "document.querySelectorAll('details').forEach((each) => (each.open = true))"
+_PAPER = "getComputedStyle(document.body).backgroundColor"
 _CONTRAST = """() => {
   const light = (rgb) => rgb.match(/[0-9.]+/g).slice(0, 3).map((v) => v / 255)
     .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
@@ -60,29 +64,28 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of one run, of three, and of one that is not at its end; in each, markup where text belongs."""
+    """Pages about one run with markup in its texts, about three runs, and about an unfinished run."""
     folder = tmp_path_factory.mktemp("runs")
-    joint, core, full = example_runs.three(folder)
     extras = example_runs.samples(["core", "full"], example_runs.HOSTILE)
     hostile = example_runs.run(folder, "a name that is long and has <script>alert(1)<", extras=extras)
     half = example_runs.run(folder, "half", ends=False)
-    chosen = {"one": [hostile], "three": [joint, core, full], "half": [half]}
-    return {name: write_page(runs, folder / f"{name}.html") for name, runs in chosen.items()}
+    runs = {"one": [hostile], "three": example_runs.three(folder), "half": [half]}
+    return {name: write_page(paths, folder / f"{name}.html") for name, paths in runs.items()}
 
 
 @pytest.fixture
-def shown(browser: Browser, pages: dict[str, Path]) -> Iterator[Open]:
-    """Opens a page; in the end nothing may have been said on the console, failed or been asked of anyone."""
-    complaints: list[str] = []
-    asked: list[str] = []
+def open_page(browser: Browser, pages: dict[str, Path]) -> Iterator[Open]:
+    """Open pages; none may write to the console, fail, or request anything but itself."""
+    messages: list[str] = []
+    requested: list[str] = []
     opened: list[tuple[Any, str]] = []
 
     def open_(name: str, width: int = DESK, **options: Any) -> Page:
         context = browser.new_context(viewport={"width": width, "height": 844}, **options)
         page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requested.append(request.url))
         page.goto(pages[name].as_uri())
         opened.append((context, pages[name].as_uri()))
         return page
@@ -90,33 +93,25 @@ def shown(browser: Browser, pages: dict[str, Path]) -> Iterator[Open]:
     yield open_
     for context, _ in opened:
         context.close()
-    assert complaints == []
-    assert asked == [uri for _, uri in opened]
-
-
-@pytest.mark.parametrize(("name", "count"), [("one", 8), ("three", 8), ("half", 7)])
-def test_all_figures_are_drawn(shown: Open, name: str, count: int) -> None:
-    drawn = shown(name).evaluate(_FIGURES)
-    assert len(drawn) == count
-    for figure in drawn:
-        assert figure["width"] > 150 and figure["height"] > 100 and figure["role"] == "img"
-        assert figure["lines"] and max(figure["lines"]) > 0.25 * figure["width"]
+    assert messages == []
+    assert requested == [uri for _, uri in opened]
 
 
 @pytest.mark.parametrize("width", [PHONE, DESK])
-@pytest.mark.parametrize("name", ["one", "three", "half"])
-def test_the_page_does_not_scroll_sideways(shown: Open, name: str, width: int) -> None:
-    page = shown(name, width)
-    page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+@pytest.mark.parametrize(("name", "count"), [("one", 8), ("three", 8), ("half", 7)])
+def test_all_charts_are_drawn_and_the_page_is_not_wider_than_the_screen(
+    open_page: Open, name: str, count: int, width: int
+) -> None:
+    page = open_page(name, width)
+    figures = page.evaluate(_FIGURES)
+    assert len(figures) == count
+    for figure in figures:
+        assert figure["width"] > 150 and figure["height"] > 100 and figure["role"] == "img"
+        assert figure["lines"] and max(figure["lines"]) > 0.25 * figure["width"]
+        assert width == DESK or min(figure["letters"]) >= 11
+    page.evaluate(_UNFOLD)
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    ends = "[...document.querySelectorAll('section > *, figure, dl')].map((e) => e.getBoundingClientRect().right)"
-    assert page.evaluate(f"Math.max(...{ends})") <= width
-
-
-def test_letters_of_figures_can_be_read_on_a_phone(shown: Open) -> None:
-    page = shown("three", PHONE)
-    sizes = page.evaluate("[...document.querySelectorAll('figure text')].map((e) => e.getBoundingClientRect().height)")
-    assert len(sizes) > 50 and min(sizes) >= 11
+    assert page.evaluate(f"Math.max(...{_RIGHT_EDGES})") <= width
 
 
 def column(page: Page, number: int) -> list[str]:
@@ -124,30 +119,21 @@ def column(page: Page, number: int) -> list[str]:
     return [cell.replace("\xa0", " ") for cell in cells.all_inner_texts()]
 
 
-@pytest.mark.parametrize("how", ["click", "Enter", "Space"])
-def test_the_table_sorts_both_ways_by_click_and_by_keyboard(shown: Open, how: str) -> None:
-    page = shown("three")
-    assert column(page, 3) == ["21.50", "30.12", "20.00", "30.12"]
+@pytest.mark.parametrize("key", [None, "Enter", "Space"])
+def test_table_can_be_sorted_in_both_directions_by_click_and_by_keyboard(open_page: Open, key: str | None) -> None:
+    page = open_page("three")
     button = page.get_by_role("button", name="BLEU")
     head = page.locator("table.sorts th", has=button)
-
-    def press() -> None:
-        if how == "click":
-            button.click()
-        else:
-            button.focus()
-            page.keyboard.press(how)
-
-    assert head.get_attribute("aria-sort") == "none"
-    press()
-    assert column(page, 3) == ["20.00", "21.50", "30.12", "30.12"] and head.get_attribute("aria-sort") == "ascending"
-    press()
-    assert column(page, 3) == ["30.12", "30.12", "21.50", "20.00"] and head.get_attribute("aria-sort") == "descending"
+    assert column(page, 3) == ["21.50", "30.12", "20.00", "30.12"] and head.get_attribute("aria-sort") == "none"
+    ordered = ["20.00", "21.50", "30.12", "30.12"]
+    for direction, expected in (("ascending", ordered), ("descending", ordered[::-1])):
+        button.press(key) if key else button.click()
+        assert column(page, 3) == expected and head.get_attribute("aria-sort") == direction
     assert page.locator("th[aria-sort='descending'], th[aria-sort='ascending']").count() == 1
 
 
-def test_numbers_sort_as_numbers_words_as_words_and_what_is_missing_comes_last(shown: Open) -> None:
-    page = shown("three")
+def test_numbers_and_words_are_sorted_and_missing_values_come_last(open_page: Open) -> None:
+    page = open_page("three")
     page.get_by_role("button", name="parameters").click()
     assert column(page, 4) == ["1,000", "1,000", "10,000", "10,000"]
     page.get_by_role("button", name="run", exact=True).click()
@@ -157,46 +143,42 @@ def test_numbers_sort_as_numbers_words_as_words_and_what_is_missing_comes_last(s
         assert column(page, 5)[-1] == "–"
 
 
-def test_light_and_dark_can_both_be_read(shown: Open) -> None:
+def test_text_has_enough_contrast_in_light_and_dark_mode(open_page: Open) -> None:
     papers = set()
     for scheme in ("light", "dark"):
         for name in ("one", "half"):
-            page = shown(name, color_scheme=scheme)
-            page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+            page = open_page(name, color_scheme=scheme)
+            page.evaluate(_UNFOLD)
             assert page.evaluate(_CONTRAST) >= 4.5
-        papers.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        papers.add(page.evaluate(_PAPER))
     assert len(papers) == 2
 
 
-def test_on_paper_nothing_is_folded_and_no_table_is_cut(shown: Open) -> None:
-    page = shown("three", 700, color_scheme="dark")
+def test_printed_page_is_unfolded_and_cuts_no_table(open_page: Open) -> None:
+    page = open_page("three", 700, color_scheme="dark")
     inner = page.locator("details table").first
     assert not inner.is_visible()
     page.emulate_media(media="print")
-    assert all(
-        box is not None and box["height"] > 20
-        for box in (each.bounding_box() for each in page.locator("details > div").all())
-    )
-    assert inner.is_visible() and page.locator("nav").is_hidden()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert page.evaluate(
-        "[...document.querySelectorAll('.box')].every((e) => getComputedStyle(e).overflowX === 'visible')"
-    )
+    boxes = [each.bounding_box() for each in page.locator("details > div").all()]
+    assert all(box is not None and box["height"] > 20 for box in boxes)
+    assert inner.is_visible() and page.locator("nav").is_hidden() and page.evaluate(_PAPER) == "rgb(255, 255, 255)"
+    overflows = page.evaluate("[...document.querySelectorAll('.box')].map((e) => getComputedStyle(e).overflowX)")
+    assert set(overflows) == {"visible"}
     page.emulate_media(media="screen")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # for browsers that know no ::details-content
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # for browsers without ::details-content
     assert page.locator("details:not([open])").count() == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details[open]").count() == 0
 
 
-def test_a_script_in_a_sample_or_a_name_stays_text(shown: Open) -> None:
-    page = shown("one")
+def test_script_in_a_sample_or_a_name_is_shown_as_text(open_page: Open) -> None:
+    page = open_page("one")
     assert "taken" not in page.title() and page.locator("script").count() == 1 and page.locator("img").count() == 0
     assert '<script>document.title="taken"</script>' in page.locator("dl.sample").first.inner_text()
     assert "<script>alert(1)<" in page.locator("h1").inner_text()
 
 
-def test_a_script_that_came_in_all_the_same_would_not_run(browser: Browser, tmp_path: Path) -> None:
+def test_script_that_is_inserted_into_the_page_does_not_run(browser: Browser, tmp_path: Path) -> None:
     path = write_page([example_runs.run(tmp_path)], tmp_path / "r.html")
     path.write_text(path.read_text().replace("<main>", "<main><script>document.title = 'taken'</script>"))
     page = browser.new_page()

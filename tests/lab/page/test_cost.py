@@ -49,36 +49,25 @@ def test_cost_of_levels_with_a_run_is_that_of_the_run(tmp_path: Path) -> None:
         ("full", "full-alone", 30.125, 90.0),
     ]
     assert (comparison.flops, comparison.seconds, comparison.is_computed) == (4.4e11, 180.0, False)
+    joint, _, full = paths
+    assert compare(joint, full).is_computed and compare(joint, full).seconds is None
     part = section("cost", paths)
     assert rows(part)[2] == ["core", "alone, core-alone", "20.00", "40", "4.00 × 10¹⁰", "1 min 30 s"]
     assert "2 times as many, and 3 min" in texts(part, "p")[0] and "Computed" not in texts(part, "p")[1]
 
 
-def test_time_is_unknown_if_one_level_is_computed(tmp_path: Path) -> None:
-    joint, _, full = example_runs.three(tmp_path)
-    comparison = compare(joint, full)
-    assert separate_runs(joint, full) == [None, "full-alone"]
-    assert comparison.is_computed and comparison.seconds is None
-
-
 @pytest.mark.parametrize(
     "other",
-    [{"recipe": "images"}, {"d_model": 99}, {"ends": False}, {"updates": {"core": 1, "full": 1}}],
+    [{"recipe": "images"}, {"d_model": 99}, {"ends": False}, {"levels": ["core", "full"]}, {"size": 9999}],
     ids=lambda other: next(iter(other)),
 )
 def test_run_of_another_network_is_not_compared(tmp_path: Path, other: dict[str, object]) -> None:
     joint = example_runs.run(tmp_path, d_model=16)
     options = {**example_runs.PLAIN, "d_model": 16, **other}
-    if "updates" in other:
-        options["levels"] = ["core", "full"]
-    assert separate_runs(joint, example_runs.run(tmp_path, "other", **options)) == [None, None]
-
-
-def test_level_of_another_size_is_another_network(tmp_path: Path) -> None:
-    joint, core, _ = example_runs.three(tmp_path)
-    text = (core / "summary.json").read_text()
-    (core / "summary.json").write_text(text.replace('"parameters": 1000', '"parameters": 999'))
-    assert separate_runs(joint, core) == [None, None]
+    path = example_runs.run(tmp_path, "other", **options)
+    if "size" in other:
+        path.joinpath("summary.json").write_text((path / "summary.json").read_text().replace("10000,", "9999,"))
+    assert separate_runs(joint, path) == [None, None]
 
 
 def test_most_similar_run_is_taken_if_several_train_the_same_level(tmp_path: Path) -> None:

@@ -100,16 +100,13 @@ def test_largest_finite_q_is_named_with_its_step(tmp_path: Path) -> None:
     assert "the bound asks for 9 to 81 times the iterations" in verdict
 
 
-def test_undefined_numbers_are_called_undefined(tmp_path: Path) -> None:
+def test_undefined_numbers_are_left_out_of_medians_in_the_order_of_steps(tmp_path: Path) -> None:
     undefined = measurement(math.nan, math.nan, math.nan, q=math.nan, alpha=math.nan)
     part = section("criteria", [write_run(tmp_path, undefined)])
     assert set(texts(part, "dd")) == {"It is undefined (0 / 0)."} and texts(part, "p")[2] == ""
     assert level_criteria(undefined, measurement(2.0)).medians("c_norm")[0] == 2.0
-
-
-def test_halves_are_in_the_order_of_the_steps() -> None:
-    core = LevelCriteria("core", {9: {"q": 4.0}, 0: {"q": 1.0}, 5: {"q": 3.0}, 1: {"q": 2.0}})
-    assert core.medians("q") == [2.5, 1.5, 3.5]
+    unordered = LevelCriteria("core", {9: {"q": 4.0}, 0: {"q": 1.0}, 5: {"q": 3.0}, 1: {"q": 2.0}})
+    assert unordered.medians("q") == [2.5, 1.5, 3.5]
 
 
 def test_only_alternating_training_has_a_bound_without_q(tmp_path: Path) -> None:

@@ -1,0 +1,186 @@
+"""Head of the page, levels, outputs and configuration: for one run, for several, and for unfinished runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from partialsgd.logging.records import FAILED
+from tests.lab.page import example_runs
+from tests.lab.page.page_parts import rows, section, texts, words
+
+
+def lead(paths: list[Path]) -> str:
+    return next(words(part) for part in section("levels", paths).iter("p") if part.get("class") == "lead")
+
+
+def test_one_run_has_a_row_for_each_level(tmp_path: Path) -> None:
+    part = section("levels", [example_runs.run(tmp_path)])
+    assert rows(part) == [
+        ["level", "BLEU", "parameters", "share", "training FLOPs", "updates", "latency"],
+        ["core", "21.50", "1,000", "10 %", "2.00 × 10¹⁰", "20", "2 ms"],
+        ["full", "30.12", "10,000", "100 %", "2.00 × 10¹¹", "20", "2 ms"],
+    ]
+    assert f"Signature of the score: {example_runs.SIGNATURE}." in texts(part, "p")[1]
+    assert texts(part, "summary") == ["All numbers on the test data"]
+    assert rows(part, 1) == [["", "core", "full"], ["loss", "1", "1"], ["BLEU", "21.5", "30.12"]]
+
+
+def test_several_runs_have_one_table_that_can_be_sorted(tmp_path: Path) -> None:
+    part = section("levels", example_runs.three(tmp_path))
+    head, *body = rows(part)
+    assert head[:3] == ["run", "level", "BLEU"]
+    assert [row[:4] for row in body] == [
+        ["joint", "core", "21.50", "1,000"],
+        ["joint", "full", "30.12", "10,000"],
+        ["core-alone", "core", "20.00", "1,000"],
+        ["full-alone", "full", "30.12", "10,000"],
+    ]
+    heads, *_, core_alone, _ = next(part.iter("table")).iter("tr")
+    cells = list(core_alone)
+    assert cells[0].get("data-text") == "core-alone" and cells[3].get("data-number") == "1000"
+    assert cells[4].get("data-number") is None and cells[4].text == "–"
+    assert {cell.get("aria-sort") for cell in heads} == {"none"}
+    assert all(cell.find("button") is not None for cell in heads)
+
+
+def test_runs_with_other_scores_have_other_columns_and_untrained_levels_are_explained(tmp_path: Path) -> None:
+    images = {"recipe": "images", "score": "accuracy", "updates": {"core": 40}}
+    part = section("levels", [example_runs.run(tmp_path, "a"), example_runs.run(tmp_path, "b", **images)])
+    head, *body = rows(part)
+    assert "was not trained by steps of its own" in texts(part, "p")[1] and body[3][-2] == "0"
+    assert head[2:4] == ["BLEU", "accuracy"] and [row[2:4] for row in body[1:3]] == [["30.12", "–"], ["–", "21.50"]]
+
+
+def test_unfinished_run_is_named_and_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    half = example_runs.run(tmp_path, "half", ends=False)
+    part = section("levels", [half])
+    assert rows(part) == [
+        ["level", "validation loss", "updates"],
+        ["core", "0.6897", "10"],
+        ["full", "0.6897", "10"],
+    ]
+    (warning,) = texts(part, "p")
+    assert warning.startswith("half is not finished: 20 steps so far, epoch 2 of 4.")
+    assert f"partialsgd resume {half}" in warning and texts(section("runs", [half]), "li")[0].endswith("· not finished")
+    both = rows(section("levels", [half, example_runs.run(tmp_path)]))
+    assert both[1] == ["half", "core", "–", "0.6897", "–", "–", "–", "10", "–"]
+
+
+def test_diverged_run_and_run_without_steps_are_not_said_to_continue(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, "gone", ends=False)
+    (path / FAILED).write_text('{"error": "the loss is nan"}')
+    assert texts(section("levels", [path]), "p") == ["gone diverged after 20 steps: the loss is nan"]
+    assert texts(section("runs", [path]), "li")[0].endswith("· diverged")
+    (path / "metrics.jsonl").unlink()
+    assert texts(section("levels", [path]), "p") == ["gone diverged after 0 steps: the loss is nan"]
+    (path / FAILED).unlink()
+    part = section("levels", [path])
+    assert not list(part.iter("table")) and texts(part, "p") == ["gone has no steps yet, so there is nothing to show."]
+
+
+def test_head_shows_the_steps_of_the_summary_and_the_time_with_evaluations(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, "done")
+    example_runs.write_steps(path, [example_runs.step(39, ["core", "full"], 40)])  # the log may have fewer steps
+    before = words(section("runs", [path]))
+    example_runs.write_summary(path, {**json.loads((path / "summary.json").read_text()), "wall": 150.0})
+    assert before == "translation · alternating · seed 0 · trains core and full · 40 steps · 1 min 30 s of training"
+    assert words(section("runs", [path])) == f"{before}, 2 min 30 s with evaluations"
+
+
+def test_lead_of_one_run_says_how_good_its_levels_are_and_what_they_cost(tmp_path: Path) -> None:
+    joint, core, _ = example_runs.three(tmp_path)
+    assert lead([joint]) == (
+        "core reaches BLEU 21.50 with 1,000 parameters, 10 % of the full network. full reaches BLEU 30.12 with 10,000 "
+        "parameters. One run for 2 levels took 2.20 × 10¹¹ FLOPs and 1 min 30 s. Training each level alone would take "
+        "4.40 × 10¹¹ FLOPs, 2 times as many (computed for the same number of epochs)."
+    )
+    assert lead([core]) == (
+        "core reaches BLEU 20.00 with 1,000 parameters. The training took 4.00 × 10¹⁰ FLOPs and 1 min 30 s."
+    )
+
+
+def test_lead_of_several_runs_names_the_best_run_of_each_level(tmp_path: Path) -> None:
+    paths = [*example_runs.three(tmp_path), example_runs.run(tmp_path, "half", ends=False)]
+    assert lead(paths) == (
+        "The best of each level: core, BLEU 21.50 (joint), full, BLEU 30.12 (joint). joint: One run for 2 levels took "
+        "2.20 × 10¹¹ FLOPs and 1 min 30 s. Training each level alone took 4.40 × 10¹¹ FLOPs, 2 times as many, and "
+        "3 min. BLEU of joint minus separate training: core +1.5, full +0."
+    )
+
+
+def test_sample_shows_its_input_once_and_the_outputs_of_all_levels(tmp_path: Path) -> None:
+    part = section("outputs", example_runs.three(tmp_path))
+    assert len(list(part.iter("dl"))) == 1
+    assert list(zip(texts(part, "dt"), texts(part, "dd"), strict=True)) == [
+        ("source", "a sample that is long enough to be text"),
+        ("reference", "eine Probe"),
+        ("joint · core", "eine Probe von core"),
+        ("joint · full", "eine Probe von full"),
+        ("core-alone · core", "eine Probe von full"),
+        ("full-alone · full", "eine Probe von full"),
+    ]
+
+
+def test_short_records_are_a_table_and_lists_are_lists(tmp_path: Path) -> None:
+    extras = {"baseline": [{"AUC": 0.99312, "n": 3}, {"n": None}], "notes": ["one", 2.5], "nearest": "BLEU 10.5"}
+    part = section("outputs", [example_runs.run(tmp_path, extras=extras)])
+    assert texts(part, "h3") == ["Baseline", "Notes", "Nearest"]
+    assert rows(part) == [["AUC", "n"], ["0.9931", "3"], ["–", "–"]]
+    assert texts(part, "li") == ["one", "2.5"] and texts(part, "p") == ["BLEU 10.5"]
+
+
+def test_results_that_differ_between_runs_stand_under_their_names(tmp_path: Path) -> None:
+    extras = {name: {"nearest": name, "notes": ["same"]} for name in ("a", "b")}
+    part = section("outputs", [example_runs.run(tmp_path, name, extras=own) for name, own in extras.items()])
+    assert texts(part, "h4") == ["a", "b"] == texts(part, "p")
+    assert texts(part, "li") == ["same"]
+
+
+def test_only_the_first_samples_are_unfolded_and_an_empty_output_is_marked(tmp_path: Path) -> None:
+    samples = [{"source": f"{k} {'long ' * 10}", "core": "", "full": "y"} for k in range(20)]
+    part = section("outputs", [example_runs.run(tmp_path, extras={"samples": samples})])
+    assert texts(part, "summary") == ["14 more"] and len(list(part.iter("dl"))) == 20
+    answers = [words(each) for each in part.iter("dd") if each.get("class") == "output"]
+    assert answers == ["(nothing)", "y"] * 20
+
+
+def test_unfinished_run_has_no_outputs(tmp_path: Path) -> None:
+    part = section("outputs", [example_runs.run(tmp_path, ends=False)])
+    assert texts(part, "p") == ["Sample outputs are shown when a run is finished."]
+
+
+def preset(recipe: str, settings: Any) -> dict[str, Any]:
+    return {**example_runs.SETTINGS, "threads": None, "ratio": ["1/16"], "preset": settings.get("preset")}
+
+
+def test_settings_that_differ_from_the_preset_come_first(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, lr=0.3, ratio=["1/4", "1/2"], out="/somewhere", threads=2)
+    part = section("configuration", [path], preset)
+    assert texts(part, "h3") == ["Settings that differ from the preset"]
+    assert rows(part) == [["setting", "this run", "preset"], ["lr", "0.3", "0.1"], ["ratio", "1/4 1/2", "1/16"]]
+    assert {row[0] for row in rows(part, 1)} >= {"out", "threads", "lr", "seed", "alone"}
+    assert rows(part, 2) == [["", "version"], ["torch", "2.13"], ["data (sha256)", "0f" * 32]]
+    unchanged = section("configuration", [example_runs.run(tmp_path, "unchanged")], preset)
+    assert texts(unchanged, "p") == ["All settings are those of the preset."]
+
+
+def test_runs_without_a_preset_are_compared_with_each_other(tmp_path: Path) -> None:
+    paths = [example_runs.run(tmp_path, "a"), example_runs.run(tmp_path, "b", lr=0.3, seed=1)]
+    part = section("configuration", paths)
+    assert texts(part, "h3") == ["Settings that differ between the runs"]
+    assert rows(part) == [["setting", "a", "b"], ["seed", "0", "1"], ["lr", "0.1", "0.3"]]
+    alone = section("configuration", paths[:1])
+    assert texts(alone, "h3") == texts(alone, "p") == []
+
+
+def test_setting_that_another_recipe_lacks_is_no_difference(tmp_path: Path) -> None:
+    paths = [example_runs.run(tmp_path, "a", beam=5), example_runs.run(tmp_path, "b", recipe="images", lr=0.3)]
+    assert [row[0] for row in rows(section("configuration", paths))] == ["setting", "lr"]
+
+
+def test_versions_that_differ_have_a_column_for_each_run(tmp_path: Path) -> None:
+    a, b = example_runs.run(tmp_path, "a"), example_runs.run(tmp_path, "b")
+    (b / "config.json").write_text((b / "config.json").read_text().replace("2.13", "2.6"))
+    assert rows(section("configuration", [a, b]), 1)[:2] == [["", "a", "b"], ["torch", "2.13", "2.6"]]
