@@ -98,12 +98,6 @@ def test_training_section_has_losses_and_scores(tmp_path: Path) -> None:
     assert texts(section("training", [long, other]), "figcaption")[2:] == ["Validation BLEU", "Validation accuracy"]
 
 
-def test_run_without_a_step_has_no_chart(tmp_path: Path) -> None:
-    path = example_runs.run(tmp_path, ends=False)
-    example_runs.write_steps(path, [])
-    assert texts(section("training", [path]), "p") == ["No training step is logged yet."]
-
-
 def test_size_chart_describes_and_labels_the_levels_and_has_a_legend_for_several_runs(tmp_path: Path) -> None:
     part = section("levels", [example_runs.run(tmp_path)])
     assert texts(part, "figcaption") == ["BLEU against size on the test data"]

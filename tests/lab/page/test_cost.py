@@ -25,10 +25,6 @@ def separate_runs(*paths: Path) -> list[str | None]:
 def test_cost_of_levels_without_a_run_is_computed_for_as_many_steps(tmp_path: Path) -> None:
     path = example_runs.run(tmp_path, steps=40)
     comparison = compare(path)
-    assert [(one.joint.name, one.updates, one.flops, one.run) for one in comparison.separate] == [
-        ("core", 40, 4e10, None),
-        ("full", 40, 4e11, None),
-    ]
     assert (comparison.flops, comparison.seconds, comparison.is_computed) == (4.4e11, None, True)
     part = section("cost", [path])
     assert rows(part)[2] == ["core", "alone, computed", "–", "40", "4.00 × 10¹⁰", "–"]
@@ -44,13 +40,10 @@ def test_cost_of_levels_without_a_run_is_computed_for_as_many_steps(tmp_path: Pa
 def test_cost_of_levels_with_a_run_is_that_of_the_run(tmp_path: Path) -> None:
     paths = example_runs.three(tmp_path)
     comparison = compare(*paths)
-    assert [(one.joint.name, one.run, one.score, one.seconds) for one in comparison.separate] == [
-        ("core", "core-alone", 20.0, 90.0),
-        ("full", "full-alone", 30.125, 90.0),
-    ]
     assert (comparison.flops, comparison.seconds, comparison.is_computed) == (4.4e11, 180.0, False)
-    joint, _, full = paths
+    joint, core, full = paths
     assert compare(joint, full).is_computed and compare(joint, full).seconds is None
+    assert texts(section("cost", [core, full]), "p") == ["No finished run on this page trained several levels."]
     part = section("cost", paths)
     assert rows(part)[2] == ["core", "alone, core-alone", "20.00", "40", "4.00 × 10¹⁰", "1 min 30 s"]
     assert "2 times as many, and 3 min" in texts(part, "p")[0] and "Computed" not in texts(part, "p")[1]
@@ -92,8 +85,3 @@ def test_slimmable_run_updates_every_level_at_each_step(tmp_path: Path) -> None:
     path = example_runs.run(tmp_path, updates={"core": 40, "full": 40})
     assert compare(path).flops == compare(path).joint.flops
     assert "same number of updates" not in " ".join(texts(section("cost", [path]), "p"))
-
-
-def test_page_without_a_joint_run_says_so(tmp_path: Path) -> None:
-    _, core, full = example_runs.three(tmp_path)
-    assert texts(section("cost", [core, full]), "p") == ["No finished run on this page trained several levels."]

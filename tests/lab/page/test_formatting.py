@@ -19,8 +19,8 @@ CASES: dict[Callable[..., str], dict[Any, str]] = {
     formatting.scientific: {7.0718e9: "7.07 × 10⁹", 0.0: "0", 6896.2: "6,896", 999.4: "999", math.inf: "∞", None: "–"},
     formatting.percent: {0.25: "25 %"},
     formatting.duration: {
+        0.002: "2 ms",
         4.94: "4.94 s",
-        59.99: "60 s",
         200: "3 min 20 s",
         180: "3 min",
         7500: "2 h 5 min",

@@ -88,6 +88,8 @@ def test_finished_run_has_the_levels_of_its_summary(tmp_path: Path) -> None:
     assert [level.name for level in run.levels] == ["core", "1/2", "full"]
     assert [level.name for level in run.trained] == ["core", "full"]
     assert (run.score, run.flops, run.levels[1].score) == ("BLEU", 1e6 * (7 * 1_000 + 8 * 10_000), 27.25)
+    assert run.validation("loss")["1/2"] == pytest.approx({9: 2 / 1.9, 19: 2 / 2.9, 29: 2 / 3.9, 39: 2 / 4.9})
+    assert run.validation("nothing") == {} and run.last_loss("nothing") is None
 
 
 def test_unfinished_run_has_the_levels_of_its_evaluations(tmp_path: Path) -> None:
@@ -95,13 +97,6 @@ def test_unfinished_run_has_the_levels_of_its_evaluations(tmp_path: Path) -> Non
     (run,) = read_runs([path])
     assert run.levels == (Level("core", 6), Level("1/2", 7), Level("full", 7))  # in the order of the evaluations
     assert (run.score, run.extras) == ("accuracy", {})
-
-
-def test_level_name_may_contain_a_slash(tmp_path: Path) -> None:
-    (run,) = read_runs([example_runs.run(tmp_path, levels=["1/2", "full"])])
-    assert run.validation("loss")["1/2"] == pytest.approx({9: 2 / 1.9, 19: 2 / 2.9, 29: 2 / 3.9, 39: 2 / 4.9})
-    assert run.last_loss("1/2") == pytest.approx(2 / 4.9)
-    assert run.validation("nothing") == {} and run.last_loss("nothing") is None
 
 
 def test_level_that_was_trained_alone_keeps_its_name(tmp_path: Path) -> None:

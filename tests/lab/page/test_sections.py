@@ -61,6 +61,7 @@ def test_unfinished_run_is_named_and_shown_as_far_as_it_is(tmp_path: Path) -> No
         ["core", "0.6897", "10"],
         ["full", "0.6897", "10"],
     ]
+    assert texts(section("outputs", [half]), "p") == ["Sample outputs are shown when a run is finished."]
     (warning,) = texts(part, "p")
     assert warning.startswith("half is not finished: 20 steps so far, epoch 2 of 4.")
     assert f"partialsgd resume {half}" in warning and texts(section("runs", [half]), "li")[0].endswith("· not finished")
@@ -78,6 +79,7 @@ def test_diverged_run_and_run_without_steps_are_not_said_to_continue(tmp_path: P
     (path / FAILED).unlink()
     part = section("levels", [path])
     assert not list(part.iter("table")) and texts(part, "p") == ["gone has no steps yet, so there is nothing to show."]
+    assert texts(section("training", [path]), "p") == ["No training step is logged yet."]
 
 
 def test_head_shows_the_steps_of_the_summary_and_the_time_with_evaluations(tmp_path: Path) -> None:
@@ -146,11 +148,6 @@ def test_only_the_first_samples_are_unfolded_and_an_empty_output_is_marked(tmp_p
     assert answers == ["(nothing)", "y"] * 20
 
 
-def test_unfinished_run_has_no_outputs(tmp_path: Path) -> None:
-    part = section("outputs", [example_runs.run(tmp_path, ends=False)])
-    assert texts(part, "p") == ["Sample outputs are shown when a run is finished."]
-
-
 def preset(recipe: str, settings: Any) -> dict[str, Any]:
     return {**example_runs.SETTINGS, "threads": None, "ratio": ["1/16"], "preset": settings.get("preset")}
 
@@ -167,20 +164,12 @@ def test_settings_that_differ_from_the_preset_come_first(tmp_path: Path) -> None
 
 
 def test_runs_without_a_preset_are_compared_with_each_other(tmp_path: Path) -> None:
-    paths = [example_runs.run(tmp_path, "a"), example_runs.run(tmp_path, "b", lr=0.3, seed=1)]
-    part = section("configuration", paths)
+    a = example_runs.run(tmp_path, "a", setting_of_another_recipe=5)
+    b = example_runs.run(tmp_path, "b", recipe="images", lr=0.3, seed=1)
+    (b / "config.json").write_text((b / "config.json").read_text().replace("2.13", "2.6"))
+    part = section("configuration", [a, b])
     assert texts(part, "h3") == ["Settings that differ between the runs"]
     assert rows(part) == [["setting", "a", "b"], ["seed", "0", "1"], ["lr", "0.1", "0.3"]]
-    alone = section("configuration", paths[:1])
+    assert rows(part, 2)[:2] == [["", "a", "b"], ["torch", "2.13", "2.6"]]
+    alone = section("configuration", [a])
     assert texts(alone, "h3") == texts(alone, "p") == []
-
-
-def test_setting_that_another_recipe_lacks_is_no_difference(tmp_path: Path) -> None:
-    paths = [example_runs.run(tmp_path, "a", beam=5), example_runs.run(tmp_path, "b", recipe="images", lr=0.3)]
-    assert [row[0] for row in rows(section("configuration", paths))] == ["setting", "lr"]
-
-
-def test_versions_that_differ_have_a_column_for_each_run(tmp_path: Path) -> None:
-    a, b = example_runs.run(tmp_path, "a"), example_runs.run(tmp_path, "b")
-    (b / "config.json").write_text((b / "config.json").read_text().replace("2.13", "2.6"))
-    assert rows(section("configuration", [a, b]), 1)[:2] == [["", "a", "b"], ["torch", "2.13", "2.6"]]
