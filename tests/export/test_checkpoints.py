@@ -12,8 +12,8 @@ from safetensors import safe_open
 from torch import nn
 
 from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, Width, export, nest
+from partialsgd.nested.example_inputs import tensors_of
 from partialsgd.nested.nested import family_of
-from partialsgd.nested.planning.example_inputs import tensors_of
 from tests.nested.test_laws import built
 from tests.zoo import CASES, ZOO, again, specs_for
 
@@ -44,7 +44,7 @@ def require_equal(one: Nested, two: Nested, inputs: dict[str, Any]) -> None:
     assert list(ours) == list(theirs)
     for name, value in ours.items():
         assert value.dtype == theirs[name].dtype and torch.equal(value, theirs[name]), name
-    assert (one.levels, one.norms, one.claimed) == (two.levels, two.norms, two.claimed)
+    assert (one.levels, one.norms, one.nested_by) == (two.levels, two.norms, two.nested_by)
     for level in one.levels:
         assert dict(one.mask(level)) == dict(two.mask(level))
         with one.at(level), two.at(level), torch.no_grad():

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from partialsgd import LowRank, Nested, OutputSum, Width, export, nest
-from partialsgd.nested.planning.example_inputs import tensors_of
+from partialsgd.nested.example_inputs import tensors_of
 from tests.zoo import ZOO, specs_for
 
 

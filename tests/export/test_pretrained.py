@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from partialsgd import LayerSum, LowRank, Nested, Width, export, nest
-from partialsgd.nested.planning.example_inputs import tensors_of
+from partialsgd.nested.example_inputs import tensors_of
 from tests.nested.test_laws import built
 from tests.zoo import ZOO, again
 

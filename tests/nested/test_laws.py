@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import Nested, nest
-from partialsgd.nested.extract import level as extraction
+from partialsgd.nested.example_inputs import tensors_of
+from partialsgd.nested.extract.level import extract_level
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.sums import SumLayer
-from partialsgd.nested.planning.example_inputs import tensors_of
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import drop_outside, perturbed
 from tests.zoo import CASES, ZOO, Network, specs_for
@@ -134,14 +134,16 @@ def check_extracted(
         for name, gradient in gradients.items():
             with torch.no_grad():
                 parameters[name].copy_(gradient)
-        merged = {n for n, m in nested.model.named_modules() if isinstance(m, LowRankLayer) and level not in m.small}
+        merged = {
+            n for n, m in nested.model.named_modules() if isinstance(m, LowRankLayer) and level not in m.low_rank_levels
+        }
         for module in as_numbers.model.modules():
             with torch.no_grad():  # of merged layers the gradient is that of one term
-                if isinstance(module, LowRankLayer) and level not in module.small:
+                if isinstance(module, LowRankLayer) and level not in module.low_rank_levels:
                     module.U0.zero_()
                 if isinstance(module, SumLayer) and module.is_sum(level):
                     torch._foreach_zero_(list(module.new.parameters()))
-        ours = dict(Parameters(extraction.extract(as_numbers.model, level)).items())
+        ours = dict(Parameters(extract_level(as_numbers.model, level, {})).items())
     names = [n for n in theirs if not any(n.startswith(f"{m}.") for m in merged) or len(nested.levels) == 2]
     close([ours[n].detach() for n in names], [theirs[n] for n in names])
     assert names

@@ -8,22 +8,22 @@ import pytest
 from torch import nn
 
 from partialsgd import Depth, LayerSum, LowRank, Width, nest
-from partialsgd.nested.levels import require_growing, resolve
+from partialsgd.nested.specs import resolve_levels
 from tests.nested.checks import untouched
 
 LOW, WIDE = LowRank(1 / 4), Width(1 / 2)
 
 
 def test_one_ratio_is_the_core_and_several_are_called_by_their_ratios() -> None:
-    assert list(resolve(LOW, None)) == ["core"]
-    assert resolve([LOW, Depth("h", keep=1)], None) == {"core": (LOW, Depth("h", keep=1))}
-    assert list(resolve(LowRank((1 / 32, 1 / 8)), None)) == ["1/32", "1/8"]
-    assert list(resolve(Depth("h", keep=(1, 2, 3)), None)) == ["1", "2", "3"]
+    assert list(resolve_levels(LOW, None)) == ["core"]
+    assert resolve_levels([LOW, Depth("h", keep=1)], None) == {"core": (LOW, Depth("h", keep=1))}
+    assert list(resolve_levels(LowRank((1 / 32, 1 / 8)), None)) == ["1/32", "1/8"]
+    assert list(resolve_levels(Depth("h", keep=(1, 2, 3)), None)) == ["1", "2", "3"]
 
 
 def test_specs_with_as_many_ratios_go_together_and_one_ratio_goes_with_all() -> None:
     make = LayerSum("head", nn.Identity)
-    levels = resolve([make, LowRank((1 / 8, 1 / 4)), Depth("h", keep=(1, 2))], None)
+    levels = resolve_levels([make, LowRank((1 / 8, 1 / 4)), Depth("h", keep=(1, 2))], None)
     assert levels == {
         "1/8": (make, LowRank(1 / 8), Depth("h", keep=1)),
         "1/4": (make, LowRank(1 / 4), Depth("h", keep=2)),
@@ -31,18 +31,18 @@ def test_specs_with_as_many_ratios_go_together_and_one_ratio_goes_with_all() -> 
 
 
 def test_named_levels_keep_their_order_and_take_one_spec_or_several() -> None:
-    assert resolve(None, {"small": LOW, "medium": [WIDE]}) == {"small": (LOW,), "medium": (WIDE,)}
-    assert list(resolve(None, {"b": LOW, "a": LOW})) == ["b", "a"]
+    assert resolve_levels(None, {"small": LOW, "medium": [WIDE]}) == {"small": (LOW,), "medium": (WIDE,)}
+    assert list(resolve_levels(None, {"b": LOW, "a": LOW})) == ["b", "a"]
 
 
 def test_no_levels_are_a_family_of_one() -> None:
-    assert resolve(None, {}) == {}
+    assert resolve_levels(None, {}) == {}
 
 
 BAD: list[tuple[Any, Any, type[Exception], str]] = [
     (LOW, {"small": LOW}, ValueError, "either a spec or levels"),
     ([LowRank((0.1, 0.2)), Width((0.1, 0.2, 0.3))], None, ValueError, r"same number; got \[2, 3\]"),
-    (LowRank((0.5, 0.5)), None, ValueError, "called alike: 1/2, 1/2"),
+    (LowRank((0.5, 0.5)), None, ValueError, "the same name: 1/2, 1/2"),
     (None, {"full": LOW}, ValueError, "'full' is the whole network"),
     (None, {"small": []}, ValueError, "'small' has no spec"),
     (None, {"small": LowRank((0.1, 0.2))}, ValueError, "'small' has a spec with several ratios"),
@@ -58,12 +58,12 @@ BAD: list[tuple[Any, Any, type[Exception], str]] = [
 @pytest.mark.parametrize(("spec", "levels", "error", "message"), BAD)
 def test_what_is_no_level_is_refused(spec: Any, levels: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        resolve(spec, levels)
+        resolve_levels(spec, levels)
 
 
 def test_an_empty_list_of_specs_says_nothing_of_what_is_inside() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    with untouched(model), pytest.raises(ValueError, match="say what is inside"):
+    with untouched(model), pytest.raises(ValueError, match="list of specs is empty"):
         nest(model, [])
 
 
@@ -77,13 +77,3 @@ def test_a_level_may_have_any_name_that_is_not_refused_by_name(name: str) -> Non
         assert f"cannot be called {name!r}" in str(error)
     else:
         assert nested.levels == (name, "full")
-
-
-def test_growing() -> None:
-    require_growing("fc", {"a": 1, "b": 1, "c": 3}, 4, ("a", "b", "c", "full"))
-    require_growing("fc", {"a": 4}, 4, ("a", "full"))
-    require_growing("fc", {}, 4, ("a", "b", "full"))
-    with pytest.raises(ValueError, match="'fc' has 3 at 'a' and then 2 at 'b'"):
-        require_growing("fc", {"a": 3, "b": 2}, 4, ("a", "b", "full"))
-    with pytest.raises(ValueError, match="'fc' has 4 at 'a' and then 2 at 'b'"):
-        require_growing("fc", {"b": 2}, 4, ("a", "b", "full"))

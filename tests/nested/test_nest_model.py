@@ -52,8 +52,8 @@ def would_broadcast(layer: nn.Module) -> nn.Module:
 
 
 BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], str]] = {
-    "nothing said": (wide, {}, ValueError, "say what is inside"),
-    "no spec": (wide, one(1 / 4), TypeError, "a spec is LowRank"),
+    "nothing said": (wide, {}, ValueError, "nest needs a spec"),
+    "no spec": (wide, one(1 / 4), TypeError, "a spec must be LowRank"),
     "norms": (wide, one(LowRank(0.5)) | {"norms": "none"}, ValueError, "norms must be one of 'separate', 'shared'"),
     "low rank, no match": (llama, one(LowRank(0.5, where="*.q_prj")), ValueError, r"'\*\.q_prj' matches no .*q_proj"),
     "one of two no match": (llama, one(LowRank(0.5, where=("*.q_proj", "*.f"))), ValueError, r"'\*\.f' matches no"),
@@ -70,7 +70,7 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "multihead": (encoder, one(LowRank(0.5, where="*.out_proj")), ValueError, "out_proj' cannot be nested"),
     "subclass": (lambda: nn.Sequential(Sub(3, 3), nn.Linear(3, 3)), one(LowRank(0.5, where="0")), ValueError, "a Sub,"),
     "norm named": (llama, one(LowRank(0.5, where="*.input_layernorm")), ValueError, "is a LlamaRMSNorm; only Linear"),
-    "norm in hidden": (encoder, one(Width(0.5, hidden=("*.linear1", "*.norm1"))), ValueError, "norm1' makes and takes"),
+    "norm in hidden": (encoder, one(Width(0.5, hidden=("*.linear1", "*.norm1"))), ValueError, "norm1' neither makes"),
     "hidden sizes": (wide, one(Width(0.5, hidden=("4", "2"))), ValueError, "'4' makes 3 units and '2' takes 8"),
     "query_key": (encoder, one(Width(0.5, query_key=True)), ValueError, "query and key are packed"),
     "query_key of no attention": (wide, one(Width(0.5, query_key=True)), ValueError, "no attention of a known"),
@@ -84,25 +84,25 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "ranks out of order": (wide, one(LowRank((1 / 2, 1 / 8))), ValueError, "order the levels"),
     "widths out of order": (wide, one(Width((1 / 2, 1 / 8))), ValueError, "order the levels"),
     "depths out of order": (llama, one(Depth("layers", keep=(2, 1))), ValueError, "order the levels"),
-    "no chain": (llama, ordered(Depth("layers", keep=2), Depth("layers", keep=2, pick="even")), ValueError, "chain"),
+    "no chain": (llama, ordered(Depth("layers", keep=2), Depth("layers", keep=2, pick="even")), ValueError, "contain"),
     "low rank comes back": (wide, ordered(LowRank(0.5, where="0"), LowRank(0.5, where="2")), ValueError, "order the"),
     "width comes back": (
         wide, ordered(Width(0.5, hidden=("0", "2")), Width(0.5, hidden=("2", "4"))), ValueError, "order the levels",
     ),
     "sum comes back": (wide, ordered(LayerSum("0", again), LayerSum("2", again)), ValueError, "order the levels"),
     "depth comes back": (
-        t5, ordered(Depth("encoder.block", keep=1), Depth("decoder.block", keep=1)), ValueError, "chain",
+        t5, ordered(Depth("encoder.block", keep=1), Depth("decoder.block", keep=1)), ValueError, "must contain",
     ),
-    "rank and width": (wide, one([LowRank(0.5), Width(0.5)]), ValueError, "'0' is claimed by LowRank and by Width"),
+    "rank and width": (wide, one([LowRank(0.5), Width(0.5)]), ValueError, "'0' is matched by LowRank and Width"),
     "rank and sum": (
-        wide, one([LowRank(0.5, where="2"), LayerSum("2", again)]), ValueError, "'2' is claimed by LowRank and by",
+        wide, one([LowRank(0.5, where="2"), LayerSum("2", again)]), ValueError, "'2' is matched by LowRank and",
     ),
-    "two ranks": (wide, one([LowRank(0.5, where="0"), LowRank(0.25, where="*")]), ValueError, "'0' is claimed by two"),
-    "two widths": (wide, one([Width(0.5), Width(0.5)]), ValueError, "'0' is claimed by two"),
-    "two depths": (llama, one([Depth("layers", keep=1), Depth("layers", keep=2)]), ValueError, "claimed by two Depth"),
-    "two sums": (wide, one([LayerSum("0", again), LayerSum("0", wrong_shape)]), ValueError, "claimed by two LayerSum"),
+    "two ranks": (wide, one([LowRank(0.5, where="0"), LowRank(0.25, where="*")]), ValueError, "'0' is matched by two"),
+    "two widths": (wide, one([Width(0.5), Width(0.5)]), ValueError, "'0' is matched by two"),
+    "two depths": (llama, one([Depth("layers", keep=1), Depth("layers", keep=2)]), ValueError, "matched by two Depth"),
+    "two sums": (wide, one([LayerSum("0", again), LayerSum("0", wrong_shape)]), ValueError, "matched by two LayerSum"),
     "two starts": (
-        wide, ordered(LowRank(0.1, where="0"), LowRank(0.5, where="0", init="zero")), ValueError, "start in two ways",
+        wide, ordered(LowRank(0.1, where="0"), LowRank(0.5, where="0", init="zero")), ValueError, "has init='svd'",
     ),
     "two orders": (wide, ordered(Width(0.25, order="norm"), Width(0.5)), ValueError, "order|agree"),
     "more blocks than there are": (llama, one(Depth("layers", keep=4)), ValueError, "has 3 blocks and cannot keep 4"),
@@ -136,7 +136,7 @@ def test_depth_of_everything_names_the_list_or_what_is_none() -> None:
 
 
 def test_only_modules_that_are_not_nested_or_wrapped_yet() -> None:
-    with pytest.raises(TypeError, match=r"model comes first and must be an nn\.Module, got LowRank"):
+    with pytest.raises(TypeError, match=r"first argument of nest must be an nn\.Module, got LowRank"):
         nest(LowRank(0.5), wide())
     nested = nest(wide(), LowRank(0.5))
     for again_ in (nested, nested.model, nn.Sequential(nested.model)):

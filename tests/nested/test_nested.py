@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from partialsgd import Depth, LowRank, Nested, OutputSum, Width, nest
+from partialsgd.nested.example_inputs import tensors_of
 from partialsgd.nested.layers.base import NestedModule
-from partialsgd.nested.planning.example_inputs import tensors_of
 from tests.nested.checks import output
 from tests.zoo import ZOO, gpt2, llama, specs_for, tokens
 

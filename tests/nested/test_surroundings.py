@@ -59,7 +59,7 @@ def test_a_copied_driver_is_not_run_with_the_old_familys_levels() -> None:
     sgd.step(closure_of(nested))
     sgd.step(closure_of(nested))
     other, _, driver = copy.deepcopy((nested, optimizer, sgd))
-    with pytest.raises(ValueError, match="build the method for the family that is trained"):
+    with pytest.raises(ValueError, match="are not those of this nested model"):
         driver.step(closure_of(other))
 
 
@@ -81,7 +81,7 @@ def test_a_layer_that_is_also_held_elsewhere_is_refused(hold) -> None:
             self.held = hold(self.a)
 
     model = Net()
-    with pytest.raises(ValueError, match=r"'a' cannot be nested: it is also kept in the attribute 'held'"):
+    with pytest.raises(ValueError, match=r"'a' cannot be nested: the attribute 'held' of"):
         nest(model, LowRank(1 / 2, where="a"))
     assert type(model.a) is nn.Linear
 
@@ -136,7 +136,7 @@ def test_a_teacher_that_did_not_run_is_missed() -> None:
         return loss
 
     sgd.step(closure)
-    with pytest.raises(RuntimeError, match="call the family itself"):
+    with pytest.raises(RuntimeError, match="call the nested model, nested"):
         sgd.step(closure)
 
 
@@ -151,7 +151,7 @@ def test_a_failed_recalibration_leaves_the_statistics() -> None:
     nested = nest(model, Width(1 / 2))
     nested(X)
     before = copy.deepcopy(nested.state_dict())
-    with pytest.raises(TypeError, match=r"of pairs give the first"):
+    with pytest.raises(TypeError, match=r"for a loader of pairs give"):
         nested.recalibrate("full", [(X, Y)])
     assert all(torch.equal(before[key], value) for key, value in nested.state_dict().items())
 
@@ -202,7 +202,7 @@ def test_training_and_evaluation_that_differ_are_not_traced_as_one() -> None:
 @pytest.mark.parametrize(
     ("make", "kind", "says"),
     [
-        (lambda: nest(mlp(), levels=[LowRank(1 / 4)]), TypeError, "levels maps names to specs"),
+        (lambda: nest(mlp(), levels=[LowRank(1 / 4)]), TypeError, "levels must map names to specs"),
         (lambda: nest(mlp(), {"small": LowRank(1 / 4)}), TypeError, r"write levels=\{"),
         (lambda: nest(mlp(), "LowRank"), TypeError, "got a str"),
         (lambda: nest(mlp(), OutputSum(mlp(), mlp())), TypeError, r"nest\(OutputSum"),

@@ -13,9 +13,8 @@ from torch import nn
 from partialsgd.export import files, models, specs_json, states
 from partialsgd.export.files import Record
 from partialsgd.nested import Nested, nest
-from partialsgd.nested.levels import Levels, resolve
 from partialsgd.nested.nested import family_of
-from partialsgd.nested.specs import Spec
+from partialsgd.nested.specs import Levels, Spec, resolve_levels
 
 Metrics: TypeAlias = Mapping[str, Mapping[str, float]]
 
@@ -91,7 +90,7 @@ def _specs(
                 "load(directory, model, spec=…), or levels=…, as it was given to nest"
             )
         return specs_json.levels_from_json(said)
-    given = resolve(spec, levels)
+    given = resolve_levels(spec, levels)
     if list(given) != list(said):
         raise ValueError(f"the specs given make the levels {list(given)}, the checkpoint has {list(said)}")
     for level, each in given.items():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from partialsgd.nested import Nested
-from partialsgd.nested.planning.example_inputs import Call, Example
+from partialsgd.nested.example_inputs import Call, Example
 
 Dynamic: TypeAlias = Mapping[str, Mapping[int, str]]
 """For an argument, which dimensions may have any size, and a name for each; those of one name have one size."""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd.export import models, states
-from partialsgd.nested.extract import native_config as native
+from partialsgd.nested.extract.hf_config import fit_config
 from partialsgd.nested.switch import FULL
 
 
 def require_native(plain: nn.Module, level: str) -> None:
-    reason = native.adopt(plain)
+    reason = fit_config(plain)
     # The full level is the model's own class, also of families whose sizes we cannot put into a configuration.
     if reason is not None and not (level == FULL and models.is_hugging_face(plain)):
         raise ValueError(

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from partialsgd.nested.levels import Levels
-from partialsgd.nested.specs import Depth, LayerSum, LowRank, Spec, Width
+from partialsgd.nested.specs import Depth, LayerSum, Levels, LowRank, Spec, Width
 
 Json: TypeAlias = dict[str, Any]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, Width, nest
-from partialsgd.nested.extract import level as extraction
+from partialsgd.nested.extract.level import extract_level
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.narrow import NarrowLayer
 from partialsgd.testing.problems import Tied
@@ -119,7 +119,7 @@ def test_modes_are_those_of_the_family_module_by_module(training: bool) -> None:
 
 
 def tampered(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], change: Callable[[nn.Module], None]) -> None:
-    plain = kind.plain
+    plain = kind.extract
 
     def other(self: Any, level: str, memo: dict[int, Any]) -> nn.Module:
         made: nn.Module = plain(self, level, memo)
@@ -127,7 +127,7 @@ def tampered(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], change: Cal
             change(made)
         return made
 
-    monkeypatch.setattr(kind, "plain", other)
+    monkeypatch.setattr(kind, "extract", other)
 
 
 @pytest.mark.parametrize("level", ["core", "full"])
@@ -139,7 +139,10 @@ def test_a_plain_layer_that_differs_by_a_little_is_refused(kind, spec: Any, leve
 
     nested = family(spec)
     tampered(monkeypatch, kind, nudge)
-    with untouched(nested), pytest.raises(RuntimeError, match=f"level '{level}' does not compute what the family"):
+    with (
+        untouched(nested),
+        pytest.raises(RuntimeError, match=f"level '{level}' does not compute"),
+    ):
         nested.extract(level)
     assert nested.level == "full"
 
@@ -152,7 +155,7 @@ def test_a_difference_in_one_mode_only_is_found(which: str, mode: str, monkeypat
         made.register_forward_hook(lambda m, _, y: y + (1e-2 if m.training is (which == "train") else 0.0))
 
     tampered(monkeypatch, NarrowLayer, only)
-    with pytest.raises(RuntimeError, match=f"in {mode}"):
+    with pytest.raises(RuntimeError, match=f"in {mode} mode"):
         nested.extract("core")
 
 
@@ -221,7 +224,7 @@ def test_a_norm_that_takes_any_width_is_no_mask_and_refused() -> None:
 
     nested = nest(nn.Sequential(nn.Linear(6, 8), Norm(), nn.Linear(8, 3)), Width(1 / 2, hidden=("0", "2")))
     x = torch.randn(5, 6)
-    with untouched(nested), pytest.raises(RuntimeError, match="does not compute what the family computes"):
+    with untouched(nested), pytest.raises(RuntimeError, match="does not compute what the nested model computes"):
         nested.extract("core", example=x)
 
 
@@ -230,7 +233,7 @@ def test_a_norm_that_takes_any_width_is_no_mask_and_refused() -> None:
 
 def test_the_last_example_is_used_or_asked_for() -> None:
     nested = nest(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), LowRank(1 / 2))
-    with pytest.raises(ValueError, match=r"needs an input: call the family once, or .*example=x"):
+    with pytest.raises(ValueError, match=r"checked on an input: call the nested model once, or .*example=x"):
         nested.extract("core")
     with pytest.raises(ValueError, match="there are 'core', 'full'"):
         nested.extract("small", example=torch.randn(4, 6))
@@ -335,4 +338,4 @@ def test_a_model_that_is_itself_the_sum_or_the_list() -> None:
     nested(torch.randn(4, 6))
     assert type(nested.extract("core")) is nn.Sequential
     deep = nest(nn.ModuleDict({"h": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])}), Depth("h", keep=1))
-    assert len(extraction.extract(deep.model, "core")["h"]) == 1
+    assert len(extract_level(deep.model, "core", {})["h"]) == 1

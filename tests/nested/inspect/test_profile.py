@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from partialsgd import Depth, LowRank, Width, nest
-from partialsgd.nested.extract import level as extraction
+from partialsgd.nested.extract.level import extract_level
 from partialsgd.nested.inspect import flops
 from tests.nested.checks import untouched
 from tests.zoo import ZOO, encoder, llama, specs_for, tokens
@@ -53,7 +53,7 @@ def test_a_small_level_costs_exactly_what_it_costs_alone(name: str, kind: str) -
     for level in nested.levels[:-1]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # statistics that were never updated
-            plain = extraction.extract(nested.model, level)
+            plain = extract_level(nested.model, level, {})
         with nested.at(level):
             assert flops.count(nested.model, **inputs) == flops.count(plain, **inputs)
         assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in nested.parameters(level=level))

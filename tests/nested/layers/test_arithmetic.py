@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import LayerSum, LowRank, Width, nest
-from partialsgd.nested.layers.arithmetic import exact
+from partialsgd.nested.layers.base import exact_arithmetic
 from tests.zoo import again
 
 AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -76,12 +76,12 @@ def test_a_level_is_the_same_wherever_it_is_taken_out_and_trains(kind: str, arou
 def test_what_was_on_is_on_again() -> None:
     network = model()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        with pytest.raises(ZeroDivisionError), exact(network):
+        with pytest.raises(ZeroDivisionError), exact_arithmetic(network):
             assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
             raise ZeroDivisionError
         assert not torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
     with torch.inference_mode():
-        with exact(network):
+        with exact_arithmetic(network):
             assert not torch.is_inference_mode_enabled()
         assert torch.is_inference_mode_enabled()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from partialsgd.nested.layers.axes import Axis, whole
+from partialsgd.nested.layers.axes import Axis
 from tests.nested.checks import many
 
 
@@ -43,12 +43,12 @@ def places(axis: Axis, units: int) -> list[int]:
 @given(cases())
 def test_the_shares_joined_are_the_level_and_all_of_them_are_the_whole(case: Case) -> None:
     axis, bounds, tensor, dim = case
-    values = axis.ordered(tensor, dim)
+    values = axis.permuted(tensor, dim)
     parts = [axis.between(values, dim, low, high) for low, high in zip([0, *bounds], bounds, strict=False)]
     for count, units in enumerate(bounds, start=1):
         joined = axis.join(parts[:count], dim)
         assert torch.equal(joined, values.index_select(dim, torch.tensor(places(axis, units))))
-        assert joined.shape[dim] == axis.length(units)
+        assert joined.shape[dim] == axis.length(str(units))
     assert torch.equal(axis.join(parts, dim), values)
     assert sum(part.numel() for part in parts) == tensor.numel()
 
@@ -68,7 +68,7 @@ def test_joining_two_by_two_is_joining_at_once(case: Case) -> None:
 @given(cases())
 def test_order_says_which_unit_of_the_original_comes_where(case: Case) -> None:
     axis, _, tensor, dim = case
-    values = axis.ordered(tensor, dim)
+    values = axis.permuted(tensor, dim)
     if axis.order is None:
         assert values is tensor
     else:
@@ -81,22 +81,22 @@ def test_order_says_which_unit_of_the_original_comes_where(case: Case) -> None:
 def test_padding_puts_zeros_in_the_places_of_the_missing_units_and_nowhere_else(case: Case) -> None:
     axis, bounds, _, _ = case
     for units in bounds:
-        y = 1.0 + torch.arange(2.0 * axis.length(units)).view(2, -1)
-        padded, expected = axis.pad(y, units), torch.zeros(2, axis.length(axis.full))
+        y = 1.0 + torch.arange(2.0 * axis.length(str(units))).view(2, -1)
+        padded, expected = axis.pad(y, str(units)), torch.zeros(2, axis.length("full"))
         expected[:, places(axis, units)] = y
         assert torch.equal(padded, expected)
 
 
 def test_padding_of_all_units_is_nothing() -> None:
     y = torch.ones(2, 7)
-    assert Axis(3, {"core": 1}, 2, 1).pad(y, 3) is y
+    assert Axis(3, {"core": 1}, 2, 1).pad(y, "full") is y
 
 
 def test_units_of_a_level() -> None:
     axis = Axis(8, {"small": 2, "medium": 8}, groups=3, tail=5)
     assert [axis.units(level) for level in ("small", "medium", "full")] == [2, 8, 8]
-    assert [axis.length(units) for units in (2, 8)] == [11, 29]
-    assert whole(7).units("anything") == 7 and whole(7).length(7) == 7
+    assert [axis.length(level) for level in ("small", "full")] == [11, 29]
+    assert Axis(7).units("anything") == 7 and Axis(7).length("full") == 7
 
 
 @pytest.mark.parametrize("dim", [0, 1])

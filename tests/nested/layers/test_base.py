@@ -20,7 +20,7 @@ class Either(NestedModule):
         super().__init__()
         self.a, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2))
 
-    def parts(self, level: str) -> Iterator[nn.Parameter]:
+    def members(self, level: str) -> Iterator[nn.Parameter]:
         yield from (self.a,) if level == "core" else (self.a, self.b)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, Width, nest
 from partialsgd.nested.layers.axes import Axis
-from partialsgd.nested.layers.batch_norm import SeparateNorm, SharedNorm
+from partialsgd.nested.layers.batch_norm import SeparateBatchNorm, SharedBatchNorm
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import many
 
@@ -58,7 +58,7 @@ def test_separate_norms_begin_with_the_values_of_the_whole_one() -> None:
     whole = copy.deepcopy(given_model[1])
     nested = nest(given_model, Width(1 / 2))
     norms = nested.model.get_submodule("1")
-    assert isinstance(norms, SeparateNorm) and norms.get_submodule("full") is not norms.get_submodule("core")
+    assert isinstance(norms, SeparateBatchNorm) and norms.get_submodule("full") is not norms.get_submodule("core")
     core = norms.get_submodule("core")
     for name in ("weight", "bias", "running_mean", "running_var"):
         assert torch.equal(getattr(core, name), getattr(whole, name)[:3])
@@ -117,7 +117,7 @@ def test_a_shared_norm_is_torchs_on_the_first_units(case: dict[str, Any]) -> Non
         nn.init.normal_(parameter, generator=generator)
     order = torch.randperm(units, generator=generator) if case["orders"] else None
     sizes = {"a": 1, "b": (units + 1) // 2}
-    shared = SharedNorm(norm, Axis(units, sizes, order=order), Switch(("a", "b", "full")))
+    shared = SharedBatchNorm(norm, Axis(units, sizes, order=order), Switch(("a", "b", "full")))
     reference = {k: (v if v.ndim == 0 or order is None else v[order]) for k, v in norm.state_dict().items()}
     for level, training in zip(case["levels"], case["modes"], strict=False):
         count = sizes.get(level, units)
@@ -131,10 +131,10 @@ def test_a_shared_norm_is_torchs_on_the_first_units(case: dict[str, Any]) -> Non
             y, expected = shared(x), slim(x)
             torch.testing.assert_close(y, expected)
             if case["affine"]:
-                ours = torch.autograd.grad((y * y).sum(), list(shared.parts(level)))
+                ours = torch.autograd.grad((y * y).sum(), list(shared.members(level)))
                 theirs = torch.autograd.grad((expected * expected).sum(), list(slim.parameters()))
                 torch.testing.assert_close(torch.cat(ours), torch.cat(theirs))
-            plain = shared.plain(level, {})
+            plain = shared.extract(level, {})
             assert type(plain) is kind and plain.num_features == count and plain.momentum == momentum
             torch.testing.assert_close(plain.state_dict(), slim.state_dict())
         for key, value in slim.state_dict().items():
@@ -191,7 +191,7 @@ def test_recalibration_moves_nothing_else(norms: str) -> None:
     assert [module.training for module in nested.modules()] == modes
     assert all(torch.equal(p, q) for p, q in zip(nested.parameters(), parameters, strict=True))
     assert all(p.grad is None for p in nested.parameters())
-    assert {m.momentum for m in nested.modules() if isinstance(m, (nn.BatchNorm1d, SharedNorm))} == {0.3}
+    assert {m.momentum for m in nested.modules() if isinstance(m, (nn.BatchNorm1d, SharedBatchNorm))} == {0.3}
     if norms == "separate":
         assert all(name.startswith("model.1.core.") for name in moved(nested, before))
 
@@ -208,9 +208,9 @@ def test_a_recalibration_that_fails_restores_modes_and_momentum(norms: str) -> N
     with pytest.raises(ZeroDivisionError):
         nested.recalibrate("core", broken())
     assert [module.training for module in nested.modules()] == modes and nested.level == "full"
-    assert {m.momentum for m in nested.modules() if isinstance(m, (nn.BatchNorm1d, SharedNorm))} == {0.1}
+    assert {m.momentum for m in nested.modules() if isinstance(m, (nn.BatchNorm1d, SharedBatchNorm))} == {0.1}
     before = statistics(nested)
-    with pytest.raises(ValueError, match="no batches; the statistics are as they were"):
+    with pytest.raises(ValueError, match="no batches; the statistics are unchanged"):
         nested.recalibrate("core", [])
     assert not moved(nested, before)
     with pytest.raises(ValueError, match="there are 'core', 'full'"):

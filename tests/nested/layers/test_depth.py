@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from partialsgd import Depth, LowRank, nest
-from partialsgd.nested.extract import level as extraction
-from partialsgd.nested.layers.depth import spread
+from partialsgd.nested.extract.level import extract_level
+from partialsgd.nested.layers.depth import block_indices
 from tests.nested.checks import many
 from tests.zoo import ZOO, encoder, llama, normal, t5, tokens
 
@@ -25,13 +25,13 @@ from tests.zoo import ZOO, encoder, llama, normal, t5, tokens
 @given(st.integers(1, 30), st.data())
 def test_evenly_spaced_blocks_are_distinct_in_order_and_reach_both_ends(total: int, data: st.DataObject) -> None:
     keep = data.draw(st.integers(1, total))
-    even = spread(total, keep, even=True)
+    even = block_indices(total, keep, even=True)
     assert len(even) == keep and even[0] == 0 and list(even) == sorted(set(even)) and max(even) < total
     if keep > 1:
         assert even[-1] == total - 1
         steps = [b - a for a, b in itertools.pairwise(even)]
         assert max(steps) - min(steps) <= 1, "as even as whole numbers allow"
-    assert spread(total, keep, even=False) == tuple(range(keep))
+    assert block_indices(total, keep, even=False) == tuple(range(keep))
 
 
 def listed(**options: Any) -> tuple[Any, list[nn.Module]]:
@@ -225,7 +225,7 @@ def test_blocks_that_are_one_module_stay_one() -> None:
     nested = nest(model, Depth("layers", keep=2))
     with nested.at("core"):
         assert list(nested.model["layers"]) == [block, block]
-    plain = extraction.extract(nested.model, "core")
+    plain = extract_level(nested.model, "core", {})
     assert plain["layers"][0] is plain["layers"][1] is not block
 
 

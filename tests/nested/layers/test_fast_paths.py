@@ -56,7 +56,7 @@ def test_off_is_for_a_while() -> None:
     for before in (True, False):
         torch.backends.mha.set_fastpath_enabled(before)
         try:
-            with pytest.raises(ZeroDivisionError), fast_paths.off():
+            with pytest.raises(ZeroDivisionError), fast_paths.disabled():
                 assert not torch.backends.mha.get_fastpath_enabled()
                 raise ZeroDivisionError
             assert torch.backends.mha.get_fastpath_enabled() is before

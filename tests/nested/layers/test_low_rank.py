@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from partialsgd import LowRank, Nested, nest
-from partialsgd.nested.layers.kinds import Form
+from partialsgd.nested.layers.linear_maps import LinearMap
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from tests.nested.checks import many
 
@@ -55,7 +55,7 @@ def matrix(layer: nn.Module) -> Tensor:
 
 def at(layer: LowRankLayer, level: str) -> Tensor:
     weight = layer.weight_at(level).detach()
-    return weight.t() if layer.form.kind == "conv1d_hf" else weight.flatten(1)
+    return weight.t() if layer.linear.kind == "conv1d_hf" else weight.flatten(1)
 
 
 @many
@@ -199,7 +199,7 @@ def test_both_paths_of_the_full_layer_are_the_dense_layer(name: str, merges: boo
     layer, x = build().double(), torch.randn(shape, dtype=torch.float64, requires_grad=True)
     mixture = torch.randn_like(layer(x))
     expected = torch.autograd.grad((layer(x) * mixture).sum(), (x, layer.weight))
-    monkeypatch.setattr(Form, "has_many_places", lambda self, x: merges)
+    monkeypatch.setattr(LinearMap, "is_worth_merging", lambda self, x: merges)
     nested, made = nested_layer(layer, 1 / 4, 1 / 2)
     u, v, w, given = torch.autograd.grad((nested(x) * mixture).sum(), (made.U0, made.V0, made.W, x))
     torch.testing.assert_close(given, expected[0])

@@ -283,7 +283,7 @@ def test_a_missing_argument_and_unequal_outputs_are_named() -> None:
 
 
 def test_only_tensors_are_added() -> None:
-    with pytest.raises(TypeError, match="a sum is of tensors, got tuple and Tensor"):
+    with pytest.raises(TypeError, match="terms of a sum must be tensors, got tuple and Tensor"):
         add((torch.ones(1),), torch.ones(1))
     assert torch.equal(add(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
 

@@ -149,10 +149,10 @@ class Product(nn.Module):
 def test_units_of_one_layer_belong_to_one_group(hidden) -> None:
     """Otherwise each group would order them in its own way, and the network would be another function."""
     model = Product()
-    with untouched(model), pytest.raises(ValueError, match=r"claimed|two groups"):
+    with untouched(model), pytest.raises(ValueError, match=r"matched by two|two groups"):
         nest(model, Width(1 / 2, hidden=hidden, order="norm"))
     specs = [Width(1 / 2, hidden=one, order="norm") for one in hidden]
-    with untouched(model), pytest.raises(ValueError, match=r"claimed|two groups"):
+    with untouched(model), pytest.raises(ValueError, match=r"matched by two|two groups"):
         nest(model, specs)
 
 
@@ -171,10 +171,10 @@ def test_the_number_of_units_is_rounded_and_at_least_one() -> None:
 def test_depth_takes_the_list_that_is_named_and_not_the_lists_inside_it() -> None:
     model = resnet18(width=4)
     nested = nest(model, Depth("stages.*", keep=1), norms="shared")
-    assert {n for n, by in nested.claimed.items() if by == "Depth"} == {f"stages.{i}" for i in range(4)}
+    assert {n for n, by in nested.nested_by.items() if by == "Depth"} == {f"stages.{i}" for i in range(4)}
     outer = nest(nn.ModuleDict({"layers": nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(3))}),
                  Depth("layers", keep=2))  # fmt: skip
-    assert outer.claimed == {"layers": "Depth"}
+    assert outer.nested_by == {"layers": "Depth"}
 
 
 def test_axes_combine_at_each_level() -> None:

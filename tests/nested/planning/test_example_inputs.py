@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partialsgd.nested.planning.example_inputs import as_call, as_example, example_of, from_config, tensors_of
+from partialsgd.nested.example_inputs import _example_of, as_call, as_example, from_config, tensors_of
 from tests.zoo import ZOO, mlp
 
 
@@ -35,7 +35,7 @@ def test_an_example_without_a_tensor_that_has_rows_is_refused(given) -> None:
 def test_floating_point_is_drawn_anew_and_of_others_the_rows_are_drawn() -> None:
     ids = torch.arange(12).view(6, 2)
     call = ((torch.full((6, 3), 7.0, dtype=torch.float64),), {"ids": ids, "keep": ids > 3, "n": 5, "scale": 2.0})
-    example = example_of(*call)
+    example = _example_of(*call)
     assert example is not None
     for rows in (2, 3, 9):
         (x,), others = example.drawn(rows, generator())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from partialsgd.nested.layers.kinds import form_of
+from partialsgd.nested.layers.linear_maps import linear_map_of
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
@@ -28,7 +28,7 @@ def site(model: nn.Module, seed: int = 0) -> NestPlan:
 
 def low(place: NestPlan, name: str) -> LowRankLayer:
     layer = place.modules[name]
-    return LowRankLayer(layer, form_of(layer), {"core": 1}, place.switch, init="svd", key=0)
+    return LowRankLayer(layer, linear_map_of(layer), {"core": 1}, place.switch, init="svd", key=0)
 
 
 def test_a_pattern_matches_a_name_or_a_dotted_suffix_and_all_that_lies_inside() -> None:
@@ -65,26 +65,29 @@ def test_names_far_from_all_others_get_a_real_name_as_an_example() -> None:
 def test_a_layer_that_cannot_be_nested_is_refused_with_the_reason(build, name: str, reason: str) -> None:
     model = build()
     with untouched(model), pytest.raises(ValueError, match=rf"'{name}' cannot be nested: .*{reason}"):
-        site(model).form(name)
+        site(model).linear_map(name)
 
 
 def test_hooks_would_be_lost_and_are_a_reason() -> None:
     for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
         model = Net()
         getattr(model.head, register)(lambda *_: None)
-        assert "hooks" in str(site(model).refusal("head")) and site(model).refusal("blocks.0.fc1") is None
+        assert (
+            "hooks" in str(site(model).why_not_nestable("head"))
+            and site(model).why_not_nestable("blocks.0.fc1") is None
+        )
 
 
 def test_a_layer_that_is_registered_twice_is_tied_to_itself() -> None:
     layer = nn.Linear(3, 3)
-    assert site(nn.ModuleDict({"a": layer, "b": layer})).refusal("a") == "its weight is tied to 'b.weight'"
+    assert site(nn.ModuleDict({"a": layer, "b": layer})).why_not_nestable("a") == "its weight is tied to 'b.weight'"
 
 
 def test_a_layer_is_claimed_once() -> None:
     place = site(Net())
-    place.claim("head", "LowRank", low(place, "head"))
-    with pytest.raises(ValueError, match="'head' is claimed by LowRank and by Width"):
-        place.claim("head", "Width", low(place, "head"))
+    place.replace("head", low(place, "head"))
+    with pytest.raises(ValueError, match="'head' is matched by LowRank and LowRank"):
+        place.replace("head", low(place, "head"))
 
 
 def test_nothing_changes_before_commit_and_then_every_place_of_a_module() -> None:
@@ -92,8 +95,8 @@ def test_nothing_changes_before_commit_and_then_every_place_of_a_module() -> Non
     model.alias, model.blocks[0]["again"] = model.head, model.head
     place = site(model)
     with untouched(model):
-        place.claim("head" if "head" in place.modules else "blocks.0.again", "LowRank", low(place, _name(place, model)))
-    assert place.commit() is model
+        place.replace("head" if "head" in place.modules else "blocks.0.again", low(place, _name(place, model)))
+    assert place.carry_out() is model
     assert isinstance(model.head, LowRankLayer)
     assert model.head is model.alias is model.blocks[0]["again"]
 
@@ -107,8 +110,8 @@ def test_a_replacement_takes_the_mode_of_the_layer() -> None:
     model.head.eval()
     place = site(model)
     for name in ("head", "blocks.0.fc1"):
-        place.claim(name, "LowRank", low(place, name))
-    assert not place.replaced["head"].training and place.replaced["blocks.0.fc1"].training
+        place.replace(name, low(place, name))
+    assert not place.replacements["head"].training and place.replacements["blocks.0.fc1"].training
 
 
 def test_a_draw_depends_on_the_seed_and_the_name_alone() -> None:
