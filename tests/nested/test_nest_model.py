@@ -1,18 +1,21 @@
-"""`nest`: either all is done, or the model is as it was."""
+"""`nest` either does everything or leaves the model unchanged."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from partialsgd import Depth, LayerSum, LowRank, OutputSum, Width, nest
+from partialsgd import Depth, LayerSum, LowRank, Width, nest
+from partialsgd.nested.layers.base import exact_arithmetic
+from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.nested.switch import Switch
 from partialsgd.testing.problems import Tied
 from tests.nested.checks import untouched
 from tests.zoo import ZOO, again, encoder, gpt2, llama, marian, mlp, specs_for, t5
@@ -130,11 +133,6 @@ def test_a_pattern_for_everything_is_never_a_pattern_for_nothing(where: str) -> 
     assert nested.nested_modules(), "something matched, so something is nested"
 
 
-def test_depth_of_everything_names_the_list_or_what_is_none() -> None:
-    with pytest.raises(ValueError, match="Depth needs"):
-        nest(wide(), Depth("*", keep=1))
-
-
 def test_only_modules_that_are_not_nested_or_wrapped_yet() -> None:
     with pytest.raises(TypeError, match=r"first argument of nest must be an nn\.Module, got LowRank"):
         nest(LowRank(0.5), wide())
@@ -144,12 +142,6 @@ def test_only_modules_that_are_not_nested_or_wrapped_yet() -> None:
             nest(again_, LowRank(0.5))
     with pytest.raises(ValueError, match="nest the model first"):
         nest(nn.DataParallel(wide()), LowRank(0.5))
-
-
-def test_a_nested_output_sum_is_nested_already() -> None:
-    nested = nest(OutputSum(nn.Linear(3, 2), nn.Linear(3, 2)))
-    with pytest.raises(ValueError, match="nested already"):
-        nest(nested.model)
 
 
 def test_it_takes_the_model_over_in_place_and_keeps_what_it_does_not_nest() -> None:
@@ -166,12 +158,6 @@ def test_the_mode_of_the_model_is_the_mode_of_all_that_is_new_in_it(kind: str, t
     """A BatchNorm that trains in a model that evaluates moves its statistics."""
     nested = nest(mlp().train(training), **specs_for(ZOO["mlp"])[kind])
     assert {module.training for module in nested.modules()} == {training}
-
-
-def test_a_made_module_takes_the_mode_too() -> None:
-    nested = nest(wide().eval(), LayerSum("0", lambda _: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5))))
-    x = torch.randn(4, 6)
-    assert torch.equal(nested(x), nested(x)), "no dropout in evaluation"
 
 
 def test_a_single_frozen_batch_norm_stays_frozen_at_every_level() -> None:
@@ -214,6 +200,104 @@ def test_what_is_frozen_stays_frozen_and_the_rest_trained(spec: Any) -> None:
         assert parameter.requires_grad is name.startswith("model.layers.0."), name
 
 
-def test_nan_in_a_ratio_is_found_when_the_spec_is_written() -> None:
-    with pytest.raises(ValueError, match="got nan"):
-        nest(wide(), LowRank(math.nan))
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"fc1": nn.Linear(4, 8), "fc2": nn.Linear(8, 4)}) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+
+def plan_of(model: nn.Module, seed: int = 0) -> NestPlan:
+    return NestPlan(model, Switch(("core", "full")), seed)
+
+
+def test_a_pattern_matches_a_name_or_a_dotted_suffix_and_all_that_lies_inside() -> None:
+    plan = plan_of(Net())
+    assert plan.match(["*.fc1"]) == plan.match(["fc1"]) == [f"blocks.{i}.fc1" for i in range(3)]
+    assert plan.match(["blocks.1"]) == ["blocks.1", "blocks.1.fc1", "blocks.1.fc2"]
+    assert plan.match(["head", "0.fc?"]) == ["blocks.0.fc1", "blocks.0.fc2", "head"], "in the order of the model"
+    assert plan.match([]) == []
+
+
+def test_a_pattern_that_matches_nothing_names_the_closest() -> None:
+    plan = plan_of(Net())
+    with pytest.raises(ValueError, match=r"pattern 'haed' matches no module; the closest names are 'head'"):
+        plan.match(["head", "haed"])
+    with pytest.raises(ValueError, match=r"blocks\.0\.fc1|blocks\.1\.fc1|blocks\.2\.fc1"):
+        plan.match(["blocks.?.fc3"])
+
+
+def test_names_far_from_all_others_get_a_real_name_as_an_example() -> None:
+    with pytest.raises(ValueError, match=r"names are like '[^']+'"):
+        plan_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).match(["*.attention.query"])
+
+
+AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+NORMED_SPECS: dict[str, dict[str, Any]] = {
+    "svd": {"spec": LowRank((1 / 4, 1 / 2))},
+    "zero": {"spec": LowRank(1 / 4, init="zero")},
+    "width": {"spec": Width((1 / 4, 1 / 2), order="norm")},
+    "shared": {"spec": Width(1 / 2), "norms": "shared"},
+    "sum": {"spec": LayerSum("3", again)},
+}
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def x() -> Tensor:
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+
+
+def same(ours: nn.Module, theirs: nn.Module) -> None:
+    a, b = ours.state_dict(), theirs.state_dict()
+    assert list(a) == list(b)
+    assert all(torch.equal(a[key], b[key]) and a[key].dtype is b[key].dtype for key in b)
+    assert [p.requires_grad for p in ours.parameters()] == [p.requires_grad for p in theirs.parameters()]
+    assert not any(p.is_inference() for p in ours.parameters())
+
+
+@pytest.mark.parametrize("kind", NORMED_SPECS)
+@pytest.mark.parametrize("around", AROUND)
+def test_a_family_is_the_same_wherever_it_is_made_and_trains(kind: str, around: str) -> None:
+    expected, given = nest(normed(), **NORMED_SPECS[kind]), normed()
+    with AROUND[around]():
+        nested = nest(given, **NORMED_SPECS[kind])
+    same(nested, expected)
+    nested(x()).sum().backward()
+    assert all(p.grad is not None for p in nested.parameters(level="full"))
+
+
+@pytest.mark.parametrize("kind", NORMED_SPECS)
+@pytest.mark.parametrize("around", AROUND)
+def test_a_level_is_the_same_wherever_it_is_taken_out_and_trains(kind: str, around: str) -> None:
+    nested = nest(normed(), **NORMED_SPECS[kind])
+    for level in nested.levels:
+        with nested.at(level):
+            nested(x())
+    for level in nested.levels:
+        expected = nested.extract(level)
+        with AROUND[around]():
+            plain = nested.extract(level)
+        same(plain, expected)
+        plain(x()).sum().backward()
+        assert all(p.grad is not None for p in plain.parameters())
+
+
+def test_what_was_on_is_on_again() -> None:
+    network = normed()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(ZeroDivisionError), exact_arithmetic(network):
+            assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+            raise ZeroDivisionError
+        assert not torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+    with torch.inference_mode():
+        with exact_arithmetic(network):
+            assert not torch.is_inference_mode_enabled()
+        assert torch.is_inference_mode_enabled()

@@ -52,20 +52,6 @@ def outputs(nested: nn.Module, family_: Nested) -> list[Tensor]:
 # Levels
 
 
-def test_levels_nest_and_exceptions_restore() -> None:
-    nested = family()
-    each = dict(zip(nested.levels, outputs(nested.eval(), nested), strict=True))
-    with nested.at("1/4"):
-        with pytest.raises(ZeroDivisionError), nested.at("1/2"):
-            assert torch.equal(nested(x()), each["1/2"])
-            raise ZeroDivisionError
-        assert torch.equal(nested(x()), each["1/4"]) and nested.level == "1/4"
-        with nested.at("full"):
-            assert torch.equal(nested(x()), each["full"])
-    assert nested.level == "full" and torch.equal(nested(x()), each["full"])
-    assert len({tuple(y.flatten().tolist()) for y in each.values()}) == 3
-
-
 @pytest.mark.parametrize("call", ["at", "mask", "parameters", "extract", "recalibrate"])
 def test_an_unknown_level_lists_the_levels(call: str) -> None:
     nested = family()
@@ -79,12 +65,6 @@ def test_an_unknown_level_lists_the_levels(call: str) -> None:
     with pytest.raises(ValueError, match="there is no level 'core'; there are '1/4', '1/2', 'full'"):
         attempts[call]()
     assert nested.level == "full"
-
-
-def test_the_model_itself_runs_the_current_level() -> None:
-    nested = family().eval()
-    with nested.at("1/4"):
-        assert torch.equal(nested.model(x()), nested(x()))
 
 
 def test_parameters_of_a_level_are_counted_by_hand_and_are_the_mask() -> None:
@@ -191,14 +171,6 @@ def test_gradient_checkpointing_of_hugging_face() -> None:
             if checkpointing:
                 assert all(torch.equal(a, b) for a, b in zip(gradients, expected[i], strict=True))
             expected.append(gradients)
-
-
-def test_the_hook_of_the_model_watches_its_own_calls_too() -> None:
-    nested = family()
-    with nested.at("1/4"):
-        loss = nested.model(x()).sum()
-    with pytest.raises(RuntimeError, match="began at level 'full'"):
-        loss.backward()
 
 
 def test_losses_inside_the_outputs_are_watched() -> None:

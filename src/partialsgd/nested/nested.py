@@ -194,6 +194,3 @@ def unwrap_nested(model: nn.Module) -> Nested:
     if not isinstance(nested, Nested):
         raise TypeError(f"a nested model is needed, as ps.nest(model, …) returns it; got a {type(nested).__name__}")
     return nested
-
-
-family_of = unwrap_nested

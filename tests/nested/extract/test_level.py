@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, Width, nest
-from partialsgd.nested.extract.level import extract_level
+from partialsgd import LayerSum, LowRank, Nested, Width, nest
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.narrow import NarrowLayer
 from partialsgd.testing.problems import Tied
 from tests.nested.checks import output, shaken, untouched
 from tests.nested.test_laws import assert_no_trace
-from tests.zoo import CASES, ZOO, again, gpt2, mlp, normal, specs_for, t5
+from tests.zoo import CASES, ZOO, again, gpt2, specs_for, t5
 
 FULL = [(name, kind) for name, kind in CASES if kind in ("ranks", "widths_separate", "depth_and_width")]
 
@@ -217,17 +216,6 @@ def test_a_layer_norm_over_the_hidden_units_is_refused(affine: bool) -> None:
     assert nested.level == "full"
 
 
-def test_a_norm_that_takes_any_width_is_no_mask_and_refused() -> None:
-    class Norm(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x / (1e-3 + x.square().mean(-1, keepdim=True).sqrt())
-
-    nested = nest(nn.Sequential(nn.Linear(6, 8), Norm(), nn.Linear(8, 3)), Width(1 / 2, hidden=("0", "2")))
-    x = torch.randn(5, 6)
-    with untouched(nested), pytest.raises(RuntimeError, match="does not compute what the nested model computes"):
-        nested.extract("core", example=x)
-
-
 # Inputs
 
 
@@ -241,12 +229,6 @@ def test_the_last_example_is_used_or_asked_for() -> None:
     assert type(nested.extract("core")[0]) is nn.Sequential
     for example in (torch.randn(1, 6), (torch.randn(9, 6),), {"input": torch.randn(2, 6)}):
         nested.extract("core", example=example)
-
-
-def test_an_example_of_another_dtype_than_the_calls() -> None:
-    nested = nest(mlp().double(), LowRank(1 / 2), norms="shared")
-    nested(normal(4, 6))
-    assert nested.extract("core", example=normal(2, 6))(normal(3, 6)).dtype is torch.float64
 
 
 def test_a_mask_as_long_as_the_batch_is_no_batch() -> None:
@@ -269,13 +251,6 @@ def test_a_family_that_was_first_called_for_inference() -> None:
     with torch.inference_mode():
         nested(torch.randn(4, 6), torch.tensor([1, 0, 1]))
     assert type(nested.extract("core")) is Masked
-
-
-def test_networks_that_draw_are_compared_on_the_same_noise() -> None:
-    nested = nest(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3)), Width(1 / 2))
-    nested(torch.randn(4, 6))
-    for level in nested.levels:
-        nested.extract(level)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -331,11 +306,3 @@ def test_a_user_s_subclass_with_another_constructor_comes_out_as_itself() -> Non
     )  # fmt: skip
     plain = nest(Mine(config, "kept"), Width(1 / 2)).extract("core")
     assert type(plain) is Mine and plain.note == "kept"
-
-
-def test_a_model_that_is_itself_the_sum_or_the_list() -> None:
-    nested = nest(OutputSum(mlp(), nn.Linear(6, 3)), norms="shared")
-    nested(torch.randn(4, 6))
-    assert type(nested.extract("core")) is nn.Sequential
-    deep = nest(nn.ModuleDict({"h": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])}), Depth("h", keep=1))
-    assert len(extract_level(deep.model, "core", {})["h"]) == 1

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, scaled_dot_product_attention
 
-from partialsgd import Width, nest
 from partialsgd.lab.recipes.images.resnet import resnet18
 from partialsgd.nested.inspect.flops import Flops, count, paper_epoch_flops
 
@@ -131,11 +130,3 @@ def test_the_gradient_is_counted_where_gradients_are_off(off: Callable[[], torch
     expected = count(model, x)
     with off():
         assert count(model, x) == expected
-
-
-def test_the_levels_of_a_half_width_resnet18_give_table_3() -> None:
-    nested = nest(resnet18(), Width(1 / 2))
-    image = torch.randn(1, 3, 32, 32)
-    core, full = (row.multiply_adds for row in nested.profile(image, repeats=1).rows)
-    assert f"{paper_epoch_flops([core, full], every_batch=True):.3g}" == "6.27e+13"  # slimmable
-    assert f"{paper_epoch_flops([core, full], every_batch=False):.3g}" == "3.13e+13"  # alternating

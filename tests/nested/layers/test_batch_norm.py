@@ -67,26 +67,6 @@ def test_separate_norms_begin_with_the_values_of_the_whole_one() -> None:
     assert int(norms.get_submodule("full").num_batches_tracked) == 1
 
 
-def test_separate_norms_of_layers_that_are_not_narrowed_are_separate_too() -> None:
-    nested = nest(model(), LowRank(1 / 2, where="0"))
-    before = statistics(nested)
-    with nested.at("core"):
-        nested(batches()[0]).sum().backward()
-    assert {name.rpartition(".")[0] for name in moved(nested, before)} == {"model.1.core"}
-    assert nested.model[1].full.weight.grad is None and nested.model[1].core.weight.grad is not None
-    shared = nest(model(), LowRank(1 / 2, where="0"), norms="shared")
-    assert type(shared.model[1]) is nn.BatchNorm1d
-
-
-def test_a_shared_norm_moves_the_first_units_at_a_small_level() -> None:
-    nested = nest(model(), Width(1 / 2), norms="shared")
-    norm = nested.model[1]
-    with nested.at("core"):
-        nested(batches()[0])
-    assert bool((norm.running_mean[:3] != 0).all()) and torch.equal(norm.running_mean[3:], torch.zeros(3))
-    assert torch.equal(norm.running_var[3:], torch.ones(3)) and int(norm.num_batches_tracked) == 1
-
-
 @st.composite
 def cases(draw) -> dict[str, Any]:
     dims = draw(st.sampled_from([(), (3,), (2, 2)]))
@@ -169,16 +149,6 @@ def test_recalibration_is_the_plain_average_over_the_batches(norms: str, level: 
     assert int(plain[1].num_batches_tracked) == 3 and nested.level == "full"
 
 
-def test_recalibration_of_a_deep_network_runs_it_as_it_will_be_trained() -> None:
-    """The second norm sees what the first makes of the batch, as in training."""
-    deep = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
-    nested = nest(deep, Width(1 / 2))
-    nested.recalibrate("core", batches())
-    plain = nested.extract("core", example=batches()[0]).train()
-    means = [plain[2](plain[1](plain[0](x))).detach().mean(0) for x in batches()]
-    torch.testing.assert_close(nested.model[3].core.running_mean, torch.stack(means).mean(0))
-
-
 @pytest.mark.parametrize("norms", ["separate", "shared"])
 def test_recalibration_moves_nothing_else(norms: str) -> None:
     nested = nest(model(momentum=0.3), Width(1 / 2), norms=norms)
@@ -215,15 +185,6 @@ def test_a_recalibration_that_fails_restores_modes_and_momentum(norms: str) -> N
     assert not moved(nested, before)
     with pytest.raises(ValueError, match="there are 'core', 'full'"):
         nested.recalibrate("small", batches())
-
-
-def test_batches_may_be_tuples_and_mappings() -> None:
-    nested = nest(model(), Width(1 / 2))
-    results = []
-    for wrap in (lambda x: x, lambda x: (x,), lambda x: [x], lambda x: {"input": x}):
-        nested.recalibrate("core", [wrap(x) for x in batches()])
-        results.append(statistics(nested)["model.1.core.running_mean"])
-    assert all(torch.equal(results[0], other) for other in results[1:])
 
 
 class Block(nn.Module):
@@ -278,21 +239,6 @@ def _statistics_outside(nested: Nested, level: str) -> dict[str, Tensor]:
             handle.remove()
     norms = {n: m for n, m in nested.named_modules() if isinstance(m, nn.BatchNorm1d) and m not in used}
     return {f"{n}.{name}": b.clone() for n, m in norms.items() for name, b in m.named_buffers()}
-
-
-@pytest.mark.parametrize("kind", ["depth", "outputs", "new"])
-@pytest.mark.parametrize("norms", ["separate", "shared"])
-def test_levels_without_some_blocks_are_extracted_with_their_own_norms(kind: str, norms: str) -> None:
-    network, spec = families()[kind]
-    nested = nest(network, spec, norms=norms)
-    for level in nested.levels:
-        with nested.at(level):
-            nested(batches()[0])
-    for level in nested.levels:
-        plain = nested.extract(level).eval()
-        nested.eval()
-        with nested.at(level):
-            torch.testing.assert_close(plain(batches()[1]), nested(batches()[1]))
 
 
 def test_extracting_statistics_that_were_never_updated_warns_and_says_what_to_do() -> None:
@@ -367,25 +313,3 @@ def test_a_frozen_norm_stays_frozen() -> None:
         nested.recalibrate("core", batches())
         plain = nested.extract("core", example=batches()[0])
         assert [p.requires_grad for p in plain.parameters()] == [True, True, False, False, True, True]
-
-
-@pytest.mark.parametrize("norms", ["separate", "shared"])
-def test_hooks_of_a_norm_are_called_at_every_level_or_refused(norms: str) -> None:
-    network, calls = model(), []
-    network[1].register_forward_hook(lambda *_: calls.append(1))
-    try:
-        nested = nest(network, Width(1 / 2), norms=norms)
-    except ValueError as error:
-        assert "hooks" in str(error)
-    else:
-        for count, level in enumerate(nested.levels, start=1):
-            with nested.at(level):
-                nested(batches()[0])
-            assert len(calls) == count
-
-
-def test_a_norm_that_is_registered_twice_is_one_norm() -> None:
-    norm = nn.BatchNorm1d(4)
-    network = nn.ModuleDict({"a": norm, "b": nn.Linear(4, 4), "c": norm, "d": nn.Linear(4, 4)})
-    nested = nest(network, LowRank(1 / 2, where="b"))
-    assert nested.model["a"] is nested.model["c"]

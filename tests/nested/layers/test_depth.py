@@ -12,13 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from partialsgd import Depth, LowRank, nest
+from partialsgd import Depth, nest
 from partialsgd.nested.extract.level import extract_level
 from partialsgd.nested.layers.depth import block_indices
 from tests.nested.checks import many
-from tests.zoo import ZOO, encoder, llama, normal, t5, tokens
+from tests.zoo import ZOO, normal, t5, tokens
 
 
 @many
@@ -68,15 +67,6 @@ def test_whoever_looks_at_the_list_sees_the_blocks_of_the_level(options: dict[st
         assert set(nested.parameters(level=level)) == used
 
 
-def test_names_parameters_and_state_are_those_of_all_blocks_at_every_level() -> None:
-    nested, blocks = listed(keep=1)
-    with nested.at("core"):
-        assert list(nested.model.state_dict()) == [f"layers.{i}.{n}" for i in range(5) for n in ("weight", "bias")]
-        assert list(nested.model["layers"].children()) == blocks
-        nested.eval()
-    assert not any(block.training for block in blocks)
-
-
 def test_a_shortened_list_is_not_changed_behind_its_back() -> None:
     """What is appended runs, what is replaced is what was shown; or it is refused."""
     for change in ("append", "replace"):
@@ -92,12 +82,6 @@ def test_a_shortened_list_is_not_changed_behind_its_back() -> None:
                 assert new not in list(layers.children())
             else:
                 assert list(layers)[-1] is new
-
-
-def test_even_numbers_that_do_not_contain_each_other_are_refused() -> None:
-    model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(2, 2) for _ in range(6))})
-    with pytest.raises(ValueError, match=r"blocks \[0, 2, 5\] and then, at '4', \[0, 2, 3, 5\]|choose numbers"):
-        nest(model, Depth("layers", keep=(3, 4, 5), pick="even"))
 
 
 class Block(nn.Module):
@@ -127,21 +111,6 @@ def test_a_sequential_runs_the_blocks_of_the_level_and_keeps_its_names(names: tu
     assert torch.equal(plain(x), core) and len(plain[0]) == 2
     assert [block.layer_idx for block in plain[0]] == [0, 1], "blocks know their new places"
     assert [block.layer_idx for block in model[0].children()] == [7, 7, 7], "and the family its old ones"
-
-
-@pytest.mark.parametrize("pick", ["first", "even"])
-@pytest.mark.parametrize("name", ["gpt2", "t5"])
-def test_extracted_attention_layers_are_numbered_anew(name: str, pick: str) -> None:
-    network = ZOO[name]
-    nested = nest(network.build(), Depth(network.lists, keep=2, pick=pick))
-    for level, count in (("core", 2), ("full", 3)):
-        plain = nested.extract(level)
-        for pattern in network.lists:
-            where = next(n for n, _ in plain.named_modules() if n.endswith(pattern))
-            for place, block in enumerate(plain.get_submodule(where)):
-                numbers = {m.layer_idx for m in block.modules() if isinstance(getattr(m, "layer_idx", None), int)}
-                assert numbers <= {place}
-            assert len(plain.get_submodule(where)) == count
 
 
 def written(model: nn.Module, **options: Any) -> Tensor:
@@ -182,43 +151,6 @@ def test_the_first_block_of_t5_which_owns_the_position_bias_is_always_kept() -> 
         assert sum("relative_attention_bias" in name for name in names) == 2
 
 
-def test_one_stack_may_be_shorter_than_the_other() -> None:
-    nested = nest(t5(), Depth("decoder.block", keep=1))
-    plain = nested.extract("core")
-    assert (len(plain.encoder.block), len(plain.decoder.block)) == (3, 1)
-    assert (plain.config.num_layers, plain.config.num_decoder_layers) == (3, 1)
-
-
-@pytest.mark.parametrize(
-    ("build", "inputs"), [(encoder, {"src": torch.randn(2, 5, 8)}), (llama, {"input_ids": tokens(2)})]
-)
-def test_a_level_costs_what_the_shorter_network_costs(build: Any, inputs: dict[str, Tensor]) -> None:
-    def flops(network: nn.Module) -> int:
-        with FlopCounterMode(display=False) as counter:
-            network(**inputs)
-        return counter.get_total_flops()
-
-    nested = nest(build(), Depth("layers", keep=(1, 2)))
-    costs = []
-    for level in nested.levels:
-        with nested.at(level):
-            costs.append(flops(nested))
-        assert costs[-1] == flops(nested.extract(level, example=inputs))
-    assert costs[2] - costs[1] == costs[1] - costs[0] > 0
-
-
-def test_hooks_of_a_list_are_called_or_refused() -> None:
-    model, calls = nn.Sequential(nn.Sequential(Block(), Block()), nn.Linear(4, 2)), []
-    model[0].register_forward_hook(lambda *_: calls.append(1))
-    try:
-        nested = nest(model, Depth("0", keep=1))
-    except ValueError as error:
-        assert "hooks" in str(error)
-    else:
-        nested(torch.randn(3, 4))
-        assert calls == [1]
-
-
 def test_blocks_that_are_one_module_stay_one() -> None:
     block = Block()
     model = nn.ModuleDict({"layers": nn.ModuleList([block, block, block])})
@@ -227,9 +159,3 @@ def test_blocks_that_are_one_module_stay_one() -> None:
         assert list(nested.model["layers"]) == [block, block]
     plain = extract_level(nested.model, "core", {})
     assert plain["layers"][0] is plain["layers"][1] is not block
-
-
-def test_depth_and_low_rank_inside_the_blocks() -> None:
-    nested = nest(llama(), [Depth("layers", keep=2, pick="even"), LowRank(1 / 4, where="mlp")])
-    dropped = set(nested.model.model.layers.get_submodule("1").parameters())
-    assert not dropped & set(nested.parameters(level="core")) and dropped <= set(nested.parameters(level="full"))

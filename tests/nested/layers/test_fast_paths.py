@@ -38,12 +38,6 @@ def test_an_extracted_encoder_takes_the_path_that_its_layers_allow(spec: Any, ac
     assert flags(core) == ((0, 0, False) if spec is LOW else before), "two small layers have no one weight"
 
 
-def test_one_nested_layer_leaves_the_others_their_path() -> None:
-    model = encoder()
-    nest(model, LowRank(1 / 2, where="layers.1.linear1"))
-    assert flags(model) == (1, 0, False)
-
-
 def test_a_path_that_was_switched_off_stays_off() -> None:
     for spec in (Width(1 / 2), LOW):
         model = encoder(packs=False)

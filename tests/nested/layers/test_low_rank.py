@@ -115,14 +115,6 @@ def test_every_level_is_the_layer_with_the_weight_that_it_shows(name: str, init:
             assert torch.linalg.matrix_rank(at(made, level)) == {"1/4": 3, "1/2": 6}.get(level, 12)
 
 
-def test_a_hierarchy_holds_each_rank_as_it_would_be_alone() -> None:
-    layer = nn.Linear(12, 16).double()
-    _, many_ranks = nested_layer(copy.deepcopy(layer), 1 / 12, 1 / 4, 1 / 2)
-    for ratio, level in ((1 / 12, "1/12"), (1 / 4, "1/4"), (1 / 2, "1/2")):
-        _, alone = nested_layer(copy.deepcopy(layer), ratio)
-        torch.testing.assert_close(many_ranks.weight_at(level), alone.weight_at("core"))
-
-
 @pytest.mark.parametrize("init", ["matched", "zero"])
 def test_what_is_drawn_beyond_the_first_rank_starts_without_effect_but_learns(init: str) -> None:
     nested, made = nested_layer(nn.Linear(12, 16).double(), 1 / 4, 1 / 2, init=init)
@@ -230,18 +222,6 @@ def test_the_full_layer_takes_the_cheaper_path(name: str, places: int) -> None:
         assert flops(nested, x) == 2 * places * rank * (inputs + outputs)
 
 
-@pytest.mark.parametrize("rows", [1, 40])
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_core_costs_what_the_extracted_network_costs(name: str, rows: int) -> None:
-    build, shape = LAYERS[name]
-    x = torch.randn(rows, *shape[1:])
-    nested, _ = nested_layer(build(), 1 / 4, 1 / 2)
-    for level in nested.levels[:-1]:
-        plain = nested.extract(level, example=x)
-        with nested.at(level):
-            assert flops(nested, x) == flops(plain, x) > 0
-
-
 def test_the_full_step_of_the_papers_transformer_costs_at_most_a_twentieth_more_at_2000_tokens() -> None:
     from transformers import MarianConfig, MarianMTModel
 
@@ -264,18 +244,6 @@ def test_the_full_step_of_the_papers_transformer_costs_at_most_a_twentieth_more_
     assert training(plain) < training(nested) <= 1.05 * training(plain)
 
 
-def test_the_full_step_of_one_layer_costs_the_rank_by_the_places_more() -> None:
-    layer, x = nn.Linear(64, 128), torch.randn(500, 64, requires_grad=True)
-    nested, _ = nested_layer(copy.deepcopy(layer), 1 / 4)
-
-    def training(network: nn.Module) -> int:
-        with FlopCounterMode(display=False) as counter:
-            network(x).sum().backward()
-        return counter.get_total_flops()
-
-    assert training(nested) / training(layer) == 1 + 16 / 500
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("init", STARTS)
 def test_the_dtype_of_the_layer_is_that_of_its_parts(dtype: torch.dtype, init: str) -> None:
@@ -286,10 +254,3 @@ def test_the_dtype_of_the_layer_is_that_of_its_parts(dtype: torch.dtype, init: s
     if init != "zero":
         error = (made.weight.detach().double() - before).abs().max() / before.abs().max()
         assert float(error) < 4 * torch.finfo(dtype).eps
-
-
-def test_one_number_of_places_is_one_path_however_they_are_shaped() -> None:
-    nested, _ = nested_layer(nn.Linear(12, 16), 1 / 4)
-    x = torch.randn(24, 12)
-    torch.testing.assert_close(nested(x.view(2, 3, 4, 12)).view(24, 16), nested(x))
-    assert nested(x[0]).shape == (16,) and nested(x[:0]).shape == (0, 16)

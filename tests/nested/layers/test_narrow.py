@@ -186,12 +186,6 @@ def test_the_sum_over_columns_is_the_joined_product(
             torch.testing.assert_close(y, form.apply(x, made._joined(level), made.bias))
 
 
-def test_inputs_that_are_not_contiguous() -> None:
-    nested = nest(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double(), Width(1 / 2))
-    x = torch.randn(6, 5, 4, dtype=torch.float64).transpose(0, 2)
-    torch.testing.assert_close(nested(x), nested(x.contiguous()))
-
-
 @pytest.mark.parametrize("order", ["first", "norm"])
 def test_each_level_costs_what_the_network_of_its_size_costs(order: str) -> None:
     def flops(network: nn.Module, x: Tensor) -> int:

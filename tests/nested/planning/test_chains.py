@@ -97,14 +97,6 @@ def test_a_chain_that_does_not_hold_says_where(chain: tuple[str, ...], message: 
         nest(model, Width(1 / 2, hidden=chain))
 
 
-def test_makers_of_unlike_widths_are_refused() -> None:
-    model = nn.ModuleDict({"gate": nn.Linear(3, 4), "up": nn.Linear(3, 8), "down": nn.Linear(8, 3)})
-    with pytest.raises(ValueError, match="'gate' makes 4 units and 'down' takes 8"):
-        groups(model, ("gate", "up", "down"))
-    with pytest.raises(ValueError, match="'gate' makes 4 units and 'down' takes 8"):
-        groups(model, ("gate", "down"))
-
-
 def test_a_flattened_image_has_several_inputs_for_a_unit_and_a_sequence_is_refused() -> None:
     conv = nn.ModuleDict({"c": nn.Conv2d(3, 4, 3), "f": nn.Linear(36, 2)})
     assert groups(conv, ("c", "f")) == [UnitGroup(4, (Producer("c"),), ("f",))]

@@ -218,16 +218,3 @@ def test_an_output_and_a_parameter_keep_all_of_their_channels_too() -> None:
 
     with pytest.raises(ValueError, match="Shifted has no hidden units that could be fewer"):
         groups(Shifted())
-
-
-def test_one_layer_has_no_hidden_units() -> None:
-    with pytest.raises(ValueError, match="Sequential has no hidden units that could be fewer"):
-        groups(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
-
-
-def test_narrow_flattened_inputs_are_whole_channels() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 16, 2))
-    weight = model[2].weight.detach().clone()
-    nested = nest(model, Width(1 / 2))
-    with nested.at("core"):
-        assert model[2].in_features == 2 * 16 and torch.equal(model[2].weight, weight[:, :32])

@@ -193,17 +193,6 @@ def test_the_whole_network_is_the_function_that_it_was(name: str, order: str) ->
     torch.testing.assert_close(output(nested, network.inputs(3)), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_equal_units_keep_their_places() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, 0.5)
-    with torch.no_grad():
-        model[0].weight[2] = 1.0
-    nested = nest(model, Width(1 / 2, order="norm"))
-    order = layer(nested, "0").rows.order
-    assert order is not None and order.tolist() == [2, 0, 1, 3]
-
-
 def test_importance_is_added_in_double_precision() -> None:
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).bfloat16()
     with torch.no_grad():

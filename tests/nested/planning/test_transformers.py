@@ -17,7 +17,7 @@ from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.planning.transformers import feed_forward_groups, query_key_groups
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import assert_one_function, few, shaken
-from tests.zoo import TOKENS, ZOO, encoder, llama, mlp, tokens
+from tests.zoo import TOKENS, ZOO, encoder, mlp, tokens
 
 
 def site(model: nn.Module) -> NestPlan:
@@ -238,11 +238,3 @@ def test_gpt2_is_one_function(data: st.DataObject) -> None:
         levels, preserves = data.draw(widths()), True
     nested = nest(model, levels=plus_depth(data.draw, levels, ("transformer.h",), layers))
     assert_one_function(before, nested, {"input_ids": tokens(2)[:, :4]}, preserves=preserves)
-
-
-def test_hidden_patterns_and_query_key_go_together() -> None:
-    nested = nest(llama(), Width(1 / 2, hidden=("layers.1.mlp.gate_proj", "layers.1.mlp.up_proj",
-                                                 "layers.1.mlp.down_proj"), query_key=True))  # fmt: skip
-    names = {name for name, by in nested.nested_by.items() if by == "Width"}
-    assert {n for n in names if "mlp" in n} == {f"model.layers.1.mlp.{p}_proj" for p in ("gate", "up", "down")}
-    assert len([n for n in names if "self_attn" in n]) == 6

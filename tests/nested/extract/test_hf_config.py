@@ -1,4 +1,4 @@
-"""Levels that are again models of their own Hugging Face class, and those that are not."""
+"""Levels that are smaller models of their own Hugging Face class, and levels that are not."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Fixed(nn.Module):
 def test_a_batch_that_the_code_fixes_is_that_of_the_example(tmp_path: Path) -> None:
     nested = nest(Fixed(), LowRank(1 / 2, where="layers.0")).eval()
     x = torch.ones(7, 6)
-    with pytest.warns(UserWarning, match="batches of the size of the example alone, for Fixed fixes it"):
+    with pytest.warns(UserWarning, match="batches of the example.s size, which Fixed fixes"):
         export.export(nested, "core", tmp_path, format="onnx", example=x)
     with nested.at("core"), torch.no_grad():
         torch.testing.assert_close(run(tmp_path, x)[0], nested(x))
@@ -176,7 +176,7 @@ def test_dynamic_names_arguments_and_dimensions_that_there_are(tmp_path: Path) -
 def test_a_dimension_that_the_code_fixes_cannot_be_dynamic(tmp_path: Path) -> None:
     nested = nest(mlp(), LowRank(1 / 2, where="0"))
     with pytest.raises(
-        RuntimeError, match=r"(?s)cannot trace Sequential with .*'width'.* leave out those that its code"
+        RuntimeError, match=r"(?s)cannot trace Sequential with .*'width'.* leave out the dimensions that its code"
     ):
         export.export(
             nested, "core", tmp_path, format="onnx", example=torch.ones(2, 6), dynamic={"input": {1: "width"}}
