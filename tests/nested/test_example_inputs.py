@@ -56,15 +56,6 @@ def test_what_has_no_batch_dimension_keeps_its_shape() -> None:
     assert int(others["deep"][0]) == 2 and others["deep"][1] is None
 
 
-def test_an_example_is_a_copy_and_no_part_of_a_graph() -> None:
-    x = torch.ones(2, 3, requires_grad=True)
-    example = as_example(x * 2)
-    kept = example.call[0][0]
-    with torch.no_grad():
-        x.zero_()
-    assert not kept.requires_grad and bool((kept == 2).all())
-
-
 def test_of_a_large_batch_a_few_rows_are_kept() -> None:
     example = as_example(torch.zeros(2_000, 1_000))
     assert sum(leaf.numel() for leaf in tensors_of(example.call)) <= 10_000

@@ -154,14 +154,6 @@ def test_hooks_on_blocks_and_norms_are_not_lost_silently() -> None:
         nest(normed, Width(1 / 2), norms="shared")
 
 
-def test_compiled_levels_run_the_models_own_hooks() -> None:
-    nested, seen = nest(mlp(), Width(1 / 2)), []
-    nested.model.register_forward_pre_hook(lambda module, args: seen.append(len(args)))
-    nested.compile(backend="eager")
-    nested(X)
-    assert seen
-
-
 def test_an_example_follows_the_family_to_another_dtype_and_holds_no_data() -> None:
     nested = nest(mlp(), LowRank(1 / 4))
     nested(torch.randn(10_000, 6))
@@ -207,16 +199,6 @@ def test_common_slips_are_told_what_to_write(make, kind, says) -> None:
 
 def context(nested):
     return Context(0, 0, Parameters(nested), {})
-
-
-def test_the_mask_is_what_the_level_uses_and_is_made_once() -> None:
-    nested = family()
-    here = context(nested)
-    branch = branch_of(nested, "core")
-    mask = branch.mask(here)
-    used = set(nested.parameters(level="core"))
-    assert {name for name, p in here.parameters.items() if p in used} == {name for name in mask if mask[name]}
-    assert branch.mask(here) is mask
 
 
 def test_the_full_level_is_no_perturbation_and_the_core_is_a_switch() -> None:

@@ -52,21 +52,6 @@ def outputs(nested: nn.Module, family_: Nested) -> list[Tensor]:
 # Levels
 
 
-@pytest.mark.parametrize("call", ["at", "mask", "parameters", "extract", "recalibrate"])
-def test_an_unknown_level_lists_the_levels(call: str) -> None:
-    nested = family()
-    attempts: dict[str, Callable[[], Any]] = {
-        "at": lambda: nested.at("core").__enter__(),
-        "mask": lambda: nested.mask("core"),
-        "parameters": lambda: list(nested.parameters(level="core")),
-        "extract": lambda: nested.extract("core", example=x()),
-        "recalibrate": lambda: nested.recalibrate("core", [x()]),
-    }
-    with pytest.raises(ValueError, match="there is no level 'core'; there are '1/4', '1/2', 'full'"):
-        attempts[call]()
-    assert nested.level == "full"
-
-
 def test_parameters_of_a_level_are_counted_by_hand_and_are_the_mask() -> None:
     nested = family()
     for level, (hidden, second) in zip(nested.levels, ((4, 2), (8, 4), (16, 8)), strict=True):
@@ -273,33 +258,6 @@ def test_a_state_goes_from_one_family_to_another(kind: str) -> None:
     keys = list(nested.state_dict())
     with nested.at("1/4"):
         assert list(nested.state_dict()) == keys, "all levels, whichever runs"
-
-
-@pytest.mark.parametrize("kind", SPECS)
-def test_dtypes_and_modes_reach_every_level(kind: str) -> None:
-    nested = family(kind)
-    single = outputs(nested.eval(), nested)
-    assert not any(module.training for module in nested.modules())
-    double = [y.float() for y in outputs(_double(nested), nested)]
-    assert {p.dtype for p in nested.parameters()} == {torch.float64}
-    torch.testing.assert_close(single, double)
-    nested.train()
-    assert all(module.training for module in nested.modules())
-
-
-def _double(nested: Nested) -> nn.Module:
-    nested.double()
-    return _Cast(nested)
-
-
-class _Cast(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, y: Tensor) -> Tensor:
-        z: Tensor = self.network(y.double())
-        return z
 
 
 AUTOCAST = [

@@ -31,26 +31,18 @@ def test_a_ratio_for_a_single_layer_is_looked_at_too() -> None:
         LowRank((0.25, 0.5), ratios={"*.fc1": 0.5})
 
 
-@pytest.mark.parametrize("kind", [LowRank, Width])
-def test_no_ratio_is_refused(kind) -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        kind(())
-
-
 @pytest.mark.parametrize("keep", [0, -1, 0.0, 1.5, math.nan, (1, 0), (0.5, 1.5)])
 def test_no_block_and_more_than_all_are_refused(keep) -> None:
     with pytest.raises(ValueError, match=r"at least 1|\(0, 1\]"):
         Depth("layers", keep=keep)
 
 
-def test_an_empty_list_of_depths_is_refused() -> None:
-    with pytest.raises(ValueError, match="keep must be a number of blocks, or several"):
-        Depth("layers", keep=())
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: LowRank(()), "at least one ratio is needed"),
+        (lambda: Width([]), "at least one ratio is needed"),
+        (lambda: Depth("layers", keep=()), "keep must be a number of blocks, or several"),
         (lambda: LowRank(0.5, init="random"), "init must be one of 'svd', 'matched', 'zero'; got 'random'"),
         (lambda: Width(0.5, order="last"), "order must be one of 'first', 'norm', 'gradient'; got 'last'"),
         (lambda: Depth("layers", keep=1, pick="odd"), "pick must be one of 'first', 'even'; got 'odd'"),
@@ -128,6 +120,7 @@ def test_named_levels_keep_their_order_and_take_one_spec_or_several() -> None:
 
 
 BAD_LEVELS: list[tuple[Any, Any, type[Exception], str]] = [
+    ([], None, ValueError, "list of specs is empty"),
     (LOW, {"small": LOW}, ValueError, "either a spec or levels"),
     ([LowRank((0.1, 0.2)), Width((0.1, 0.2, 0.3))], None, ValueError, r"same number; got \[2, 3\]"),
     (LowRank((0.5, 0.5)), None, ValueError, "the same name: 1/2, 1/2"),

@@ -231,12 +231,6 @@ def test_the_last_example_is_used_or_asked_for() -> None:
         nested.extract("core", example=example)
 
 
-def test_a_mask_as_long_as_the_batch_is_no_batch() -> None:
-    nested = nest(ZOO["encoder"].build(), Width(1 / 2))
-    nested(torch.randn(5, 5, 8), mask=torch.zeros(5, 5, dtype=torch.bool))
-    assert type(nested.extract("core")) is nn.TransformerEncoder
-
-
 def test_a_family_that_was_first_called_for_inference() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
 from collections.abc import Iterator
@@ -252,23 +251,6 @@ def test_extracting_statistics_that_were_never_updated_warns_and_says_what_to_do
         nested.extract("full")
         nested.recalibrate("core", batches())
         nested.extract("core")
-
-
-def test_norms_without_statistics_do_not_warn_and_without_parameters_have_none() -> None:
-    nested = nest(model(track_running_stats=False, affine=False), Width(1 / 2))
-    plain = nested.extract("core", example=batches()[0])
-    assert plain[1].running_mean is None and plain[1].weight is None
-    with contextlib.suppress(ValueError):  # a clear error or nothing, but none of torch's
-        nested.recalibrate("core", batches())
-
-
-def test_a_norm_without_a_bias() -> None:
-    for norms in ("separate", "shared"):
-        nested = nest(model(bias=False), Width(1 / 2), norms=norms)
-        assert all(p.device.type == "cpu" for p in nested.parameters())
-        nested.recalibrate("core", batches())
-        plain = nested.extract("core", example=batches()[0])
-        assert plain[1].bias is None and plain[1].weight.shape == (3,)
 
 
 class Twice(nn.BatchNorm1d):

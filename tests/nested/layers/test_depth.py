@@ -17,7 +17,7 @@ from partialsgd import Depth, nest
 from partialsgd.nested.extract.level import extract_level
 from partialsgd.nested.layers.depth import block_indices
 from tests.nested.checks import many
-from tests.zoo import ZOO, normal, t5, tokens
+from tests.zoo import ZOO, normal, tokens
 
 
 @many
@@ -138,17 +138,6 @@ def test_generating_with_a_cache_is_generating_with_the_extracted_model(name: st
     full = written(nested.model)
     assert torch.equal(full, written(nested.extract("full")))
     assert not torch.equal(core, full)
-
-
-def test_the_first_block_of_t5_which_owns_the_position_bias_is_always_kept() -> None:
-    for options in ({"keep": 1}, {"keep": 2}, {"keep": 2, "pick": "even"}):
-        nested = nest(t5(), Depth(("encoder.block", "decoder.block"), **options))
-        with nested.at("core"):
-            for stack in (nested.model.encoder, nested.model.decoder):
-                assert stack.block[0].layer[0].SelfAttention.has_relative_attention_bias
-        core = set(nested.parameters(level="core"))
-        names = [name for name, parameter in nested.named_parameters() if parameter in core]
-        assert sum("relative_attention_bias" in name for name in names) == 2
 
 
 def test_blocks_that_are_one_module_stay_one() -> None:

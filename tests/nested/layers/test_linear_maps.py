@@ -10,10 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partialsgd import LowRank, Nested, Width, nest
-from partialsgd.nested.layers.base import level_parameters
 from partialsgd.nested.layers.lazy_weight import LazyWeight
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
-from tests.zoo import gpt2
 
 
 def conv1d(outputs: int, inputs: int) -> nn.Module:
@@ -81,16 +79,6 @@ def test_what_cannot_be_nested_says_why(layer, reason: str) -> None:
     assert isinstance(why, str) and re.search(reason, why)
 
 
-@pytest.mark.parametrize(("places", "many"), [(4, False), (5, True)])
-def test_one_weight_is_worth_making_for_many_places(places: int, many: bool) -> None:
-    """places · (in + out) > in · out: with 6 inputs and 12 outputs from the fifth place on."""
-    linear, conv = linear_map_of(nn.Linear(6, 12)), linear_map_of(nn.Conv2d(6, 12, 1))
-    assert isinstance(linear, LinearMap) and isinstance(conv, LinearMap)
-    assert linear.is_worth_merging(torch.zeros(places, 6)) is many
-    assert linear.is_worth_merging(torch.zeros(1, places, 6)) is many
-    assert conv.is_worth_merging(torch.zeros(1, 6, 1, places)) is many
-
-
 @pytest.mark.parametrize("spec", [LowRank((1 / 4, 1 / 2), where="0"), Width((1 / 4, 1 / 2))])
 def test_a_nested_layer_answers_for_the_level_and_has_no_parameter_named_weight(spec: LowRank | Width) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -104,27 +92,6 @@ def test_a_nested_layer_answers_for_the_level_and_has_no_parameter_named_weight(
             torch.testing.assert_close(layer(x), x @ layer.weight.t() + layer.bias)
             shapes.append(tuple(layer.weight.shape))
     assert shapes == ([(8, 6)] * 3 if isinstance(spec, LowRank) else [(2, 6), (4, 6), (8, 6)])
-
-
-@pytest.mark.parametrize("spec", [LowRank((1 / 4, 1 / 2), where=("c_fc", "c_proj")), Width((1 / 4, 1 / 2))])
-def test_a_conv1d_of_hugging_face_shows_its_weight_as_it_stored_it(spec: LowRank | Width) -> None:
-    model = gpt2()
-    nested = nest(model, spec)
-    for layer in (model.transformer.h[1].mlp.c_fc, model.transformer.h[1].mlp.c_proj):
-        for level in nested.levels:
-            with nested.at(level), torch.no_grad():
-                x = torch.randn(4, layer.in_features)
-                assert layer.weight.shape == (layer.in_features, layer.out_features)
-                torch.testing.assert_close(layer(x), x @ layer.weight + layer.bias)
-
-
-def test_gradients_reach_the_blocks_through_the_weight_that_is_read() -> None:
-    """T5 and torch's Transformer read `.weight` without calling the layer."""
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    nested = nest(model, LowRank(1 / 2, where="0"))
-    with nested.at("core"):
-        read = torch.autograd.grad(model[0].weight.sum(), list(level_parameters(model[0], "core")), allow_unused=True)
-    assert [g is not None and bool(g.any()) for g in read] == [True, True, False], "U and V, not the bias"
 
 
 class Made:

@@ -215,14 +215,3 @@ def test_frozen_and_half_precision_layers() -> None:
     for name, parameter in made.named_parameters():
         assert parameter.requires_grad is name.startswith("bias")
     assert torch.equal(made.weight, layer.weight)
-
-
-def test_the_description_says_how_many_of_how_many() -> None:
-    layer = nn.Linear(6, 8)
-    form = linear_map_of(layer)
-    assert isinstance(form, LinearMap)
-    levels = Switch(("a", "b", "full"))
-    made = NarrowLayer(layer, form, Axis(8, {"a": 2, "b": 4}), Axis(6, {"a": 3, "b": 3}), levels)
-    assert made.describe() == "2, 4 of 8 units; 3 of 6 inputs (6 → 8)"
-    heads = NarrowLayer(layer, form, Axis(4, {"a": 1, "b": 2}, groups=2), Axis(6), levels, pads=True)
-    assert heads.describe() == "1, 2 of 4 units in each of 2 heads (6 → 8)"

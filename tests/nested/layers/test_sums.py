@@ -223,18 +223,6 @@ def test_a_sum_inside_a_larger_network_keeps_the_inputs_that_it_is_called_with()
         assert not any("partialsgd" in type(module).__module__ for module in plain.modules())
 
 
-def test_a_sum_with_a_hierarchy_in_its_core() -> None:
-    network = OutputSum(model(), nn.Linear(4, 2).double())
-    nested = nest(network, LowRank((1 / 6, 1 / 2), where="core"))
-    assert nested.levels == ("1/6", "1/2", "full")
-    extension = set(network.extension.parameters())
-    for level in ("1/6", "1/2"):
-        assert not extension & set(nested.parameters(level=level))
-        with nested.at(level):
-            expected = nested(normal(3, 4))
-        assert torch.equal(nested.extract(level)(normal(3, 4)), expected)
-
-
 def test_a_missing_argument_and_unequal_outputs_are_named() -> None:
     nested = nest(OutputSum(Pair(4), Pair(5), inputs=((0,), (1, "mask"))))
     with pytest.raises(ValueError, match="the extension takes argument 'mask', which was not given"):

@@ -36,26 +36,10 @@ class SeparateBatchNorm(NestedModule):
             self.add_module(level, norm if level == FULL and axis.order is None else _narrowed(norm, axis, level))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self._current(x)
-        return y
-
-    @property
-    def _current(self) -> _BatchNorm:
         norm = self._modules[self.switch.level]
-        assert isinstance(norm, _BatchNorm)  # every level that runs this module has one
-        return norm
-
-    @property
-    def weight(self) -> Tensor | None:
-        return self._current.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self._current.bias
-
-    @property
-    def num_features(self) -> int:
-        return self._current.num_features
+        assert norm is not None  # every level that runs this module has one
+        y: Tensor = norm(x)
+        return y
 
     def members(self, level: str) -> Iterator[nn.Module]:
         yield self.get_submodule(level)
@@ -96,25 +80,14 @@ class SharedBatchNorm(NestedModule):
                 self.register_parameter(f"{name}{i}", parameter_like(parameter, axis.between(values, 0, low, high)))
 
     def forward(self, x: Tensor) -> Tensor:
-        factor = self.momentum
+        level, factor = self.switch.level, self.momentum
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             factor = 1.0 / float(self.num_batches_tracked) if factor is None else factor
-        mean, var = self._statistics(self.switch.level)
+        mean, var = self._statistics(level)
         uses_batch = self.training or mean is None
-        return F.batch_norm(x, mean, var, self.weight, self.bias, uses_batch, factor or 0.0, self.eps)
-
-    @property
-    def weight(self) -> Tensor | None:
-        return self._joined("weight", self.switch.level)
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self._joined("bias", self.switch.level)
-
-    @property
-    def num_features(self) -> int:
-        return self.axis.units(self.switch.level)
+        weight, bias = self._joined("weight", level), self._joined("bias", level)
+        return F.batch_norm(x, mean, var, weight, bias, uses_batch, factor or 0.0, self.eps)
 
     def members(self, level: str) -> Iterator[nn.Parameter]:
         count = self._block_count(level)

@@ -120,7 +120,7 @@ def _initial_factors(weight: Tensor, bounds: list[int], init: Init, key: int) ->
         root = singular[:rank].sqrt()
         u, v = (root[:, None] * right[:rank]).to(matrix), (left[:, :rank] * root).to(matrix)
     else:
-        u_std, v_std = _xavier_std(weight, first) if init == "zero" else _matched_std(matrix, first)
+        u_std, v_std = _initial_stds(weight, first, init)
         u = _uniform(rank, matrix.shape[1], u_std, randomness.key(key, "U")).to(matrix)
         v = _uniform(matrix.shape[0], rank, v_std, randomness.key(key, "V")).to(matrix)
         v[:, first:] = 0
@@ -128,15 +128,12 @@ def _initial_factors(weight: Tensor, bounds: list[int], init: Init, key: int) ->
     return u.view(rank, *weight.shape[1:]), v, torch.zeros_like(weight) if init == "zero" else weight - product
 
 
-def _xavier_std(weight: Tensor, rank: int) -> tuple[float, float]:
-    """Return the standard deviations of U and V as Xavier initialises two layers."""
-    outputs, inputs, positions = weight.shape[0], weight.shape[1], weight[0, 0].numel()
-    return math.sqrt(2 / (positions * (inputs + rank))), math.sqrt(2 / (rank + outputs))
-
-
-def _matched_std(matrix: Tensor, rank: int) -> tuple[float, float]:
-    """Return one standard deviation for U and V such that Var(VU) = k Var(V) Var(U) is Var(W₀)."""
-    std = (matrix.float().pow(2).mean().item() / rank) ** 0.25
+def _initial_stds(weight: Tensor, rank: int, init: Init) -> tuple[float, float]:
+    """Return the standard deviations of U and V."""
+    if init == "zero":  # as Xavier initialises two layers
+        outputs, inputs, positions = weight.shape[0], weight.shape[1], weight[0, 0].numel()
+        return math.sqrt(2 / (positions * (inputs + rank))), math.sqrt(2 / (rank + outputs))
+    std = (weight.flatten(1).float().pow(2).mean().item() / rank) ** 0.25  # Var(VU) = k Var(V) Var(U) is Var(W₀)
     return std, std
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from torch import nn
@@ -43,22 +44,30 @@ def _of_type(spec_type: type[S], levels: Levels) -> list[tuple[str, S]]:
     return [(level, spec) for level, specs in levels.items() for spec in specs if isinstance(spec, spec_type)]
 
 
-def _plan_low_rank(plan: NestPlan, specs: Sequence[tuple[str, LowRank]]) -> None:
-    ranks: dict[str, dict[str, int]] = {}
-    first_spec: dict[str, LowRank] = {}
+def _specs_by_layer(specs: Sequence[tuple[str, S]], find: Callable[[S], list[str]]) -> dict[str, dict[str, S]]:
+    """Return for each layer that the specs match the spec of each level."""
+    by_layer: dict[str, dict[str, S]] = {}
     for level, spec in specs:
-        for name in _low_rank_layers(plan, spec):
-            ratio = next((r for p, r in spec.ratios.items() if matches(name, p)), spec.ratio)
-            if level in ranks.setdefault(name, {}):
-                raise ValueError(f"{name!r} is matched by two LowRank specs at level {level!r}")
-            ranks[name][level] = max(1, round(as_tuple(ratio)[0] * plan.linear_map(name).full_rank))
-            if (init := first_spec.setdefault(name, spec).init) != spec.init:
-                raise ValueError(f"{name!r} has init={init!r} in one LowRank spec and {spec.init!r} in another")
-    for name, by_level in ranks.items():
-        linear = plan.linear_map(name)
-        _require_growing(plan, name, by_level, linear.full_rank + 1)
-        init, layer = first_spec[name].init, plan.modules[name]
-        plan.replace(name, LowRankLayer(layer, linear, by_level, plan.switch, init=init, key=plan.key(name)))
+        for name in find(spec):
+            if level in by_layer.setdefault(name, {}):
+                raise ValueError(f"{name!r} is matched by two {type(spec).__name__} specs at level {level!r}")
+            by_layer[name][level] = spec
+    return by_layer
+
+
+def _plan_low_rank(plan: NestPlan, specs: Sequence[tuple[str, LowRank]]) -> None:
+    for name, by_level in _specs_by_layer(specs, partial(_low_rank_layers, plan)).items():
+        linear, inits = plan.linear_map(name), {spec.init: level for level, spec in by_level.items()}
+        if len(inits) > 1:
+            raise ValueError(f"{name!r} has init={' and init='.join(map(repr, inits))}; all levels must have the same")
+        ranks = {level: max(1, round(_ratio_for(name, spec) * linear.full_rank)) for level, spec in by_level.items()}
+        _require_growing(plan, name, {level: range(rank) for level, rank in ranks.items()}, linear.full_rank + 1)
+        layer, init = plan.modules[name], next(iter(inits))
+        plan.replace(name, LowRankLayer(layer, linear, ranks, plan.switch, init=init, key=plan.key(name)))
+
+
+def _ratio_for(name: str, spec: LowRank) -> float:
+    return as_tuple(next((ratio for pattern, ratio in spec.ratios.items() if matches(name, pattern)), spec.ratio))[0]
 
 
 def _low_rank_layers(plan: NestPlan, spec: LowRank) -> list[str]:
@@ -97,7 +106,7 @@ def _plan_width(plan: NestPlan, specs: Sequence[tuple[str, Width]]) -> None:
                 raise ValueError(f"{group.name!r} is matched by two Width specs that do not agree")
             cut.sizes[level] = max(1, round(as_tuple(spec.ratio)[0] * group.units))
     for name, cut in cuts.items():
-        _require_growing(plan, name, cut.sizes, cut.group.units)
+        _require_growing(plan, name, {level: range(size) for level, size in cut.sizes.items()}, cut.group.units)
     require_disjoint([cut.group for cut in cuts.values()])
     rows = {p.name: (cut, cut.producer_axis(plan, p)) for cut in cuts.values() for p in cut.group.producers}
     columns = {name: cut.consumer_axis(plan, name) for cut in cuts.values() for name in cut.group.consumers}
@@ -125,22 +134,17 @@ def _width_groups(plan: NestPlan, spec: Width) -> list[UnitGroup]:
 
 
 def _plan_depth(plan: NestPlan, specs: Sequence[tuple[str, Depth]]) -> None:
-    indices: dict[str, dict[str, tuple[int, ...]]] = {}
-    for level, spec in specs:
-        for name in _block_lists(plan, spec):
-            total = len(plan.modules[name]._modules)
-            keep = spec.count(total)
-            if keep > total:
+    for name, by_level in _specs_by_layer(specs, partial(_block_lists, plan)).items():
+        blocks, indices = plan.modules[name], {}
+        total = len(blocks._modules)
+        for level, spec in by_level.items():
+            if (keep := spec.count(total)) > total:
                 raise ValueError(f"{name!r} has {total} blocks and cannot keep {keep}")
-            if level in indices.setdefault(name, {}):
-                raise ValueError(f"{name!r} is matched by two Depth specs at level {level!r}")
-            indices[name][level] = block_indices(total, keep, even=spec.pick == "even")
-    for name, by_level in indices.items():
-        _require_growing_blocks(plan, name, by_level)
-        blocks = plan.modules[name]
-        shortened = ShortenedModuleList if isinstance(blocks, nn.ModuleList) else ShortenedSequential
+            indices[level] = block_indices(total, keep, even=spec.pick == "even")
+        _require_growing(plan, name, indices, total)
         plan.require_no_hooks(name)
-        plan.replace(name, shortened(blocks, by_level, plan.switch))
+        shortened = ShortenedModuleList if isinstance(blocks, nn.ModuleList) else ShortenedSequential
+        plan.replace(name, shortened(blocks, indices, plan.switch))
 
 
 def _block_lists(plan: NestPlan, spec: Depth) -> list[str]:
@@ -159,16 +163,11 @@ def _block_lists(plan: NestPlan, spec: Depth) -> list[str]:
 
 
 def _plan_sums(plan: NestPlan, specs: Sequence[tuple[str, LayerSum]]) -> None:
-    core_levels: dict[str, list[str]] = {}
-    first_spec: dict[str, LayerSum] = {}
-    for level, spec in specs:
-        matched = plan.match(as_patterns(spec.where))
-        for name in [n for n in matched if n.rpartition(".")[0] not in matched]:  # not the modules inside a match
-            core_levels.setdefault(name, []).append(level)
-            if first_spec.setdefault(name, spec) != spec:
-                raise ValueError(f"{name!r} is matched by two LayerSum specs")
-    for name, spec in first_spec.items():
-        _require_growing(plan, name, dict.fromkeys(core_levels[name], 1), 2)
+    for name, by_level in _specs_by_layer(specs, partial(_summed_layers, plan)).items():
+        spec = next(iter(by_level.values()))
+        if any(other != spec for other in by_level.values()):
+            raise ValueError(f"{name!r} is matched by two LayerSum specs; all levels must have the same")
+        _require_growing(plan, name, {level: range(1) for level in by_level}, 2)
         if (reason := plan.why_not_replaceable(name)) is not None:
             raise ValueError(f"{name!r} cannot be nested: {reason}")
         old = plan.modules[name]
@@ -177,7 +176,12 @@ def _plan_sums(plan: NestPlan, specs: Sequence[tuple[str, LayerSum]]) -> None:
             raise TypeError(f"make returned {new!r} for {name!r}; it must return a module")
         require_same_signature(old, new, name)
         new.train(old.training)
-        plan.replace(name, SumLayer(old, new, spec.core, core_levels[name], plan.switch))
+        plan.replace(name, SumLayer(old, new, spec.core, list(by_level), plan.switch))
+
+
+def _summed_layers(plan: NestPlan, spec: LayerSum) -> list[str]:
+    matched = plan.match(as_patterns(spec.where))
+    return [name for name in matched if name.rpartition(".")[0] not in matched]  # not the modules inside a match
 
 
 def _plan_norms(plan: NestPlan, norms: Norms) -> None:
@@ -202,28 +206,15 @@ def _runs_at(plan: NestPlan, name: str, level: str) -> bool:
     return True
 
 
-def _require_growing(plan: NestPlan, name: str, sizes: Mapping[str, int], full: int) -> None:
-    """Refuse levels of which one is smaller than the one before it."""
-    before, level_before = 0, ""
+def _require_growing(plan: NestPlan, name: str, parts: Mapping[str, Collection[int]], full: int) -> None:
+    """Refuse levels of which one lacks a rank, unit or block of the one before it."""
+    before: Collection[int] = ()
     for level in plan.switch.levels:
-        size = sizes.get(level, full)
-        if size < before:
+        now = parts.get(level, range(full))
+        if not set(before) <= set(now):
+            shown = [list(part) if isinstance(part, tuple) else len(part) for part in (before, now)]
             raise ValueError(
-                f"levels must go from the smallest to the largest, and {name!r} has {before} at {level_before!r} and "
-                f"then {size} at {level!r}: order the levels"
+                f"each level must contain the one before it, and {name!r} has {shown[0]} and then, at {level!r}, "
+                f"{shown[1]}: order the levels, and for evenly spaced blocks choose numbers whose blocks nest"
             )
-        before, level_before = size, level
-
-
-def _require_growing_blocks(plan: NestPlan, name: str, indices: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse levels of which one lacks a block of the one before it."""
-    full = tuple(range(len(plan.modules[name]._modules)))
-    before: tuple[int, ...] = ()
-    for level in plan.switch.levels:
-        blocks = indices.get(level, full)
-        if not set(before) <= set(blocks):
-            raise ValueError(
-                f"each level must contain the one before it, and {name!r} has blocks {list(before)} and then, at "
-                f"{level!r}, {list(blocks)}: order the levels, and for even spacing choose numbers whose blocks nest"
-            )
-        before = blocks
+        before = now
