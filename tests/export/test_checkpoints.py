@@ -27,7 +27,7 @@ SOME = [(name, kind) for name, kind in CASES if name in ("mlp", "resnet18", "enc
 
 
 def trained(name: str, kind: str) -> Nested:
-    """A family whose BatchNorm has seen batches at each level, in evaluation."""
+    """A nested model whose BatchNorm has seen batches at each level, in evaluation."""
     network, _, nested = built(name, kind)
     for level in nested.levels:
         with nested.at(level), torch.no_grad():
@@ -55,7 +55,7 @@ def require_equal(one: Nested, two: Nested, inputs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), SOME)
-def test_a_family_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str) -> None:
+def test_a_nested_model_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str) -> None:
     nested = trained(name, kind)
     export.save(nested, tmp_path)
     with monkeypatch.context() as patch:  # weights that are overwritten are not computed
@@ -86,7 +86,7 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def test_a_loaded_family_trains_on_and_is_saved_again(tmp_path: Path) -> None:
+def test_a_loaded_nested_model_trains_on_and_is_saved_again(tmp_path: Path) -> None:
     nested = nest(mlp(), LowRank(1 / 2, where="0"))
     export.save(nested, tmp_path)
     back = export.load(tmp_path, mlp())
@@ -172,7 +172,7 @@ def test_wrong_metrics_are_refused_before_anything_is_written(tmp_path: Path) ->
     assert not (tmp_path / "new").exists()
 
 
-def test_a_wrapped_family_is_found_and_a_plain_model_is_not(tmp_path: Path) -> None:
+def test_a_wrapped_nested_model_is_found_and_a_plain_model_is_not(tmp_path: Path) -> None:
     nested = nest(mlp(), Width(1 / 2))
     assert unwrap_nested(nn.DataParallel(nested)) is nested
     assert unwrap_nested(torch.compile(nested, backend="eager")) is nested
@@ -180,7 +180,7 @@ def test_a_wrapped_family_is_found_and_a_plain_model_is_not(tmp_path: Path) -> N
         export.save(nested.model, tmp_path)
 
 
-def test_saving_and_loading_leave_the_family_and_the_generator_alone(tmp_path: Path) -> None:
+def test_saving_and_loading_leave_the_nested_model_and_the_generator_alone(tmp_path: Path) -> None:
     nested = trained("bert", "low_rank")
     before = {name: value.clone() for name, value in nested.state_dict().items()}
     state = torch.get_rng_state()

@@ -41,7 +41,7 @@ def test_a_kill_at_any_moment_leaves_one_whole_checkpoint(tmp_path: Path) -> Non
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tests.export.saving"])
     draw, kept, leftovers = random.Random(0), set(), 0
-    export.save(saving.family(0), tmp_path, metrics={"core": {"number": 0}})
+    export.save(saving.nested_model(0), tmp_path, metrics={"core": {"number": 0}})
     for _ in range(12):
         process = processes.Process(target=saving.without_end, args=(str(tmp_path),))
         before = (tmp_path / "model.safetensors").stat().st_mtime_ns
@@ -60,7 +60,7 @@ def test_a_kill_at_any_moment_leaves_one_whole_checkpoint(tmp_path: Path) -> Non
         kept |= saving.numbers(nested)
     assert len(kept) > 1  # new ones did arrive
     assert leftovers  # some kill hit a write, else this test shows nothing
-    export.save(saving.family(-1), tmp_path)
+    export.save(saving.nested_model(-1), tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == WRITTEN
 
 

@@ -53,7 +53,7 @@ def test_a_tied_tensor_is_in_the_file_once(tmp_path: Path) -> None:
     assert said["model"]["config"]["d_ff"] == 25
 
 
-def test_a_family_in_the_directory_is_not_lost(tmp_path: Path) -> None:
+def test_a_nested_model_in_the_directory_is_not_lost(tmp_path: Path) -> None:
     nested = nest(mlp(), Width(1 / 2))
     export.save(nested, tmp_path)
     with pytest.raises(ValueError, match="is a saved nested model and would be lost; export to another directory"):

@@ -17,10 +17,10 @@ from partialsgd.nested.example_inputs import tensors_of
 from tests.nested.test_laws import built
 from tests.zoo import ZOO, again
 
-FAMILIES = ("bert", "gpt2", "llama", "t5", "marian", "vit")
+HUGGING_FACE = ("bert", "gpt2", "llama", "t5", "marian", "vit")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", HUGGING_FACE)
 def test_a_hugging_face_model_is_built_again(name: str) -> None:
     model = ZOO[name].build()
     if getattr(model, "generation_config", None) is not None:
@@ -67,7 +67,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kind", ["width", "depth"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", HUGGING_FACE)
 def test_a_native_level_is_read_by_from_pretrained(tmp_path: Path, name: str, kind: str) -> None:
     network, before, nested = built(name, kind)
     restore_tables(nested, name)

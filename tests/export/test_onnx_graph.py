@@ -17,7 +17,7 @@ from partialsgd.nested.example_inputs import tensors_of
 from tests.zoo import ZOO, specs_for
 
 
-def family(name: str, kind: str) -> Nested:
+def nested_model(name: str, kind: str) -> Nested:
     torch.manual_seed(0)
     network = ZOO[name]
     nested = nest(network.build(), **specs_for(network)[kind])
@@ -50,7 +50,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "kind", "level"), CASES)
 def test_onnxruntime_agrees_with_torch(tmp_path: Path, name: str, kind: str, level: str) -> None:
-    nested = family(name, kind)
+    nested = nested_model(name, kind)
     export.export(nested, level, tmp_path, format="onnx")
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
     for rows in (1, 3):

@@ -34,7 +34,7 @@ def closure_of(model: nn.Module, x: torch.Tensor = X):
     return run
 
 
-def test_what_lies_around_a_family_trains_at_every_level() -> None:
+def test_what_lies_around_a_nested_model_trains_at_every_level() -> None:
     outer = nn.Sequential(nest(mlp(), Width(1 / 2)), nn.Linear(3, 3))
     body = outer[0]
     assert isinstance(body, Nested)
@@ -45,7 +45,7 @@ def test_what_lies_around_a_family_trains_at_every_level() -> None:
         assert not torch.equal(before, outer[1].weight), step.level
 
 
-def test_a_copied_driver_is_not_run_with_the_old_familys_levels() -> None:
+def test_a_copied_driver_is_not_run_with_the_old_models_levels() -> None:
     nested = nest(mlp(), Width(1 / 2))
     optimizer = torch.optim.SGD(nested.parameters(), 0.1)
     sgd = PartialSGD(nested, optimizer, methods.alternating())
@@ -123,7 +123,7 @@ def test_a_teacher_that_did_not_run_is_missed() -> None:
     sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating(distill=True))
 
     def closure(g) -> torch.Tensor:
-        outputs = nested.model(X)  # past the family
+        outputs = nested.model(X)  # past the nested model
         loss = outputs.square().mean() if g.teacher is None else outputs.mean()
         loss.backward()
         return loss
@@ -154,7 +154,7 @@ def test_hooks_on_blocks_and_norms_are_not_lost_silently() -> None:
         nest(normed, Width(1 / 2), norms="shared")
 
 
-def test_an_example_follows_the_family_to_another_dtype_and_holds_no_data() -> None:
+def test_an_example_follows_the_nested_model_to_another_dtype_and_holds_no_data() -> None:
     nested = nest(mlp(), LowRank(1 / 4))
     nested(torch.randn(10_000, 6))
     example = nested.example()
@@ -229,7 +229,7 @@ def build() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
 
 
-def test_a_family_of_one_is_its_network_trained_saved_and_taken_out(tmp_path: Path) -> None:
+def test_a_nested_model_of_one_level_is_its_network_trained_saved_and_taken_out(tmp_path: Path) -> None:
     nested, model, x = ps.nest(build(), levels={}), build(), torch.randn(6, 4)
     assert nested.levels == ("full",)
     ours, theirs = (torch.optim.Adam(network.parameters()) for network in (nested, model))

@@ -27,7 +27,7 @@ from tests.zoo import CASES, ZOO, Network, specs_for
 
 
 def built(name: str, kind: str) -> tuple[Network, nn.Module, Nested]:
-    """A network as it was, and the family made of it."""
+    """A network as it was, and the nested model made of it."""
     network = ZOO[name]
     torch.manual_seed(0)
     model = network.build().double()
@@ -128,7 +128,7 @@ def check_extracted(
         plain.train(nested.training)
         outputs, theirs = outputs_and_gradients(plain, inputs, over=plain)
         close(structural, outputs)
-        # Joining is linear: a family whose numbers are gradients, taken out, shows which gradient belongs where.
+        # Joining is linear: a nested model whose numbers are gradients, taken out, shows which gradient belongs where.
         as_numbers = copy.deepcopy(nested)
         parameters = Parameters(as_numbers)
         for name, gradient in gradients.items():

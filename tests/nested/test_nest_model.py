@@ -265,7 +265,7 @@ def same(ours: nn.Module, theirs: nn.Module) -> None:
 
 @pytest.mark.parametrize("kind", NORMED_SPECS)
 @pytest.mark.parametrize("around", AROUND)
-def test_a_family_is_the_same_wherever_it_is_made_and_trains(kind: str, around: str) -> None:
+def test_a_nested_model_is_the_same_wherever_it_is_made_and_trains(kind: str, around: str) -> None:
     expected, given = nest(normed(), **NORMED_SPECS[kind]), normed()
     with AROUND[around]():
         nested = nest(given, **NORMED_SPECS[kind])

@@ -68,7 +68,7 @@ def check(name: str, spec: Any, fields: dict[str, int], path: Path) -> None:
         torch.testing.assert_close(output(plain, inputs), expected)
     fresh = kind(plain.config)
     assert {k: v.shape for k, v in fresh.state_dict().items()} == {k: v.shape for k, v in plain.state_dict().items()}
-    assert nested.model.config.to_dict() == said, "the family keeps the configuration of the whole"
+    assert nested.model.config.to_dict() == said, "the nested model keeps the configuration of the whole"
 
 
 @pytest.mark.parametrize("name", WIDTH)
@@ -129,7 +129,7 @@ def test_what_has_no_configuration_still_says_the_sizes_that_it_can() -> None:
     assert (plain.config.intermediate_size, plain.config.num_hidden_layers) == (12, 2)
 
 
-def test_other_models_are_not_of_the_six_families() -> None:
+def test_other_models_are_not_of_a_known_type() -> None:
     assert "Sequential is not one of the Hugging Face models bert, gpt2" in str(fit_config(mlp()))
 
 
@@ -140,7 +140,7 @@ def test_stacks_have_configurations_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["BertModel", "T5EncoderModel", "LlamaForSequenceClassification", "GPT2Model"])
-def test_other_heads_of_the_same_families(kind: str, tmp_path: Path) -> None:
+def test_other_heads_of_the_same_models(kind: str, tmp_path: Path) -> None:
     import transformers
 
     name = {"B": "bert", "T": "t5", "L": "llama", "G": "gpt2"}[kind[0]]

@@ -1,4 +1,4 @@
-"""What a level costs: sums by hand, and a family that is as it was."""
+"""What a level costs: sums by hand, and a nested model that is as it was."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_detached_and_copied_it_is_an_ordinary_tensor() -> None:
     assert torch.equal(torch.as_tensor(weight.detach().numpy()), made.values.detach())
 
 
-def family(trained: bool = True) -> tuple[Nested, nn.Module]:
+def nested_model(trained: bool = True) -> tuple[Nested, nn.Module]:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     model[0].weight.requires_grad_(trained)
     return nest(model, LowRank(1 / 2, where="0")), model[0]
@@ -160,13 +160,13 @@ def family(trained: bool = True) -> tuple[Nested, nn.Module]:
 @pytest.mark.parametrize("level", ["core", "full"])
 @pytest.mark.parametrize("trained", [True, False])
 def test_a_layer_says_whether_its_weight_is_trained(level: str, trained: bool) -> None:
-    nested, _ = family(trained)
+    nested, _ = nested_model(trained)
     with nested.at(level):
         assert nested.model[0].weight.requires_grad is trained
 
 
 def test_it_is_the_weight_of_the_level_at_which_it_was_asked_for() -> None:
-    nested, _ = family()
+    nested, _ = nested_model()
     layer = nested.model[0]
     with nested.at("core"):
         weight = layer.weight

@@ -11,9 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from partialsgd import Width, nest
 from partialsgd.nested.layers.axes import Axis
 from partialsgd.nested.layers.base import level_parameters
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
@@ -125,7 +123,7 @@ def test_every_number_is_held_once_and_a_level_has_whole_parameters(case: Case) 
 @many
 @given(cases())
 def test_gradients_are_those_of_the_corner(case: Case) -> None:
-    """A family whose numbers are gradients shows, joined, which gradient belongs where."""
+    """A nested model whose numbers are gradients shows, joined, which gradient belongs where."""
     made = built(case)
     for level in (*case.levels, "full"):
         with made.switch.at(level):
@@ -184,25 +182,6 @@ def test_the_sum_over_columns_is_the_joined_product(
             y = made(x)
             assert y.shape == (*shape[:-1], 5)
             torch.testing.assert_close(y, form.apply(x, made._joined(level), made.bias))
-
-
-@pytest.mark.parametrize("order", ["first", "norm"])
-def test_each_level_costs_what_the_network_of_its_size_costs(order: str) -> None:
-    def flops(network: nn.Module, x: Tensor) -> int:
-        with FlopCounterMode(display=False) as counter:
-            network(x).sum().backward()
-        return counter.get_total_flops()
-
-    def network(hidden: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 3)
-        )
-
-    nested = nest(network(16), Width((1 / 4, 1 / 2), order=order))
-    x = torch.randn(10, 6)
-    for level, hidden in (("1/4", 4), ("1/2", 8), ("full", 16)):
-        with nested.at(level):
-            assert flops(nested, x) == flops(network(hidden), x)
 
 
 def test_frozen_and_half_precision_layers() -> None:

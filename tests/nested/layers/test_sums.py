@@ -82,29 +82,6 @@ def test_what_is_not_linear_comes_out_as_a_graph_that_copies_and_pickles() -> No
     assert type(core[2]) is nn.Linear
 
 
-def test_low_rank_is_a_special_case() -> None:
-    """With W old and VU new, and new the core."""
-    network = model()
-    low = nest(copy.deepcopy(network), LowRank(1 / 3, where="2"))
-    inner = low.model[2]
-
-    def factors(_: nn.Module) -> nn.Module:
-        pair = nn.Sequential(nn.Linear(6, 2, bias=False), nn.Linear(2, 6)).double()
-        with torch.no_grad():
-            pair[0].weight.copy_(inner.U0)
-            pair[1].weight.copy_(inner.V0)
-            pair[1].bias.copy_(inner.bias)
-        return pair
-
-    network[2].bias = None
-    with torch.no_grad():
-        network[2].weight.copy_(inner.W)
-    summed, x = nest(network, LayerSum("2", factors, core="new")), normal(3, 4)
-    for level in ("core", "full"):
-        with low.at(level), summed.at(level):
-            torch.testing.assert_close(low(x), summed(x))
-
-
 def test_a_whole_block_may_be_a_term_and_levels_inside_it_count() -> None:
     network = nn.Sequential(model(), nn.ReLU(), nn.Linear(2, 2).double())
     nested = nest(network, [LayerSum("0", lambda old: nn.Linear(4, 2).double()), LowRank(1 / 2, where="0.2")])
@@ -192,7 +169,7 @@ def test_each_network_gets_its_own_part_of_the_inputs(parts, args, kwargs) -> No
 @pytest.mark.parametrize("extension", [lambda: Pair(4), lambda: nn.Linear(4, 3).double()])
 @pytest.mark.parametrize("kwargs", [{}, {"mask": normal(3, 3)}, {"scale": 3.0}])
 def test_optional_and_named_arguments_go_to_those_who_take_them(extension, kwargs) -> None:
-    """A network that takes only x cannot be given a mask; the extracted sum is as strict as the family."""
+    """A network that takes only x cannot be given a mask; the extracted sum is as strict as the nested model."""
     second = extension()
     nested, x = nest(OutputSum(Pair(4), second)), normal(3, 4)
     nested(x)
