@@ -1,4 +1,4 @@
-"""A small family whose numbers all say one thing, saved without end by a process that is to be killed."""
+"""A small nested model whose parameters all have one value, saved without end by a process that is to be killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def build() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 2))
 
 
-def family(number: float) -> Nested:
+def nested_model(number: float) -> Nested:
     return filled(nest(build(), LowRank(1 / 4, init="zero")), number)
 
 
@@ -32,6 +32,6 @@ def numbers(nested: Nested) -> set[float]:
 
 def without_end(directory: str) -> None:
     torch.set_num_threads(1)
-    nested = family(0)
+    nested = nested_model(0)
     for number in count(1):
         export.save(filled(nested, number), Path(directory), metrics={"core": {"number": number}})

@@ -1,4 +1,4 @@
-"""A family comes back as it was saved, to the bit, at every level."""
+"""A nested model comes back as it was saved, to the bit, at every level."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from safetensors import safe_open
 from torch import nn
 
 from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, Width, export, nest
-from partialsgd.nested.nested import family_of
-from partialsgd.nested.planning.example_inputs import tensors_of
+from partialsgd.export import spec_json
+from partialsgd.nested.example_inputs import tensors_of
+from partialsgd.nested.nested import unwrap_nested
+from partialsgd.nested.specs import Spec
 from tests.nested.test_laws import built
 from tests.zoo import CASES, ZOO, again, specs_for
 
@@ -25,7 +27,7 @@ SOME = [(name, kind) for name, kind in CASES if name in ("mlp", "resnet18", "enc
 
 
 def trained(name: str, kind: str) -> Nested:
-    """A family whose BatchNorm has seen batches at each level, in evaluation."""
+    """A nested model whose BatchNorm has seen batches at each level, in evaluation."""
     network, _, nested = built(name, kind)
     for level in nested.levels:
         with nested.at(level), torch.no_grad():
@@ -44,7 +46,7 @@ def require_equal(one: Nested, two: Nested, inputs: dict[str, Any]) -> None:
     assert list(ours) == list(theirs)
     for name, value in ours.items():
         assert value.dtype == theirs[name].dtype and torch.equal(value, theirs[name]), name
-    assert (one.levels, one.norms, one.claimed) == (two.levels, two.norms, two.claimed)
+    assert (one.levels, one.norms, one.nested_by) == (two.levels, two.norms, two.nested_by)
     for level in one.levels:
         assert dict(one.mask(level)) == dict(two.mask(level))
         with one.at(level), two.at(level), torch.no_grad():
@@ -53,7 +55,7 @@ def require_equal(one: Nested, two: Nested, inputs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), SOME)
-def test_a_family_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str) -> None:
+def test_a_nested_model_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str) -> None:
     nested = trained(name, kind)
     export.save(nested, tmp_path)
     with monkeypatch.context() as patch:  # weights that are overwritten are not computed
@@ -84,7 +86,7 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def test_a_loaded_family_trains_on_and_is_saved_again(tmp_path: Path) -> None:
+def test_a_loaded_nested_model_trains_on_and_is_saved_again(tmp_path: Path) -> None:
     nested = nest(mlp(), LowRank(1 / 2, where="0"))
     export.save(nested, tmp_path)
     back = export.load(tmp_path, mlp())
@@ -170,15 +172,15 @@ def test_wrong_metrics_are_refused_before_anything_is_written(tmp_path: Path) ->
     assert not (tmp_path / "new").exists()
 
 
-def test_a_wrapped_family_is_found_and_a_plain_model_is_not(tmp_path: Path) -> None:
+def test_a_wrapped_nested_model_is_found_and_a_plain_model_is_not(tmp_path: Path) -> None:
     nested = nest(mlp(), Width(1 / 2))
-    assert family_of(nn.DataParallel(nested)) is nested
-    assert family_of(torch.compile(nested, backend="eager")) is nested
+    assert unwrap_nested(nn.DataParallel(nested)) is nested
+    assert unwrap_nested(torch.compile(nested, backend="eager")) is nested
     with pytest.raises(TypeError, match=r"as ps.nest.* returns it; got a Sequential"):
         export.save(nested.model, tmp_path)
 
 
-def test_saving_and_loading_leave_the_family_and_the_generator_alone(tmp_path: Path) -> None:
+def test_saving_and_loading_leave_the_nested_model_and_the_generator_alone(tmp_path: Path) -> None:
     nested = trained("bert", "low_rank")
     before = {name: value.clone() for name, value in nested.state_dict().items()}
     state = torch.get_rng_state()
@@ -187,3 +189,43 @@ def test_saving_and_loading_leave_the_family_and_the_generator_alone(tmp_path: P
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in nested.state_dict().items())
     assert not nested.training
+
+
+SPECS: list[Spec] = [
+    LowRank(1 / 32),
+    LowRank((0.1, 1 / 3), where="*.fc1", exclude=("head",), ratios={"*.fc1": (0.2, 0.4)}, init="matched"),
+    Width(1 / 3),
+    Width(1, hidden=("*.fc1", "*.fc2"), query_key=True, order="gradient"),
+    Width((0.25, 0.5), hidden=(("*.up", "*.down"), ("*.fc1", "*.gate", "*.fc2")), exclude="x"),
+    Depth("layers", keep=2),
+    Depth(("a.layers", "b.layers"), keep=(0.5, 3), pick="even"),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=repr)
+def test_a_spec_comes_back(spec: Spec) -> None:
+    said = spec_json.levels_as_json({"core": (spec,), "none": ()})
+    assert spec_json.levels_from_json(json.loads(json.dumps(said))) == {"core": (spec,), "none": ()}
+    assert not spec_json.needs_function(said["core"][0])
+
+
+def test_an_int_stays_one() -> None:
+    keep = spec_json._from_json(json.loads(json.dumps(spec_json._as_json(Depth("layers", keep=1)))))
+    share = spec_json._from_json(json.loads(json.dumps(spec_json._as_json(Depth("layers", keep=1.0)))))
+    assert isinstance(keep, Depth) and keep.count(4) == 1  # one block, not all of them
+    assert isinstance(share, Depth) and share.count(4) == 4
+
+
+def make(layer: nn.Module) -> nn.Module:
+    return nn.Identity()
+
+
+def test_of_a_layer_sum_the_function_is_only_named() -> None:
+    said = spec_json._as_json(LayerSum("fc", make, core="new"))
+    assert said == {"kind": "LayerSum", "where": "fc", "make": "make", "core": "new"}
+    assert spec_json.needs_function(said)
+    assert spec_json.is_same(said, LayerSum("fc", lambda layer: layer, core="new"))
+    assert not spec_json.is_same(said, LayerSum("fc", make))
+    assert not spec_json.is_same(said, LowRank(1 / 2))
+    with pytest.raises(ValueError, match="LayerSum cannot be read"):
+        spec_json._from_json(said)

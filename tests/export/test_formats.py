@@ -11,9 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model
 from torch import nn
 
-from partialsgd import LowRank, Nested, Width, export, nest
+from partialsgd import Nested, Width, export, nest
 from tests.nested.test_laws import built
-from tests.zoo import ZOO, specs_for
+from tests.zoo import ZOO
 
 X = torch.linspace(-1, 1, 12).view(2, 6)
 
@@ -40,15 +40,6 @@ def test_a_narrow_level_is_read_by_a_narrow_network(tmp_path: Path) -> None:
     assert said["model"] == {"class": "torch.nn.modules.container.Sequential"}
 
 
-def test_the_full_level_has_the_names_of_the_model(tmp_path: Path) -> None:
-    nested = nest(mlp(), LowRank(1 / 2, where="0"))
-    nested(X)  # an input is then known
-    export.export(nested, "full", tmp_path)
-    fresh = mlp()
-    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    torch.testing.assert_close(fresh(X), nested(X))
-
-
 def test_a_tied_tensor_is_in_the_file_once(tmp_path: Path) -> None:
     _, before, nested = built("t5", "low_rank")
     export.export(nested, "full", tmp_path)
@@ -62,14 +53,14 @@ def test_a_tied_tensor_is_in_the_file_once(tmp_path: Path) -> None:
     assert said["model"]["config"]["d_ff"] == 25
 
 
-def test_a_family_in_the_directory_is_not_lost(tmp_path: Path) -> None:
+def test_a_nested_model_in_the_directory_is_not_lost(tmp_path: Path) -> None:
     nested = nest(mlp(), Width(1 / 2))
     export.save(nested, tmp_path)
-    with pytest.raises(ValueError, match="is a whole family and would be lost; export to another directory"):
+    with pytest.raises(ValueError, match="is a saved nested model and would be lost; export to another directory"):
         export.export(nested, "core", tmp_path, example=X)
     export.load(tmp_path, mlp())
     export.export(nested, "core", tmp_path / "core", example=X)
-    with pytest.raises(ValueError, match="no record of a family"):
+    with pytest.raises(ValueError, match="is not a saved nested model"):
         export.load(tmp_path / "core", mlp())
 
 
@@ -88,7 +79,7 @@ def bad(nested: Nested, directory: Path, **options: object) -> None:
 
 def test_bad_input_writes_nothing(tmp_path: Path) -> None:
     nested = nest(mlp(), Width(1 / 2))
-    with pytest.raises(ValueError, match="to be checked, a network needs an input"):
+    with pytest.raises(ValueError, match="checked on an input: call"):
         bad(nested, tmp_path / "new")
     with pytest.raises(ValueError, match="format must be one of 'safetensors', 'onnx', 'transformers'; got 'pickle'"):
         bad(nested, tmp_path / "new", format="pickle")
@@ -97,11 +88,3 @@ def test_bad_input_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="got a Sequential"):
         bad(nested.model, tmp_path / "new")
     assert not (tmp_path / "new").exists()
-
-
-def test_a_level_is_exported_for_evaluation_and_the_family_stays_as_it_is(tmp_path: Path) -> None:
-    network, _, nested = built("vit", "widths")
-    nested.train()
-    assert "widths" in specs_for(network)
-    export.export(nested, nested.levels[1], tmp_path, format="transformers")
-    assert nested.training and nested.level == "full"

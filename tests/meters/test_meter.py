@@ -816,7 +816,7 @@ def test_what_cannot_be_measured_is_refused(make, message) -> None:
 
 def test_what_cannot_be_measured_here_is_refused_at_the_first_step() -> None:
     model = mlp()
-    with pytest.raises(TypeError, match="a family is needed"):
+    with pytest.raises(TypeError, match="a nested model is needed"):
         trained(model, methods.plain(), CriteriaMeter(1, "core")).step(closure(model, 0))
     nested = nest(mlp(), Width(0.5))
     with pytest.raises(ValueError, match="tiny"):

@@ -185,7 +185,7 @@ def test_the_reading_at_its_edges() -> None:
     ("chosen", "error", "message"),
     [
         ("core", TypeError, r"write masks=\["),
-        (["core"], TypeError, "a family is needed"),
+        (["core"], TypeError, "a nested model is needed"),
         ([3], TypeError, r"got 3; see noise\.drawn"),
         ([masks.everything(nn.Linear(2, 2))], ValueError, "of another model"),
     ],

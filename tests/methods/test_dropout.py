@@ -162,7 +162,7 @@ def test_layers_can_be_named_where_the_network_cannot_be_traced() -> None:
 
         return sgd.step(closure).mask
 
-    with pytest.raises(ValueError, match=r"dropout does not understand SometimesUnused.*hidden=\("):
+    with pytest.raises(ValueError, match=r"dropout finds no hidden units in SometimesUnused.*hidden=\("):
         first_mask(methods.dropout(0.5, unit="neurons"))
     mask = first_mask(methods.dropout(0.5, unit="neurons", hidden=("detour", "head")))
     assert torch.equal(mask["head.weight"], mask["detour.bias"].view(1, -1).expand(3, 8)) and mask["stem.bias"] is True

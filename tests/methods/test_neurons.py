@@ -144,13 +144,13 @@ class Noisy(Branching):
 
 
 def test_what_cannot_be_found_out_says_to_name_the_layers() -> None:
-    with pytest.raises(ValueError, match=r"sieve does not understand Branching.*hidden=\("):
+    with pytest.raises(ValueError, match=r"sieve finds no hidden units in Branching.*hidden=\("):
         neurons.hidden_units(Branching(), caller="sieve")
     assert neurons.hidden_units(Branching(), ("a", "b"), caller="sieve")[0].count == 4
     with pytest.raises(ValueError, match=r"hidden must name makers and a taker"):
         neurons.hidden_units(Branching(), "a", caller="sieve")
     gated = nn.Sequential(nn.Linear(3, 4), nn.GLU(), nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="sieve does not understand '1', a GLU"):
+    with pytest.raises(ValueError, match=r"sieve cannot tell .* at '1', a GLU"):
         neurons.hidden_units(gated, caller="sieve")
 
 

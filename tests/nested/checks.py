@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from torch import Tensor, nn
 
 from partialsgd import Nested
-from partialsgd.nested.planning.example_inputs import tensors_of
+from partialsgd.nested.example_inputs import tensors_of
 from tests.nested.test_laws import check_extracted, check_masked, close, outputs_and_gradients
 
 few = settings(

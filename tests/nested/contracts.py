@@ -1,4 +1,4 @@
-"""Every method that trains a nested network, through every law, on families of each kind."""
+"""Every method that trains a nested network, through every law, on nested models of each kind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Residual(nn.Module):
         return y
 
 
-FAMILIES = {
+HUGGING_FACE = {
     "low_rank": lambda: nest(layers(), LowRank(1 / 4)),
     "width": lambda: nest(layers(), Width(1 / 2)),
     "width_shared": lambda: nest(layers(), Width(1 / 2), norms="shared"),
@@ -74,9 +74,9 @@ def evaluate(model: nn.Module, t: int) -> torch.Tensor:
     return F.cross_entropy(model(x), y)
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=HUGGING_FACE)
 def problem(request: pytest.FixtureRequest) -> Problem:
-    return Problem(request.param, FAMILIES[request.param], evaluate, is_random=request.param not in WITHOUT_NOISE)
+    return Problem(request.param, HUGGING_FACE[request.param], evaluate, is_random=request.param not in WITHOUT_NOISE)
 
 
 @pytest.fixture(

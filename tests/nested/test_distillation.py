@@ -27,7 +27,7 @@ def test_temperature_keeps_the_size_of_the_gradient() -> None:
 
 
 def test_unequal_shapes_and_cold_temperatures_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(2, 3\) and the teacher's \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"\(2, 3\) and teacher outputs of shape \(2, 4\)"):
         soft_cross_entropy(torch.ones(2, 3), torch.ones(2, 4))
     with pytest.raises(ValueError, match="positive"):
         soft_cross_entropy(torch.ones(2, 3), torch.ones(2, 3), temperature=0)

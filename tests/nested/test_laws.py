@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import Nested, nest
-from partialsgd.nested.extract import level as extraction
+from partialsgd.nested.example_inputs import tensors_of
+from partialsgd.nested.extract.level import extract_level
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.sums import SumLayer
-from partialsgd.nested.planning.example_inputs import tensors_of
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import drop_outside, perturbed
 from tests.zoo import CASES, ZOO, Network, specs_for
 
 
 def built(name: str, kind: str) -> tuple[Network, nn.Module, Nested]:
-    """A network as it was, and the family made of it."""
+    """A network as it was, and the nested model made of it."""
     network = ZOO[name]
     torch.manual_seed(0)
     model = network.build().double()
@@ -128,20 +128,22 @@ def check_extracted(
         plain.train(nested.training)
         outputs, theirs = outputs_and_gradients(plain, inputs, over=plain)
         close(structural, outputs)
-        # Joining is linear: a family whose numbers are gradients, taken out, shows which gradient belongs where.
+        # Joining is linear: a nested model whose numbers are gradients, taken out, shows which gradient belongs where.
         as_numbers = copy.deepcopy(nested)
         parameters = Parameters(as_numbers)
         for name, gradient in gradients.items():
             with torch.no_grad():
                 parameters[name].copy_(gradient)
-        merged = {n for n, m in nested.model.named_modules() if isinstance(m, LowRankLayer) and level not in m.small}
+        merged = {
+            n for n, m in nested.model.named_modules() if isinstance(m, LowRankLayer) and level not in m.low_rank_levels
+        }
         for module in as_numbers.model.modules():
             with torch.no_grad():  # of merged layers the gradient is that of one term
-                if isinstance(module, LowRankLayer) and level not in module.small:
+                if isinstance(module, LowRankLayer) and level not in module.low_rank_levels:
                     module.U0.zero_()
                 if isinstance(module, SumLayer) and module.is_sum(level):
                     torch._foreach_zero_(list(module.new.parameters()))
-        ours = dict(Parameters(extraction.extract(as_numbers.model, level)).items())
+        ours = dict(Parameters(extract_level(as_numbers.model, level, {})).items())
     names = [n for n in theirs if not any(n.startswith(f"{m}.") for m in merged) or len(nested.levels) == 2]
     close([ours[n].detach() for n in names], [theirs[n] for n in names])
     assert names

@@ -1,18 +1,21 @@
-"""`nest`: either all is done, or the model is as it was."""
+"""`nest` either does everything or leaves the model unchanged."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from partialsgd import Depth, LayerSum, LowRank, OutputSum, Width, nest
+from partialsgd import Depth, LayerSum, LowRank, Width, nest
+from partialsgd.nested.layers.base import exact_arithmetic
+from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.nested.switch import Switch
 from partialsgd.testing.problems import Tied
 from tests.nested.checks import untouched
 from tests.zoo import ZOO, again, encoder, gpt2, llama, marian, mlp, specs_for, t5
@@ -52,8 +55,8 @@ def would_broadcast(layer: nn.Module) -> nn.Module:
 
 
 BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], str]] = {
-    "nothing said": (wide, {}, ValueError, "say what is inside"),
-    "no spec": (wide, one(1 / 4), TypeError, "a spec is LowRank"),
+    "nothing said": (wide, {}, ValueError, "nest needs a spec"),
+    "no spec": (wide, one(1 / 4), TypeError, "a spec must be LowRank"),
     "norms": (wide, one(LowRank(0.5)) | {"norms": "none"}, ValueError, "norms must be one of 'separate', 'shared'"),
     "low rank, no match": (llama, one(LowRank(0.5, where="*.q_prj")), ValueError, r"'\*\.q_prj' matches no .*q_proj"),
     "one of two no match": (llama, one(LowRank(0.5, where=("*.q_proj", "*.f"))), ValueError, r"'\*\.f' matches no"),
@@ -70,7 +73,7 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "multihead": (encoder, one(LowRank(0.5, where="*.out_proj")), ValueError, "out_proj' cannot be nested"),
     "subclass": (lambda: nn.Sequential(Sub(3, 3), nn.Linear(3, 3)), one(LowRank(0.5, where="0")), ValueError, "a Sub,"),
     "norm named": (llama, one(LowRank(0.5, where="*.input_layernorm")), ValueError, "is a LlamaRMSNorm; only Linear"),
-    "norm in hidden": (encoder, one(Width(0.5, hidden=("*.linear1", "*.norm1"))), ValueError, "norm1' makes and takes"),
+    "norm in hidden": (encoder, one(Width(0.5, hidden=("*.linear1", "*.norm1"))), ValueError, "norm1' neither makes"),
     "hidden sizes": (wide, one(Width(0.5, hidden=("4", "2"))), ValueError, "'4' makes 3 units and '2' takes 8"),
     "query_key": (encoder, one(Width(0.5, query_key=True)), ValueError, "query and key are packed"),
     "query_key of no attention": (wide, one(Width(0.5, query_key=True)), ValueError, "no attention of a known"),
@@ -84,25 +87,25 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "ranks out of order": (wide, one(LowRank((1 / 2, 1 / 8))), ValueError, "order the levels"),
     "widths out of order": (wide, one(Width((1 / 2, 1 / 8))), ValueError, "order the levels"),
     "depths out of order": (llama, one(Depth("layers", keep=(2, 1))), ValueError, "order the levels"),
-    "no chain": (llama, ordered(Depth("layers", keep=2), Depth("layers", keep=2, pick="even")), ValueError, "chain"),
+    "no chain": (llama, ordered(Depth("layers", keep=2), Depth("layers", keep=2, pick="even")), ValueError, "contain"),
     "low rank comes back": (wide, ordered(LowRank(0.5, where="0"), LowRank(0.5, where="2")), ValueError, "order the"),
     "width comes back": (
         wide, ordered(Width(0.5, hidden=("0", "2")), Width(0.5, hidden=("2", "4"))), ValueError, "order the levels",
     ),
     "sum comes back": (wide, ordered(LayerSum("0", again), LayerSum("2", again)), ValueError, "order the levels"),
     "depth comes back": (
-        t5, ordered(Depth("encoder.block", keep=1), Depth("decoder.block", keep=1)), ValueError, "chain",
+        t5, ordered(Depth("encoder.block", keep=1), Depth("decoder.block", keep=1)), ValueError, "must contain",
     ),
-    "rank and width": (wide, one([LowRank(0.5), Width(0.5)]), ValueError, "'0' is claimed by LowRank and by Width"),
+    "rank and width": (wide, one([LowRank(0.5), Width(0.5)]), ValueError, "'0' is matched by LowRank and Width"),
     "rank and sum": (
-        wide, one([LowRank(0.5, where="2"), LayerSum("2", again)]), ValueError, "'2' is claimed by LowRank and by",
+        wide, one([LowRank(0.5, where="2"), LayerSum("2", again)]), ValueError, "'2' is matched by LowRank and",
     ),
-    "two ranks": (wide, one([LowRank(0.5, where="0"), LowRank(0.25, where="*")]), ValueError, "'0' is claimed by two"),
-    "two widths": (wide, one([Width(0.5), Width(0.5)]), ValueError, "'0' is claimed by two"),
-    "two depths": (llama, one([Depth("layers", keep=1), Depth("layers", keep=2)]), ValueError, "claimed by two Depth"),
-    "two sums": (wide, one([LayerSum("0", again), LayerSum("0", wrong_shape)]), ValueError, "claimed by two LayerSum"),
+    "two ranks": (wide, one([LowRank(0.5, where="0"), LowRank(0.25, where="*")]), ValueError, "'0' is matched by two"),
+    "two widths": (wide, one([Width(0.5), Width(0.5)]), ValueError, "'0' is matched by two"),
+    "two depths": (llama, one([Depth("layers", keep=1), Depth("layers", keep=2)]), ValueError, "matched by two Depth"),
+    "two sums": (wide, one([LayerSum("0", again), LayerSum("0", wrong_shape)]), ValueError, "matched by two LayerSum"),
     "two starts": (
-        wide, ordered(LowRank(0.1, where="0"), LowRank(0.5, where="0", init="zero")), ValueError, "start in two ways",
+        wide, ordered(LowRank(0.1, where="0"), LowRank(0.5, where="0", init="zero")), ValueError, "has init='svd'",
     ),
     "two orders": (wide, ordered(Width(0.25, order="norm"), Width(0.5)), ValueError, "order|agree"),
     "more blocks than there are": (llama, one(Depth("layers", keep=4)), ValueError, "has 3 blocks and cannot keep 4"),
@@ -130,13 +133,8 @@ def test_a_pattern_for_everything_is_never_a_pattern_for_nothing(where: str) -> 
     assert nested.nested_modules(), "something matched, so something is nested"
 
 
-def test_depth_of_everything_names_the_list_or_what_is_none() -> None:
-    with pytest.raises(ValueError, match="Depth needs"):
-        nest(wide(), Depth("*", keep=1))
-
-
 def test_only_modules_that_are_not_nested_or_wrapped_yet() -> None:
-    with pytest.raises(TypeError, match=r"model comes first and must be an nn\.Module, got LowRank"):
+    with pytest.raises(TypeError, match=r"first argument of nest must be an nn\.Module, got LowRank"):
         nest(LowRank(0.5), wide())
     nested = nest(wide(), LowRank(0.5))
     for again_ in (nested, nested.model, nn.Sequential(nested.model)):
@@ -144,12 +142,6 @@ def test_only_modules_that_are_not_nested_or_wrapped_yet() -> None:
             nest(again_, LowRank(0.5))
     with pytest.raises(ValueError, match="nest the model first"):
         nest(nn.DataParallel(wide()), LowRank(0.5))
-
-
-def test_a_nested_output_sum_is_nested_already() -> None:
-    nested = nest(OutputSum(nn.Linear(3, 2), nn.Linear(3, 2)))
-    with pytest.raises(ValueError, match="nested already"):
-        nest(nested.model)
 
 
 def test_it_takes_the_model_over_in_place_and_keeps_what_it_does_not_nest() -> None:
@@ -166,12 +158,6 @@ def test_the_mode_of_the_model_is_the_mode_of_all_that_is_new_in_it(kind: str, t
     """A BatchNorm that trains in a model that evaluates moves its statistics."""
     nested = nest(mlp().train(training), **specs_for(ZOO["mlp"])[kind])
     assert {module.training for module in nested.modules()} == {training}
-
-
-def test_a_made_module_takes_the_mode_too() -> None:
-    nested = nest(wide().eval(), LayerSum("0", lambda _: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5))))
-    x = torch.randn(4, 6)
-    assert torch.equal(nested(x), nested(x)), "no dropout in evaluation"
 
 
 def test_a_single_frozen_batch_norm_stays_frozen_at_every_level() -> None:
@@ -214,6 +200,104 @@ def test_what_is_frozen_stays_frozen_and_the_rest_trained(spec: Any) -> None:
         assert parameter.requires_grad is name.startswith("model.layers.0."), name
 
 
-def test_nan_in_a_ratio_is_found_when_the_spec_is_written() -> None:
-    with pytest.raises(ValueError, match="got nan"):
-        nest(wide(), LowRank(math.nan))
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"fc1": nn.Linear(4, 8), "fc2": nn.Linear(8, 4)}) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+
+def plan_of(model: nn.Module, seed: int = 0) -> NestPlan:
+    return NestPlan(model, Switch(("core", "full")), seed)
+
+
+def test_a_pattern_matches_a_name_or_a_dotted_suffix_and_all_that_lies_inside() -> None:
+    plan = plan_of(Net())
+    assert plan.match(["*.fc1"]) == plan.match(["fc1"]) == [f"blocks.{i}.fc1" for i in range(3)]
+    assert plan.match(["blocks.1"]) == ["blocks.1", "blocks.1.fc1", "blocks.1.fc2"]
+    assert plan.match(["head", "0.fc?"]) == ["blocks.0.fc1", "blocks.0.fc2", "head"], "in the order of the model"
+    assert plan.match([]) == []
+
+
+def test_a_pattern_that_matches_nothing_names_the_closest() -> None:
+    plan = plan_of(Net())
+    with pytest.raises(ValueError, match=r"pattern 'haed' matches no module; the closest names are 'head'"):
+        plan.match(["head", "haed"])
+    with pytest.raises(ValueError, match=r"blocks\.0\.fc1|blocks\.1\.fc1|blocks\.2\.fc1"):
+        plan.match(["blocks.?.fc3"])
+
+
+def test_names_far_from_all_others_get_a_real_name_as_an_example() -> None:
+    with pytest.raises(ValueError, match=r"names are like '[^']+'"):
+        plan_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).match(["*.attention.query"])
+
+
+AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+NORMED_SPECS: dict[str, dict[str, Any]] = {
+    "svd": {"spec": LowRank((1 / 4, 1 / 2))},
+    "zero": {"spec": LowRank(1 / 4, init="zero")},
+    "width": {"spec": Width((1 / 4, 1 / 2), order="norm")},
+    "shared": {"spec": Width(1 / 2), "norms": "shared"},
+    "sum": {"spec": LayerSum("3", again)},
+}
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def x() -> Tensor:
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+
+
+def same(ours: nn.Module, theirs: nn.Module) -> None:
+    a, b = ours.state_dict(), theirs.state_dict()
+    assert list(a) == list(b)
+    assert all(torch.equal(a[key], b[key]) and a[key].dtype is b[key].dtype for key in b)
+    assert [p.requires_grad for p in ours.parameters()] == [p.requires_grad for p in theirs.parameters()]
+    assert not any(p.is_inference() for p in ours.parameters())
+
+
+@pytest.mark.parametrize("kind", NORMED_SPECS)
+@pytest.mark.parametrize("around", AROUND)
+def test_a_nested_model_is_the_same_wherever_it_is_made_and_trains(kind: str, around: str) -> None:
+    expected, given = nest(normed(), **NORMED_SPECS[kind]), normed()
+    with AROUND[around]():
+        nested = nest(given, **NORMED_SPECS[kind])
+    same(nested, expected)
+    nested(x()).sum().backward()
+    assert all(p.grad is not None for p in nested.parameters(level="full"))
+
+
+@pytest.mark.parametrize("kind", NORMED_SPECS)
+@pytest.mark.parametrize("around", AROUND)
+def test_a_level_is_the_same_wherever_it_is_taken_out_and_trains(kind: str, around: str) -> None:
+    nested = nest(normed(), **NORMED_SPECS[kind])
+    for level in nested.levels:
+        with nested.at(level):
+            nested(x())
+    for level in nested.levels:
+        expected = nested.extract(level)
+        with AROUND[around]():
+            plain = nested.extract(level)
+        same(plain, expected)
+        plain(x()).sum().backward()
+        assert all(p.grad is not None for p in plain.parameters())
+
+
+def test_what_was_on_is_on_again() -> None:
+    network = normed()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(ZeroDivisionError), exact_arithmetic(network):
+            assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+            raise ZeroDivisionError
+        assert not torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+    with torch.inference_mode():
+        with exact_arithmetic(network):
+            assert not torch.is_inference_mode_enabled()
+        assert torch.is_inference_mode_enabled()

@@ -1,4 +1,4 @@
-"""The family: levels that nest, backward at its own level, copies, states, precisions and compiled graphs."""
+"""The nested model: levels that nest, backward at its own level, copies, states, precisions and compiled graphs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from partialsgd import Depth, LowRank, Nested, OutputSum, Width, nest
+from partialsgd.nested.example_inputs import tensors_of
 from partialsgd.nested.layers.base import NestedModule
-from partialsgd.nested.planning.example_inputs import tensors_of
 from tests.nested.checks import output
-from tests.zoo import ZOO, gpt2, llama, specs_for, tokens
+from tests.zoo import ZOO, gpt2, specs_for, tokens
 
 
 def model() -> nn.Sequential:
@@ -33,7 +33,7 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 
-def family(kind: str = "width") -> Nested:
+def nested_model(kind: str = "width") -> Nested:
     return nest(model(), **SPECS[kind])
 
 
@@ -41,10 +41,10 @@ def x(rows: int = 5) -> Tensor:
     return torch.randn(rows, 6, generator=torch.Generator().manual_seed(rows))
 
 
-def outputs(nested: nn.Module, family_: Nested) -> list[Tensor]:
+def outputs(nested: nn.Module, nested_model_: Nested) -> list[Tensor]:
     made = []
-    for level in family_.levels:
-        with family_.at(level):
+    for level in nested_model_.levels:
+        with nested_model_.at(level):
             made.append(nested(x()).detach())
     return made
 
@@ -52,43 +52,8 @@ def outputs(nested: nn.Module, family_: Nested) -> list[Tensor]:
 # Levels
 
 
-def test_levels_nest_and_exceptions_restore() -> None:
-    nested = family()
-    each = dict(zip(nested.levels, outputs(nested.eval(), nested), strict=True))
-    with nested.at("1/4"):
-        with pytest.raises(ZeroDivisionError), nested.at("1/2"):
-            assert torch.equal(nested(x()), each["1/2"])
-            raise ZeroDivisionError
-        assert torch.equal(nested(x()), each["1/4"]) and nested.level == "1/4"
-        with nested.at("full"):
-            assert torch.equal(nested(x()), each["full"])
-    assert nested.level == "full" and torch.equal(nested(x()), each["full"])
-    assert len({tuple(y.flatten().tolist()) for y in each.values()}) == 3
-
-
-@pytest.mark.parametrize("call", ["at", "mask", "parameters", "extract", "recalibrate"])
-def test_an_unknown_level_lists_the_levels(call: str) -> None:
-    nested = family()
-    attempts: dict[str, Callable[[], Any]] = {
-        "at": lambda: nested.at("core").__enter__(),
-        "mask": lambda: nested.mask("core"),
-        "parameters": lambda: list(nested.parameters(level="core")),
-        "extract": lambda: nested.extract("core", example=x()),
-        "recalibrate": lambda: nested.recalibrate("core", [x()]),
-    }
-    with pytest.raises(ValueError, match="there is no level 'core'; there are '1/4', '1/2', 'full'"):
-        attempts[call]()
-    assert nested.level == "full"
-
-
-def test_the_model_itself_runs_the_current_level() -> None:
-    nested = family().eval()
-    with nested.at("1/4"):
-        assert torch.equal(nested.model(x()), nested(x()))
-
-
 def test_parameters_of_a_level_are_counted_by_hand_and_are_the_mask() -> None:
-    nested = family()
+    nested = nested_model()
     for level, (hidden, second) in zip(nested.levels, ((4, 2), (8, 4), (16, 8)), strict=True):
         count = 7 * hidden + 2 * hidden + second * (hidden + 1) + 3 * (second + 1)
         assert sum(p.numel() for p in nested.parameters(level=level)) == count
@@ -101,8 +66,8 @@ def test_parameters_of_a_level_are_counted_by_hand_and_are_the_mask() -> None:
 
 def test_what_is_outside_a_level_does_not_matter_there() -> None:
     for kind in SPECS:
-        for level in family(kind).levels[:-1]:
-            nested = family(kind).eval()
+        for level in nested_model(kind).levels[:-1]:
+            nested = nested_model(kind).eval()
             with nested.at(level):
                 before = nested(x())
                 used = set(nested.parameters(level=level))
@@ -162,43 +127,19 @@ def test_a_backward_at_another_level_raises_and_moves_no_gradient(spec: Any, ree
 def test_checkpoints_inside_a_level_are_the_level(spec: Any, reentrant: bool) -> None:
     torch.manual_seed(0)
     start = Checkpointed(reentrant=None)
-    families = []
+    nested_models = []
     for way in (None, reentrant):
         network = copy.deepcopy(start)
         network.reentrant = way
-        families.append(nest(network, spec))
+        nested_models.append(nest(network, spec))
     for level in ("core", "full"):
         gradients = []
-        for nested in families:
+        for nested in nested_models:
             nested.zero_grad()
             with nested.at(level):
                 nested(x().requires_grad_()).square().sum().backward()
             gradients.append([p.grad for p in nested.parameters(level=level)])
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-def test_gradient_checkpointing_of_hugging_face() -> None:
-    nested = nest(llama(), [LowRank(1 / 4, where="self_attn"), Depth("layers", keep=2)]).train()
-    ids, expected = tokens(2), []
-    for checkpointing in (False, True):
-        if checkpointing:
-            nested.model.gradient_checkpointing_enable()
-        for i, level in enumerate(nested.levels):
-            nested.zero_grad()
-            with nested.at(level):
-                nested(input_ids=ids, use_cache=False).logits.square().sum().backward()
-            gradients = [p.grad for p in nested.parameters(level=level)]
-            if checkpointing:
-                assert all(torch.equal(a, b) for a, b in zip(gradients, expected[i], strict=True))
-            expected.append(gradients)
-
-
-def test_the_hook_of_the_model_watches_its_own_calls_too() -> None:
-    nested = family()
-    with nested.at("1/4"):
-        loss = nested.model(x()).sum()
-    with pytest.raises(RuntimeError, match="began at level 'full'"):
-        loss.backward()
 
 
 def test_losses_inside_the_outputs_are_watched() -> None:
@@ -253,7 +194,7 @@ def test_a_teacher_of_a_model_with_outputs_in_a_container() -> None:
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("through", [copy.deepcopy, lambda nested: pickle.loads(pickle.dumps(nested))])
 def test_a_copy_has_its_own_switch_for_all_of_its_layers(kind: str, through: Callable[[Nested], Nested]) -> None:
-    nested = family(kind)
+    nested = nested_model(kind)
     nested(x())
     other = through(nested)
     switches = {id(m.switch) for m in other.modules() if isinstance(m, NestedModule)}
@@ -275,7 +216,7 @@ def test_a_copy_has_its_own_switch_for_all_of_its_layers(kind: str, through: Cal
 
 
 def test_a_copy_that_is_made_at_a_level_is_not_bound_to_it() -> None:
-    nested = family()
+    nested = nested_model()
     with nested.at("1/4"):
         other = copy.deepcopy(nested)
         assert nested.level == "1/4"
@@ -283,8 +224,8 @@ def test_a_copy_that_is_made_at_a_level_is_not_bound_to_it() -> None:
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_a_state_goes_from_one_family_to_another(kind: str) -> None:
-    nested, other = family(kind), nest(model(), **SPECS[kind], seed=5)
+def test_a_state_goes_from_one_nested_model_to_another(kind: str) -> None:
+    nested, other = nested_model(kind), nest(model(), **SPECS[kind], seed=5)
     for level in nested.levels:
         with nested.at(level):
             nested(x(9))
@@ -301,33 +242,6 @@ def test_a_state_goes_from_one_family_to_another(kind: str) -> None:
     keys = list(nested.state_dict())
     with nested.at("1/4"):
         assert list(nested.state_dict()) == keys, "all levels, whichever runs"
-
-
-@pytest.mark.parametrize("kind", SPECS)
-def test_dtypes_and_modes_reach_every_level(kind: str) -> None:
-    nested = family(kind)
-    single = outputs(nested.eval(), nested)
-    assert not any(module.training for module in nested.modules())
-    double = [y.float() for y in outputs(_double(nested), nested)]
-    assert {p.dtype for p in nested.parameters()} == {torch.float64}
-    torch.testing.assert_close(single, double)
-    nested.train()
-    assert all(module.training for module in nested.modules())
-
-
-def _double(nested: Nested) -> nn.Module:
-    nested.double()
-    return _Cast(nested)
-
-
-class _Cast(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, y: Tensor) -> Tensor:
-        z: Tensor = self.network(y.double())
-        return z
 
 
 AUTOCAST = [
@@ -396,7 +310,7 @@ def short() -> nn.Sequential:
 
 
 def switched(nested: Nested, run: Callable[[Tensor], Tensor], eager: Nested, rounds: int) -> None:
-    """Every level in training and evaluation, forward and backward; the same as the eager family, step by step."""
+    """Every level in training and evaluation, forward and backward; the same as the eager one, step by step."""
     given = x()
     for _ in range(rounds):
         for training in (True, False):
@@ -442,7 +356,7 @@ def test_more_levels_than_graphs_are_allowed_compile_one_callable_each(dynamo: N
     assert graphs() == 6 * 2 > torch._dynamo.config.recompile_limit
 
 
-def test_a_compiled_family_still_watches_copies_and_gives_out(dynamo: None) -> None:
+def test_a_compiled_nested_model_still_watches_copies_and_gives_out(dynamo: None) -> None:
     nested = nest(model(), Width(1 / 2))
     nested.compile(backend="aot_eager", fullgraph=True)
     with nested.at("core"):

@@ -15,14 +15,14 @@ def test_levels_nest_and_every_way_out_restores() -> None:
     assert switch.level == "full"
     with switch.at("small", "medium"):
         assert (switch.level, switch.teacher) == ("small", "medium")
-        switch.taught = "outputs"
+        switch.teacher_outputs = "outputs"
         with switch.at("medium"):
-            assert (switch.level, switch.teacher, switch.taught) == ("medium", None, None)
+            assert (switch.level, switch.teacher, switch.teacher_outputs) == ("medium", None, None)
             with pytest.raises(ZeroDivisionError), switch.at("full"):
                 raise ZeroDivisionError
             assert switch.level == "medium"
-        assert (switch.level, switch.teacher, switch.taught) == ("small", "medium", "outputs")
-    assert (switch.level, switch.teacher, switch.taught) == ("full", None, None)
+        assert (switch.level, switch.teacher, switch.teacher_outputs) == ("small", "medium", "outputs")
+    assert (switch.level, switch.teacher, switch.teacher_outputs) == ("full", None, None)
 
 
 @pytest.mark.parametrize(("level", "teacher"), [("large", None), ("small", "large"), ("", None), ("Full", None)])

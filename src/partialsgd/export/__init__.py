@@ -1,6 +1,6 @@
-"""What leaves a run: all levels in one checkpoint, or one level as a plain network in a file that others read.
+"""Files for a nested model: `save` and `load` for all levels in one checkpoint, `export` for one level.
 
-`save` and `load` keep a whole family; `export` takes one level out, as safetensors, ONNX or a Hugging Face model.
+`export` writes a level as a plain network in safetensors, ONNX or Hugging Face format.
 """
 
 from __future__ import annotations

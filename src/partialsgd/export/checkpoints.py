@@ -1,4 +1,4 @@
-"""A whole family in one checkpoint: every level, its specs, and each weight once."""
+"""`save` and `load`: a whole nested model in one checkpoint, with all levels and each weight once."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ from typing import TypeAlias
 
 from torch import nn
 
-from partialsgd.export import files, models, specs_json, states
+from partialsgd.export import files, hugging_face, spec_json, states
 from partialsgd.export.files import Record
 from partialsgd.nested import Nested, nest
-from partialsgd.nested.levels import Levels, resolve
-from partialsgd.nested.nested import family_of
-from partialsgd.nested.specs import Spec
+from partialsgd.nested.nested import unwrap_nested
+from partialsgd.nested.specs import Levels, Spec, resolve_levels
 
 Metrics: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
 def save(nested: nn.Module, directory: str | PathLike[str], *, metrics: Metrics | None = None) -> None:
-    """Write the family to `model.safetensors` and `config.json`, in the place of what `save` wrote there before.
+    """Write the nested model to `model.safetensors` and `config.json`, replacing an earlier `save` there.
 
-    `metrics` are numbers for each level, to be read in config.json. A kill at any moment leaves the old checkpoint
-    or the new one. Nothing is pickled; the optimizer is yours to save.
+    `metrics` are numbers for each level, which config.json then shows. A kill at any moment leaves the old checkpoint
+    or the new one. Nothing is pickled; the optimizer is not saved.
     """
-    family, place = family_of(nested), Path(directory)
-    if (place / files.WEIGHTS).exists() and not files.is_nested_model(place):
-        raise ValueError(f"{place / files.WEIGHTS} is of another model and would be lost; save to another directory")
+    nested, path = unwrap_nested(nested), Path(directory)
+    if (path / files.WEIGHTS).exists() and not files.is_nested_model(path):
+        raise ValueError(f"{path / files.WEIGHTS} holds another model and would be lost; save to another directory")
     record = {
-        "versions": models.versions(family.model),
-        "model": models.describe(family.model),
-        "levels": list(family.levels),
-        "specs": specs_json.levels_as_json(family.specs),
-        "norms": family.norms,
-        "metrics": _numbers(metrics or {}, family.levels),
-        "state": states.describe(family.model),
+        "versions": hugging_face.versions(nested.model),
+        "model": hugging_face.describe(nested.model),
+        "levels": list(nested.levels),
+        "specs": spec_json.levels_as_json(nested.specs),
+        "norms": nested.norms,
+        "metrics": _checked_metrics(metrics or {}, nested.levels),
+        "state": states.describe(nested.model),
     }
-    files.write(place, record, states.stored(family.model))
+    files.write(path, record, states.stored(nested.model))
 
 
 def load(
@@ -48,33 +47,33 @@ def load(
     spec: Spec | Sequence[Spec] | None = None,
     levels: Mapping[str, Spec | Sequence[Spec]] | None = None,
 ) -> Nested:
-    """The family that `save` wrote: weights, levels and specs.
+    """Return the nested model that `save` wrote: weights, levels and specs.
 
-    Hugging Face models are built from their configuration; any other is given freshly built, not nested, and is
-    taken over as `nest` does. `spec` or `levels`, as they were given to `nest`, are needed for a LayerSum alone,
-    whose `make` is a function.
+    A Hugging Face model is built from its config; give any other one freshly built and not nested: it becomes the
+    nested model. `spec` or `levels`, as given to `nest`, are needed for a LayerSum only, whose `make` is a function.
     """
     record, tensors = files.read(Path(directory))
     specs = _specs(record, spec, levels)
     if model is None:
-        model = models.rebuild(record["model"])
+        model = hugging_face.rebuild(record["model"])
         states.tie(model, record["state"]["tied"])
-    nested = _nested(model, specs, record)
+    nested = _nest(model, specs, record)
     states.fill(nested.model, record["state"], tensors)
     nested.specs = specs
     return nested
 
 
-def _nested(model: nn.Module, specs: Levels, record: Record) -> Nested:
-    """The structure alone: what a start would compute is overwritten."""
-    cheap = {level: tuple(map(specs_json.without_start, each)) for level, each in specs.items()}
+def _nest(model: nn.Module, specs: Levels, record: Record) -> Nested:
+    """Nest the model without the initial weights, which are overwritten."""
+    levels = {level: tuple(map(spec_json.without_init, level_specs)) for level, level_specs in specs.items()}
     try:
-        if cheap and not any(cheap.values()):  # an OutputSum in the model makes the levels
+        if levels and not any(levels.values()):  # the levels come from an OutputSum in the model
             return nest(model, norms=record["norms"])
-        return nest(model, levels=cheap, norms=record["norms"])
+        return nest(model, levels=levels, norms=record["norms"])
     except ValueError as error:
-        given = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise states.other_model(f"{record['model']['class']} was saved, {given} was given, and {error}") from error
+        class_name = f"{type(model).__module__}.{type(model).__qualname__}"
+        saved = record["model"]["class"]
+        raise states.other_model(f"{saved} was saved, {class_name} was given, and {error}") from error
 
 
 def _specs(
@@ -82,36 +81,36 @@ def _specs(
     spec: Spec | Sequence[Spec] | None,
     levels: Mapping[str, Spec | Sequence[Spec]] | None,
 ) -> Levels:
-    said = record["specs"]
+    saved = record["specs"]
     if spec is None and levels is None:
-        with_code = [level for level, each in said.items() if any(map(specs_json.has_code, each))]
-        if with_code:
-            raise ValueError(
-                f"the level {with_code[0]!r} has a LayerSum, whose `make` is a function and is not in the file: "
-                "load(directory, model, spec=…), or levels=…, as it was given to nest"
-            )
-        return specs_json.levels_from_json(said)
-    given = resolve(spec, levels)
-    if list(given) != list(said):
-        raise ValueError(f"the specs given make the levels {list(given)}, the checkpoint has {list(said)}")
-    for level, each in given.items():
-        if len(each) != len(said[level]) or not all(map(specs_json.are_same, said[level], each)):
-            raise ValueError(f"the level {level!r} was saved with {said[level]}, and {list(each)} was given")
-    return given
+        for level, level_specs in saved.items():
+            if any(map(spec_json.needs_function, level_specs)):
+                raise ValueError(
+                    f"the level {level!r} has a LayerSum, whose `make` is a function and is not in the file: "
+                    "load(directory, model, spec=…), or levels=…, as it was given to nest"
+                )
+        return spec_json.levels_from_json(saved)
+    specs = resolve_levels(spec, levels)
+    if list(specs) != list(saved):
+        raise ValueError(f"the specs given make the levels {list(specs)}, the checkpoint has {list(saved)}")
+    for level, level_specs in specs.items():
+        if len(level_specs) != len(saved[level]) or not all(map(spec_json.is_same, saved[level], level_specs)):
+            raise ValueError(f"the level {level!r} was saved with {saved[level]}, and {list(level_specs)} was given")
+    return specs
 
 
-def _numbers(metrics: Metrics, levels: Sequence[str]) -> dict[str, dict[str, float | str]]:
+def _checked_metrics(metrics: Metrics, levels: Sequence[str]) -> dict[str, dict[str, float | str]]:
     for level in metrics:
         if level not in levels:
             raise ValueError(f"metrics: there is no level {level!r}; there are {', '.join(map(repr, levels))}")
     return {
-        level: {name: _number(f"metrics[{level!r}][{name!r}]", value) for name, value in each.items()}
-        for level, each in metrics.items()
+        level: {name: _as_number(f"metrics[{level!r}][{name!r}]", value) for name, value in numbers.items()}
+        for level, numbers in metrics.items()
     }
 
 
-def _number(name: str, value: object) -> float | str:
+def _as_number(name: str, value: object) -> float | str:
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, (int, float)):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    return number if math.isfinite(number) else str(number)  # JSON has no NaN, and a run is saved in spite of one
+    return number if math.isfinite(number) else str(number)  # JSON has no NaN, and such a run is saved all the same

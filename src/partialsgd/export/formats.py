@@ -1,4 +1,4 @@
-"""One level as files that others read: safetensors, ONNX, or a Hugging Face model."""
+"""`export`: one level as files for other programs, in safetensors, ONNX or Hugging Face format."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from safetensors.torch import save_file
 from torch import nn
 
-from partialsgd._util.files import json_text
-from partialsgd.export import files, graphs, models, pretrained, states
-from partialsgd.nested import Nested
-from partialsgd.nested.nested import family_of
+from partialsgd._util import tensor_files
+from partialsgd._util.files import json_text, staged
+from partialsgd.export import files, hugging_face, onnx_graph, states
+from partialsgd.nested.nested import unwrap_nested
 from partialsgd.nested.specs import require_choice
 
 Format = Literal["safetensors", "onnx", "transformers"]
@@ -25,44 +24,43 @@ def export(
     *,
     format: Format = "safetensors",
     example: Any = None,
-    dynamic: graphs.Dynamic | None = None,
+    dynamic: onnx_graph.Dynamic | None = None,
 ) -> None:
-    """Take a level out, checked as `extract` checks it, and write it for evaluation; all of it or nothing.
+    """Extract a level, checked as by `extract`, and write it in evaluation mode; all files are written or none.
 
-    `"safetensors"`: `model.safetensors`, the state dict with tied tensors once, and `config.json`. `"onnx"`:
-    `model.onnx`, for any batch size where the model's code allows it. `"transformers"`: what `from_pretrained`
-    reads, for levels that are again a model of their own class. `example` is an input, as for `extract`.
+    `"safetensors"` writes `model.safetensors`, the state dict with tied tensors once, and `config.json`. `"onnx"`
+    writes `model.onnx`, for any batch size if the model's code allows it. `"transformers"` writes what
+    `from_pretrained` reads, for levels that are a model of their own class. `example` is an input, as for `extract`.
 
-    `dynamic` says which dimensions of an ONNX graph's inputs may have any size beside the batch, with a name for
-    each: `{"input_ids": {1: "length"}, "attention_mask": {1: "length"}}`. In the example they are at least 2.
+    `dynamic` names the dimensions of an ONNX graph's inputs that may have any size, beside the batch:
+    `{"input_ids": {1: "length"}, "attention_mask": {1: "length"}}`. In the example their size must be at least 2.
     """
     require_choice("format", format, get_args(Format))
-    family, place = family_of(nested), Path(directory)
-    if files.is_nested_model(place):
-        raise ValueError(f"{place / files.WEIGHTS} is a whole family and would be lost; export to another directory")
+    nested, path = unwrap_nested(nested), Path(directory)
+    if files.is_nested_model(path):
+        raise ValueError(
+            f"{path / files.WEIGHTS} is a saved nested model and would be lost; export to another directory"
+        )
     if format == "onnx":
-        graphs.require_onnx()
-    plain = family.extract(level, example=example).eval()
+        onnx_graph.require_onnx()
+    extracted = nested.extract(level, example=example).eval()
     if format == "transformers":
-        pretrained.require_native(plain, level)
-    with files.staged(place, last=files.CONFIG) as stage:
+        hugging_face.require_same_class(extracted, level)
+    with staged(path, last=files.CONFIG) as stage:
         if format == "onnx":
-            graphs.write(plain, graphs.inputs_for(family, level, example, dynamic), stage / "model.onnx")
+            inputs = onnx_graph.inputs_for(nested, level, example, dynamic)
+            onnx_graph.write(extracted, inputs, stage / "model.onnx")
         elif format == "transformers":
-            pretrained.write(plain, stage)
+            hugging_face.save_pretrained(extracted, stage)
         else:
-            _write_safetensors(family, plain, level, stage)
-
-
-def _write_safetensors(family: Nested, plain: nn.Module, level: str, stage: Path) -> None:
-    # Tools of transformers ask who wrote the tensors.
-    save_file(states.stored(plain), stage / files.WEIGHTS, metadata={"format": "pt"})
-    config = {
-        "level": level,
-        "of": list(family.levels),
-        "parameters": sum(parameter.numel() for parameter in plain.parameters()),
-        "versions": models.versions(plain),
-        "model": models.describe(plain),
-        "tied": states.describe(plain)["tied"],
-    }
-    (stage / files.CONFIG).write_text(json_text(config), encoding="utf-8")
+            # Tools of transformers read "format" to learn which framework wrote the tensors.
+            tensor_files.write(stage / files.WEIGHTS, states.stored(extracted), {"format": "pt"})
+            config = {
+                "level": level,
+                "of": list(nested.levels),
+                "parameters": sum(parameter.numel() for parameter in extracted.parameters()),
+                "versions": hugging_face.versions(extracted),
+                "model": hugging_face.describe(extracted),
+                "tied": states.describe(extracted)["tied"],
+            }
+            (stage / files.CONFIG).write_text(json_text(config), encoding="utf-8")

@@ -19,7 +19,7 @@ from partialsgd.meters.groups import grouped
 from partialsgd.meters.summaries import Summary
 from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Losses, Method, Remembered
 from partialsgd.nested.branches import branch_of
-from partialsgd.nested.nested import family_of
+from partialsgd.nested.nested import unwrap_nested
 from partialsgd.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class CriteriaMeter:
         if isinstance(probe, Method):
             inside = replace(context, level=None, memory={}, measured={}).with_mask(None)
             return self._bound(probe, parameters).branches_at(inside)
-        return (parameters.once(("probe", probe), lambda: branch_of(family_of(parameters.model), probe)),)
+        return (parameters.once(("probe", probe), lambda: branch_of(unwrap_nested(parameters.model), probe)),)
 
     def _bound(self, probe: Method, parameters: Parameters) -> Method:
         return parameters.once(("probe", id(probe)), lambda: probe.bind(parameters.model))

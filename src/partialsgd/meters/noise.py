@@ -26,7 +26,7 @@ from partialsgd.meters.objectives import Loss, Objective
 from partialsgd.meters.spreads import Point, point
 from partialsgd.meters.summaries import summaries
 from partialsgd.method import Context, Method, NeedsGradient, Remembered
-from partialsgd.nested.nested import family_of
+from partialsgd.nested.nested import unwrap_nested
 from partialsgd.parameters import Parameters, parameters_of
 
 
@@ -132,7 +132,7 @@ def _named(objective: Objective, masks: Sequence[str | Mask]) -> dict[str, Mask]
     named: dict[str, Mask] = {} if masks else {"all ones": everything(parameters)}
     for k, mask in enumerate(masks):
         if isinstance(mask, str):
-            named[mask] = family_of(model).mask(mask, parameters)
+            named[mask] = unwrap_nested(model).mask(mask, parameters)
         elif isinstance(mask, Mask):
             _require_same_model(mask, parameters)
             named[f"mask {k}"] = mask

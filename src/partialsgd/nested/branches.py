@@ -1,4 +1,4 @@
-"""One level of a nested network as a branch of a step: its mask, and the switch that runs it."""
+"""One level of a nested model as a branch of a step: its mask, and the switch that runs it."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from partialsgd.perturbations import Perturbation
 
 
 def branch_of(nested: Nested, level: str, *, weight: float = 1.0, taught: bool = False, pupil: bool = False) -> Branch:
-    """p = what the level uses, δx = −(1 − p) ⊙ x, which is run as the small network that it is.
+    """Return the branch with p = the parameters of the level and δx = −(1 − p) ⊙ x, run as the small network.
 
-    A taught branch runs the whole network before its own, without a gradient, and finds its outputs in `g.teacher`;
-    a pupil finds there what the step's first branch left, and others find nothing.
+    With `taught=True` the branch runs the full network first, without a gradient, and gives its outputs as
+    `g.teacher`. With `pupil=True`, `g.teacher` has the outputs of the step's first branch. Otherwise it is None.
     """
     full = nested.levels[-1]
-    made: list[tuple[Parameters, Mask]] = []  # here and not with the parameters, which may be copied without the method
+    cached: list[tuple[Parameters, Mask]] = []  # not on the parameters: they may be copied without the method
 
-    def used(parameters: Parameters) -> Mask:
-        if not made or made[0][0] is not parameters:
-            made[:] = [(parameters, nested.mask(level, parameters))]
-        return made[0][1]
+    def level_mask(parameters: Parameters) -> Mask:
+        if not cached or cached[0][0] is not parameters:
+            cached[:] = [(parameters, nested.mask(level, parameters))]
+        return cached[0][1]
 
     def mask(context: Context) -> Mask:
-        return used(context.parameters)
+        return level_mask(context.parameters)
 
-    at = perturbations.switch(lambda: nested.at(level, teacher=full if taught else None), used)
-    base = perturbations.nowhere() if level == full else at
+    run_level = perturbations.switch(lambda: nested.at(level, teacher=full if taught else None), level_mask)
+    perturbation = perturbations.nowhere() if level == full else run_level
 
     def perturb(context: Context) -> Perturbation:
         if nested.level != full:
-            raise RuntimeError(f"the step itself chooses levels: take it outside of nested.at({nested.level!r})")
-        return base
+            raise RuntimeError(f"a step chooses the level itself: call it outside of nested.at({nested.level!r})")
+        return perturbation
 
     teacher = None if pupil else (lambda: nested.teacher) if taught else (lambda: None)
-    return Branch(mask, perturb, level, weight, teacher, full, base, same_noise=draws_as_full(nested, level))
+    same_noise = _draws_like_full(nested, level)
+    return Branch(mask, perturb, level, weight, teacher, full, perturbation, same_noise=same_noise)
 
 
-def draws_as_full(nested: Nested, level: str) -> bool:
-    """Whether dropout has the same shapes at the level as at the full one: fewer ranks leave activations alone."""
+def _draws_like_full(nested: Nested, level: str) -> bool:
+    """True if dropout has the same shapes at the level as at full: lower ranks do not change activations."""
     specs = nested.specs.get(level, ())
     return level == nested.levels[-1] or (bool(specs) and all(isinstance(spec, LowRank) for spec in specs))

@@ -1,4 +1,4 @@
-"""Learning from the larger network: the loss against its soft targets."""
+"""Distillation: the loss of a small level against the outputs of a larger one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from torch import Tensor
 
 
 def soft_cross_entropy(outputs: Tensor, teacher: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """−Σ softmax(teacher/T) · log softmax(outputs/T) · T², the mean over all but the last dimension.
+    """Return −Σ softmax(teacher/T) · log softmax(outputs/T) · T², averaged over all but the last dimension.
 
-    The teacher is detached: it is not pulled towards its pupil.
+    No gradient flows to the teacher.
     """
     if outputs.shape != teacher.shape:
-        raise ValueError(f"outputs have shape {tuple(outputs.shape)} and the teacher's {tuple(teacher.shape)}")
+        raise ValueError(
+            f"outputs of shape {tuple(outputs.shape)} and teacher outputs of shape {tuple(teacher.shape)} must be equal"
+        )
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     targets = torch.softmax(teacher.detach() / temperature, -1)

@@ -1,4 +1,4 @@
-"""`nest`: turn a model into a family of networks that share weights."""
+"""`nest`: turn a model into a nested model."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from partialsgd.nested.layers.arithmetic import exact
-from partialsgd.nested.layers.base import NestedModule
+from partialsgd.nested.layers.base import NestedModule, exact_arithmetic
 from partialsgd.nested.layers.batch_norm import Norms
 from partialsgd.nested.layers.sums import OutputSum
-from partialsgd.nested.levels import resolve
 from partialsgd.nested.nested import Nested
-from partialsgd.nested.planning.build import plan
+from partialsgd.nested.planning.build import fill_plan
 from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.specs import Spec, require_choice
+from partialsgd.nested.specs import Spec, require_choice, resolve_levels
 from partialsgd.nested.switch import FULL, Switch
 from partialsgd.parameters import unwrap
 
@@ -27,30 +25,30 @@ def nest(
     norms: Norms = "separate",
     seed: int = 0,
 ) -> Nested:
-    """Take the model over, in place, and make it a family of nested networks.
+    """Turn the model, in place, into a nested model: networks of several sizes that share their weights.
 
-    A spec with one ratio gives the levels `core` and `full`, with several the ratios and `full`; a list of specs
-    is applied together. `levels={"small": [...], "medium": [...]}` names the levels, smallest first, and
-    says what each has less than the whole network; `levels={}` is a family of one, the network alone. A model that
-    contains an `OutputSum` needs no spec.
-    `norms` gives each level its own BatchNorm or one to all; `seed` is for weights that are drawn.
+    A spec with one ratio gives the levels `core` and `full`, one with several ratios gives a level for each ratio and
+    `full`; a list of specs is applied together. `levels={"small": [...], "medium": [...]}` names the levels, smallest
+    first, and lists what each has less of than the full network; `levels={}` gives `full` alone. A model that contains
+    an `OutputSum` needs no spec. `norms="separate"` gives each level its own BatchNorm, `"shared"` one to all. `seed`
+    decides the weights that are drawn.
 
-    Either all is done or the model is as it was. The parameters are new ones: build the optimizer after it.
+    If it raises, the model is unchanged. The parameters are new: build the optimizer afterwards.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"the model comes first and must be an nn.Module, got {type(model).__name__}")
+        raise TypeError(f"the first argument of nest must be an nn.Module, got {type(model).__name__}")
     if unwrap(model) is not model:
         raise ValueError("nest the model first, then wrap it in DistributedDataParallel or torch.compile")
-    inside = [module for module in model.modules() if isinstance(module, (NestedModule, Nested))]
-    if any(not isinstance(module, OutputSum) or module.switch.levels != (FULL,) for module in inside):
+    nested_modules = [module for module in model.modules() if isinstance(module, (NestedModule, Nested))]
+    if any(not isinstance(module, OutputSum) or module.switch.levels != (FULL,) for module in nested_modules):
         raise ValueError("the model is nested already; nest it once, with `levels` for several sizes")
-    if spec is None and levels is None and not inside:
-        raise ValueError("say what is inside the network: nest(model, LowRank(1/32)), Width, Depth or LayerSum")
+    if spec is None and levels is None and not nested_modules:
+        raise ValueError("nest needs a spec, as in nest(model, LowRank(1/32)): LowRank, Width, Depth or LayerSum")
     require_choice("norms", norms, ("separate", "shared"))
-    each = resolve(spec, levels)
-    site = NestPlan(model, Switch((*each, FULL)), seed)
-    with exact(model):
-        plan(site, each, norms)
-        site.require_registered()
-    root = site.commit()
-    return Nested(root, site.switch, each, norms, site.claimed, site.skipped)
+    level_specs = resolve_levels(spec, levels)
+    plan = NestPlan(model, Switch((*level_specs, FULL)), seed)
+    with exact_arithmetic(model):
+        fill_plan(plan, level_specs, norms)
+        plan.require_registered()
+    root = plan.carry_out()
+    return Nested(root, plan.switch, level_specs, norms, plan.nested_by, plan.skipped)

@@ -1,4 +1,4 @@
-"""A family of networks that share weights: one runs at a time, each can be taken out."""
+"""`Nested`: networks of several sizes that share weights, of which one runs at a time and each can be extracted."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from torch import nn
 
 from partialsgd._util.snapshots import Buffers, RandomState
 from partialsgd.masks import Mask
-from partialsgd.nested.extract import level as extraction
-from partialsgd.nested.inspect import drawing as pictures
+from partialsgd.nested import example_inputs
+from partialsgd.nested.example_inputs import Call, Example
+from partialsgd.nested.extract.level import check_extracted, extract_level
+from partialsgd.nested.inspect import summary
 from partialsgd.nested.layers import fast_paths
-from partialsgd.nested.layers.arithmetic import exact
-from partialsgd.nested.layers.base import NestedModule, level_parameters, level_size
+from partialsgd.nested.layers.base import NestedModule, exact_arithmetic, extracted_size, level_parameters
 from partialsgd.nested.layers.batch_norm import Norms, recalibrate
 from partialsgd.nested.layers.sums import OutputSum
-from partialsgd.nested.levels import Levels
-from partialsgd.nested.planning import example_inputs as examples
-from partialsgd.nested.planning.example_inputs import Call, Example
+from partialsgd.nested.specs import Levels
 from partialsgd.nested.switch import FULL, Switch
 from partialsgd.parameters import Parameters, parameters_of, unwrap
 
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
 
 @final
 class Nested(nn.Module):
-    """Networks inside a network. `nested(x)` runs the current level, `with nested.at("core"):` another one.
+    """A network with smaller networks inside: `nested(x)` runs the current level, `with nested.at("core"):` another.
 
-    Backward belongs inside the same `at`. `nested.model` is the model that was given, so that
+    Backward belongs inside the same `at`. `nested.model` is the model that was given to `nest`, so that
     `nested.model.generate(…)` works at the current level too.
     """
 
@@ -44,23 +43,24 @@ class Nested(nn.Module):
         switch: Switch,
         specs: Levels,
         norms: Norms,
-        claimed: Mapping[str, str],
+        nested_by: Mapping[str, str],
         skipped: Mapping[str, str],
     ) -> None:
         super().__init__()
         self.model = model
         self.specs, self.norms = specs, norms
-        self.claimed, self.skipped = dict(claimed), dict(skipped)
+        self.nested_by, self.skipped = dict(nested_by), dict(skipped)
+        """The spec that nested each layer, and for the other layers the reason why they are not nested."""
         self.training = model.training
         self._switch = switch
         self._example: Example | None = None
         self._compiled: dict[str, Any] = {}
-        self._fast_paths = fast_paths.leave(model)
+        self._fast_path_flags = fast_paths.disable_where_unsafe(model)
         model.register_forward_hook(switch.after_forward)
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """Smallest first; the last is the whole network."""
+        """The names of the levels, smallest first; the last is the full network."""
         return self._switch.levels
 
     @property
@@ -69,21 +69,21 @@ class Nested(nn.Module):
         return self._switch.level
 
     def at(self, level: str, *, teacher: str | None = None) -> AbstractContextManager[None]:
-        """Run this level inside the `with` block; a teacher is run before it at each call, without a gradient."""
+        """Run this level inside the `with` block; a teacher runs before it at each call, without a gradient."""
         return self._switch.at(level, teacher)
 
     @property
     def teacher(self) -> Any:
-        """What the teacher gave for the last inputs, or None where none was asked for."""
-        if self._switch.teacher is not None and self._switch.taught is None:
-            raise RuntimeError("the teacher has not run yet: call the family itself, nested(x), before you ask for it")
-        return self._switch.taught
+        """The teacher's outputs for the last inputs, or None if `at` named no teacher."""
+        if self._switch.teacher is not None and self._switch.teacher_outputs is None:
+            raise RuntimeError("the teacher has not run yet: call the nested model, nested(x), before nested.teacher")
+        return self._switch.teacher_outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._example is None and not torch.compiler.is_compiling():
-            self._example = examples.recorded(self.model, args, kwargs)
+            self._example = example_inputs.recorded(self.model, args, kwargs)
         if self._switch.teacher is not None:
-            self._teach(*args, **kwargs)
+            self._run_teacher(self._switch.teacher, *args, **kwargs)
         if not self._compiled:
             return self.model(*args, **kwargs)
         outputs = self._compiled[self.level](*args, **kwargs)
@@ -91,63 +91,67 @@ class Nested(nn.Module):
         return outputs
 
     def mask(self, level: str, parameters: Parameters | None = None) -> Mask:
-        """p of the level: True for what it uses. Everything else may be zero, and the full network is this level."""
-        known = parameters_of(self) if parameters is None else parameters
+        """Return p of the level: True for the parameters that it uses. With all others at zero, full is this level."""
+        named = parameters_of(self) if parameters is None else parameters
         used, own = set(self.parameters(level=level)), set(super().parameters())
-        if not own <= set(known.values()):
-            raise ValueError("the parameters are not of this family: build the method for the family that is trained")
-        # What lies around the family belongs to every level.
-        return Mask(known, {name: p in used or p not in own for name, p in known.items()})
+        if not own <= set(named.values()):
+            raise ValueError("these parameters are not those of this nested model; give PartialSGD the same model")
+        # Parameters of a module around the nested model belong to every level.
+        return Mask(named, {name: p in used or p not in own for name, p in named.items()})
 
     def parameters(self, recurse: bool = True, *, level: str | None = None) -> Iterator[nn.Parameter]:
-        """The parameters that a level uses, or all."""
-        return super().parameters(recurse) if level is None else level_parameters(self.model, self._switch.known(level))
+        """Yield the parameters that a level uses, or all."""
+        if level is None:
+            return super().parameters(recurse)
+        return level_parameters(self.model, self._switch.require(level))
 
     def extract(self, level: str, *, example: Any = None) -> nn.Module:
-        """The level as a plain network with no trace of this package, checked to compute the same.
+        """Return the level as a plain module without anything of this package, checked to compute the same.
 
         `example` is an input for the check: a tensor, a tuple of arguments or a dict of named ones. It may be left
-        out once the family was called, and for Hugging Face models.
+        out once the nested model was called, and for Hugging Face models.
         """
-        with exact(self.model), self.at(level):
-            plain = extraction.extract(self.model, level, self._fast_paths)
-            extraction.check(self.model, plain, level, self.example(example), partial(self.inputs_of, level))
+        with exact_arithmetic(self.model), self.at(level):
+            plain = extract_level(self.model, level, self._fast_path_flags)
+            check_extracted(self.model, plain, level, self.example(example), partial(self.inputs_of, level))
         return plain
 
-    def example(self, given: Any = None) -> Example:
-        """Inputs to try a level with: those given, or of the first call, or as a Hugging Face configuration asks."""
-        if given is not None:
-            return examples.as_example(given)
-        found = self._example.moved(self.model) if self._example else examples.from_config(self.model)
-        if found is None:
-            raise ValueError("to be checked, a network needs an input: call the family once, or give example=x")
-        return found
+    def example(self, inputs: Any = None) -> Example:
+        """Return example inputs: those given, those of the first call, or some that fit a Hugging Face config."""
+        if inputs is not None:
+            return example_inputs.as_example(inputs)
+        example = self._example.moved(self.model) if self._example else example_inputs.from_config(self.model)
+        if example is None:
+            raise ValueError("an extracted level is checked on an input: call the nested model once, or give example=x")
+        return example
 
     def inputs_of(self, level: str, call: Call) -> Call:
-        """What the level, taken out, needs of the family's inputs: the core of an OutputSum has its own part."""
-        return self.model.share(0, *call) if isinstance(self.model, OutputSum) and level != FULL else call
+        """Return the arguments of the extracted level; the core of an OutputSum takes its own ones alone."""
+        if isinstance(self.model, OutputSum) and level != FULL:
+            return self.model.arguments_of("core", *call)
+        return call
 
     def recalibrate(self, level: str, batches: Iterable[Any]) -> None:
-        """Take the BatchNorm statistics of a level anew, as the average over batches of inputs."""
+        """Replace the BatchNorm statistics of a level by their average over batches of inputs."""
         with self.at(level):
-            recalibrate(self.model, level, self._run, batches)
+            recalibrate(self.model, level, self._run_batch, batches)
 
     def profile(self, example: Any, *, repeats: int = 5) -> Profile:
-        """For each level its parameters, work and latency on the example; print it."""
+        """Measure the parameters, FLOPs and latency of each level on the example; print the result."""
         from partialsgd.nested.inspect.profile import profile
 
-        return profile(self, examples.as_call(example), repeats)
+        return profile(self, example_inputs.as_call(example), repeats)
 
     def summary(self) -> str:
-        """Which layers were nested, which not, and why; print it."""
-        return pictures.summary(self)
+        """Return which layers are nested, which are not, and why; print it."""
+        return summary.summary(self)
 
     def draw(self) -> str:
-        """The family as a picture of text, like the paper's Figure 1; print it."""
-        return pictures.draw(self)
+        """Return a drawing of the levels in text, like the paper's Figure 1; print it."""
+        return summary.draw(self)
 
     def compile(self, **options: Any) -> None:
-        """torch.compile each level by itself, so that any number of levels stays within the limit of graphs."""
+        """Compile each level separately, so that any number of levels stays within torch's limit of graphs."""
         if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
             options = {"isolate_recompiles": True, **options}
 
@@ -157,12 +161,12 @@ class Nested(nn.Module):
         self._compiled = {level: torch.compile(run, **options) for level in self.levels}
 
     def nested_modules(self) -> dict[str, NestedModule]:
-        """The modules that are another one at each level, by name."""
+        """Return the modules that differ between levels, by name."""
         return {name: m for name, m in self.model.named_modules() if isinstance(m, NestedModule)}
 
     def size(self, level: str) -> int:
-        """How many parameters the level has when it is taken out; a family may hold more, which are merged then."""
-        return level_size(self.model, self._switch.known(level))
+        """Count the parameters of the extracted level; the nested model may hold more, which are merged then."""
+        return extracted_size(self.model, self._switch.require(level))
 
     def extra_repr(self) -> str:
         return f"levels={self.levels}, level={self.level!r}"
@@ -170,24 +174,23 @@ class Nested(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_compiled": {}}  # a copy compiles for itself
 
-    def _teach(self, *args: Any, **kwargs: Any) -> None:
-        teacher = self._switch.teacher
-        assert teacher is not None  # asked before
-        with ExitStack() as after:  # a teacher leaves no trace, neither in BatchNorm's statistics nor in the noise
+    def _run_teacher(self, teacher: str, *args: Any, **kwargs: Any) -> None:
+        """Run the teacher without a trace in BatchNorm statistics or in the random state."""
+        with ExitStack() as after:
             after.callback(Buffers(self.model).restore)
             after.callback(RandomState(self.model).restore)
             with torch.no_grad(), self.at(teacher):
-                taught = self(*args, **kwargs)
-        self._switch.taught = taught
+                outputs = self(*args, **kwargs)
+        self._switch.teacher_outputs = outputs
 
-    def _run(self, batch: Any) -> Any:
-        args, kwargs = examples.as_call(batch)
+    def _run_batch(self, batch: Any) -> Any:
+        args, kwargs = example_inputs.as_call(batch)
         return self.model(*args, **kwargs)
 
 
-def family_of(nested: nn.Module) -> Nested:
-    """The family itself, out of DistributedDataParallel and torch.compile."""
-    family = unwrap(nested) if isinstance(nested, nn.Module) else nested
-    if not isinstance(family, Nested):
-        raise TypeError(f"a family is needed, as ps.nest(model, …) returns it; got a {type(family).__name__}")
-    return family
+def unwrap_nested(model: nn.Module) -> Nested:
+    """Return the nested model inside DistributedDataParallel or torch.compile."""
+    nested = unwrap(model) if isinstance(model, nn.Module) else model
+    if not isinstance(nested, Nested):
+        raise TypeError(f"a nested model is needed, as ps.nest(model, …) returns it; got a {type(nested).__name__}")
+    return nested

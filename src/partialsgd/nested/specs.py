@@ -1,4 +1,4 @@
-"""What is inside what: fewer ranks, fewer units, fewer blocks, or one term of a sum."""
+"""Specs say what a smaller level has less of: ranks, hidden units, blocks, or one term of a sum."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from typing import Literal, TypeAlias, final, get_args
 
 from torch import nn
 
+from partialsgd.nested.layers.base import NestedModule
 from partialsgd.nested.layers.low_rank import Init
 from partialsgd.nested.planning.groups import Order
+from partialsgd.nested.switch import FULL
 
 Patterns: TypeAlias = str | Sequence[str]
 Ratio: TypeAlias = float | Sequence[float]
 Hidden: TypeAlias = Sequence[str] | Sequence[Sequence[str]]
 
+# A SeparateBatchNorm has a child named after each level, beside these attributes.
+_ATTRIBUTES = frozenset((*dir(NestedModule()), "axis", "levels", "switch"))
+
 
 @final
 @dataclass(frozen=True)
 class LowRank:
-    """(VU + W)x: the core is U, V, the shared bias and all that is not matched (equation LFC).
+    """(VU + W)x: the core is U, V, the shared bias and every layer that is not matched (equation LFC).
 
-    The rank is max(1, round(ratio · min(in, out))); several ratios give a hierarchy of ranks. `where` names
-    layers by patterns; by default it is every Linear, Conv2d and Hugging Face Conv1D but the last, whose
-    rank would bound what the network can say, and those whose weights are tied. `ratios` are for single layers.
-    `init="svd"` is for trained weights, `"zero"` for training from scratch (the network begins as its core),
-    `"matched"` gives VU the variance of the layer.
+    The rank is max(1, round(ratio · min(in, out))); several ratios give several levels. `where` names layers by
+    patterns; the default is every Linear, Conv2d and Hugging Face Conv1D except tied ones and the last, whose rank
+    would limit the outputs. `ratios` gives single layers another ratio. `init="svd"` is for trained weights, `"zero"`
+    for training from scratch (the full network starts as its core), `"matched"` gives VU the variance of the layer.
     """
 
     ratio: Ratio
@@ -38,17 +42,17 @@ class LowRank:
     def __post_init__(self) -> None:
         require_choice("init", self.init, get_args(Init))
         for ratio in (self.ratio, *self.ratios.values()):
-            require_ratios(ratio)
-        if any(len(as_tuple(r)) != len(as_tuple(self.ratio)) for r in self.ratios.values()):
-            raise ValueError(
-                f"ratios must give each layer as many ratios as the others have, {len(as_tuple(self.ratio))}"
-            )
+            _require_ratios(ratio)
+        count = len(as_tuple(self.ratio))
+        if any(len(as_tuple(ratio)) != count for ratio in self.ratios.values()):
+            raise ValueError(f"ratios must give each layer as many ratios as `ratio` has ({count}); got {self.ratios}")
 
     def split(self) -> list[tuple[str, LowRank]]:
-        """One spec for each ratio, with its name."""
-        each = [{p: as_tuple(r)[i] for p, r in self.ratios.items()} for i in range(len(as_tuple(self.ratio)))]
-        pairs = zip(as_tuple(self.ratio), each, strict=True)
-        return [(name_of(r), replace(self, ratio=r, ratios=single)) for r, single in pairs]
+        """Return one spec for each ratio, with its name."""
+        return [
+            (_ratio_name(ratio), replace(self, ratio=ratio, ratios={p: as_tuple(r)[i] for p, r in self.ratios.items()}))
+            for i, ratio in enumerate(as_tuple(self.ratio))
+        ]
 
 
 @final
@@ -56,11 +60,11 @@ class LowRank:
 class Width:
     """Fewer hidden units: feed-forward networks of Transformers, channels of convolutional networks, units of MLPs.
 
-    A level has max(1, round(ratio · units)) units of each hidden layer; several ratios give a hierarchy.
-    `hidden` says the layers where structure does not: `("*.up", "*.gate", "*.down")`, the last one takes
-    the units that the others make; several such tuples for several kinds. `query_key=True` also narrows query
-    and key in each head, padded with zeros to the head's width. `order` puts the most important units into
-    the core: by the norm of their weights, or of the gradients that the parameters hold when `nest` is called.
+    A level has max(1, round(ratio · units)) units of each hidden layer; several ratios give several levels.
+    `hidden` names the layers where they are not found automatically: in `("*.up", "*.gate", "*.down")` the last takes
+    the units that the others make; give several such tuples for several kinds. `query_key=True` also narrows query
+    and key in each head, padded with zeros to the head's width. `order` puts the most important units into the core:
+    by the norm of their weights, or of the gradients that the parameters hold when `nest` is called.
     """
 
     ratio: Ratio
@@ -71,15 +75,11 @@ class Width:
 
     def __post_init__(self) -> None:
         require_choice("order", self.order, get_args(Order))
-        require_ratios(self.ratio)
+        _require_ratios(self.ratio)
         chains_of(self.hidden)
 
-    @property
-    def chains(self) -> tuple[tuple[str, ...], ...]:
-        return chains_of(self.hidden)
-
     def split(self) -> list[tuple[str, Width]]:
-        return [(name_of(ratio), replace(self, ratio=ratio)) for ratio in as_tuple(self.ratio)]
+        return [(_ratio_name(ratio), replace(self, ratio=ratio)) for ratio in as_tuple(self.ratio)]
 
 
 @final
@@ -87,9 +87,9 @@ class Width:
 class Depth:
     """Fewer residual blocks of the lists that `layers` names: the first `keep`, or that many evenly spaced.
 
-    `keep` is a number of blocks, or as a float a share of them; several give a hierarchy. The first block
-    always stays. In a pre-norm network a block whose parameters are zero is the identity, so this is a mask;
-    in a post-norm network it is not, and the level is what runs.
+    `keep` is a number of blocks, or a share of them if it is a float; several give several levels. The first block
+    always stays. In a pre-norm network a block whose parameters are zero is the identity, so a level is a mask; in a
+    post-norm network it is not.
     """
 
     layers: Patterns
@@ -99,27 +99,24 @@ class Depth:
     def __post_init__(self) -> None:
         require_choice("pick", self.pick, ("first", "even"))
         if not self._keeps():
-            raise ValueError("keep must say how many blocks stay")
+            raise ValueError("keep must be a number of blocks, or several; it is empty")
         for keep in self._keeps():
             if isinstance(keep, float):
-                require_ratios(keep)
+                _require_ratios(keep)
             elif isinstance(keep, (bool, str)) or not isinstance(keep, int) or keep < 1:
                 raise ValueError(f"keep must be a number of blocks, at least 1, or a share of them; got {keep!r}")
 
     def _keeps(self) -> tuple[int | float, ...]:
-        several = isinstance(self.keep, Sequence) and not isinstance(self.keep, str)
-        return tuple(self.keep) if several else (self.keep,)  # type: ignore[arg-type, return-value]  # just asked
+        return tuple(self.keep) if isinstance(self.keep, Sequence) and not isinstance(self.keep, str) else (self.keep,)
 
     def count(self, total: int) -> int:
-        """How many of `total` blocks stay."""
+        """Return how many of `total` blocks stay."""
         keep = self._keeps()[0]
         return max(1, round(keep * total)) if isinstance(keep, float) else keep
 
     def split(self) -> list[tuple[str, Depth]]:
-        return [
-            (name_of(keep) if isinstance(keep, float) else str(keep), replace(self, keep=keep))
-            for keep in self._keeps()
-        ]
+        names = (_ratio_name(keep) if isinstance(keep, float) else str(keep) for keep in self._keeps())
+        return [(name, replace(self, keep=keep)) for name, keep in zip(names, self._keeps(), strict=True)]
 
 
 @final
@@ -127,9 +124,8 @@ class Depth:
 class LayerSum:
     """old(x) + new(x) in each matched layer, where `make(old)` is a module of the same signature (Figure 1, right).
 
-    The core has `core="old"`, the layer that was there, or `"new"`, the one that was made. LowRank is the
-    special case in which VU is new and in the core. The full network is another function than before, unless
-    `make` gives a module that starts at zero.
+    The core is `core="old"`, the layer that was there, or `"new"`, the one that was made. The full network is another
+    function than before `nest`, unless `make` returns a module that starts at zero.
     """
 
     where: Patterns
@@ -146,29 +142,47 @@ class LayerSum:
 
 
 Spec: TypeAlias = LowRank | Width | Depth | LayerSum
+Levels: TypeAlias = dict[str, tuple[Spec, ...]]
+"""The specs of each level but the full one, smallest level first; each spec has one ratio."""
 
 
-def as_patterns(patterns: Patterns) -> tuple[str, ...]:
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+def resolve_levels(spec: Spec | Sequence[Spec] | None, levels: Mapping[str, Spec | Sequence[Spec]] | None) -> Levels:
+    """Return the levels that the arguments of `nest` describe."""
+    if levels is not None:
+        if spec is not None:
+            raise ValueError("give either a spec or levels, not both")
+        return _named_levels(levels)
+    specs = _as_specs(() if spec is None else spec)
+    if spec is not None and not specs:
+        raise ValueError("the list of specs is empty; give LowRank, Width, Depth or LayerSum")
+    split = [one.split() for one in specs]
+    count = max((len(parts) for parts in split), default=1)
+    if any(len(parts) not in (1, count) for parts in split):
+        raise ValueError(f"specs with several ratios must have the same number; got {[len(p) for p in split]}")
+    names = ["core"] if count == 1 else [name for name, _ in next(parts for parts in split if len(parts) == count)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two levels would have the same name: {', '.join(names)}; give different ratios")
+    return {name: tuple(parts[i if len(parts) > 1 else 0][1] for parts in split) for i, name in enumerate(names)}
 
 
 def chains_of(hidden: Hidden | None) -> tuple[tuple[str, ...], ...]:
-    """The patterns of `hidden`, one tuple a kind."""
+    """Return the patterns of `hidden`: tuples whose last pattern takes the units that the others make."""
     if not hidden:
         return ()
-    kinds = (hidden,) if all(isinstance(pattern, str) for pattern in hidden) else hidden
-    if isinstance(hidden, str) or any(isinstance(kind, str) or len(kind) < 2 for kind in kinds):
-        raise ValueError(f'hidden must name makers and a taker, like ("*.fc1", "*.fc2"); got {hidden!r}')
-    return tuple(tuple(str(pattern) for pattern in kind) for kind in kinds)
+    chains = (hidden,) if all(isinstance(pattern, str) for pattern in hidden) else hidden
+    if isinstance(hidden, str) or any(isinstance(chain, str) or len(chain) < 2 for chain in chains):
+        raise ValueError(
+            f'hidden must name layers that make units and one that takes them, like ("*.fc1", "*.fc2"); got {hidden!r}'
+        )
+    return tuple(tuple(str(pattern) for pattern in chain) for chain in chains)
 
 
 def as_tuple(ratio: Ratio) -> tuple[float, ...]:
     return tuple(ratio) if isinstance(ratio, Sequence) else (ratio,)
 
 
-def name_of(ratio: float) -> str:
-    """1/32 for 0.03125."""
-    return str(Fraction(ratio).limit_denominator(100_000))
+def as_patterns(patterns: Patterns) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
 def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -176,10 +190,45 @@ def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
 
 
-def require_ratios(ratio: Ratio) -> None:
+def _named_levels(levels: Mapping[str, Spec | Sequence[Spec]]) -> Levels:
+    if not isinstance(levels, Mapping):
+        raise TypeError(f"levels must map names to specs: levels={{'small': [...]}}; got a {type(levels).__name__}")
+    named: Levels = {}
+    for name, level_specs in levels.items():
+        if name == FULL:
+            raise ValueError(f"the level {FULL!r} is the whole network; name only the smaller ones")
+        if not name or "." in name or name in _ATTRIBUTES:
+            raise ValueError(
+                f"a level cannot be called {name!r}: use a name without dots that no nn.Module attribute has"
+            )
+        specs = _as_specs(level_specs)
+        if not specs:
+            raise ValueError(f"the level {name!r} has no spec; the whole network is the level {FULL!r}")
+        if any(len(one.split()) > 1 for one in specs):
+            raise ValueError(f"the level {name!r} has a spec with several ratios; give each level its own")
+        named[name] = specs
+    return named
+
+
+def _as_specs(specs: Spec | Sequence[Spec]) -> tuple[Spec, ...]:
+    specs = tuple(specs) if isinstance(specs, Sequence) and not isinstance(specs, str) else (specs,)
+    for spec in specs:
+        if not isinstance(spec, Spec):
+            hint = "; for named levels write levels={…}" if isinstance(spec, Mapping) else ""
+            hint = "; an OutputSum is the model: nest(OutputSum(…))" if isinstance(spec, nn.Module) else hint
+            raise TypeError(f"a spec must be LowRank, Width, Depth or LayerSum, got a {type(spec).__name__}{hint}")
+    return specs
+
+
+def _ratio_name(ratio: float) -> str:
+    """Return "1/32" for 0.03125."""
+    return str(Fraction(ratio).limit_denominator(100_000))
+
+
+def _require_ratios(ratio: Ratio) -> None:
     ratios = (ratio,) if isinstance(ratio, str) else as_tuple(ratio)
     if not ratios:
-        raise ValueError("at least one ratio is needed")
+        raise ValueError("at least one ratio is needed, and the list is empty")
     for value in ratios:
         if isinstance(value, (bool, str)) or not isinstance(value, (int, float)) or not 0 < value <= 1:
             raise ValueError(f"a ratio must be in (0, 1], got {value!r}")

@@ -1,4 +1,4 @@
-"""What a level costs: sums by hand, and a family that is as it was."""
+"""What a level costs: sums by hand, and a nested model that is as it was."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from partialsgd import Depth, LowRank, Width, nest
-from partialsgd.nested.extract import level as extraction
+from partialsgd.nested.extract.level import extract_level
 from partialsgd.nested.inspect import flops
 from tests.nested.checks import untouched
-from tests.zoo import ZOO, encoder, llama, specs_for, tokens
+from tests.zoo import ZOO, encoder, specs_for
 
 
 def test_the_numbers_are_those_of_the_formulas() -> None:
@@ -53,7 +53,7 @@ def test_a_small_level_costs_exactly_what_it_costs_alone(name: str, kind: str) -
     for level in nested.levels[:-1]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # statistics that were never updated
-            plain = extraction.extract(nested.model, level)
+            plain = extract_level(nested.model, level, {})
         with nested.at(level):
             assert flops.count(nested.model, **inputs) == flops.count(plain, **inputs)
         assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in nested.parameters(level=level))
@@ -73,14 +73,6 @@ def test_profiling_changes_nothing(level: str, training: bool) -> None:
     nested(x).sum().backward()  # no tensor of inference mode was left behind
 
 
-def test_inputs_by_name_and_in_order_and_none_in_mind() -> None:
-    nested = nest(llama(), Depth("layers", keep=1))
-    by_name = nested.profile({"input_ids": tokens(2)}, repeats=0)
-    in_order = nested.profile((tokens(2),), repeats=0)
-    assert [r.forward for r in by_name.rows] == [r.forward for r in in_order.rows]
-    assert by_name.rows[0].forward < by_name.rows[1].forward
-
-
 def test_it_prints_one_line_a_level_under_its_heads() -> None:
     nested = nest(encoder(), Depth("layers", keep=(1, 2)))
     profile = nested.profile(torch.randn(2, 5, 8), repeats=0)
@@ -90,10 +82,3 @@ def test_it_prints_one_line_a_level_under_its_heads() -> None:
     for line, row in zip(lines[1:], profile.rows, strict=True):
         assert line.split()[:3] == [row.level, f"{row.parameters:,}", f"{row.share:.1%}"]
         assert line.endswith(" ms")
-
-
-def test_the_gradient_is_counted_where_gradients_are_off() -> None:
-    nested, x = nest(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), Width(1 / 2)), torch.randn(5, 6)
-    expected = [row.training for row in nested.profile(x, repeats=0).rows]
-    with torch.no_grad():
-        assert [row.training for row in nested.profile(x, repeats=0).rows] == expected

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from partialsgd import LayerSum, LowRank, Width, nest
-from partialsgd.nested.layers import fast_paths
 from tests.zoo import again
 
 
@@ -38,30 +37,12 @@ def test_an_extracted_encoder_takes_the_path_that_its_layers_allow(spec: Any, ac
     assert flags(core) == ((0, 0, False) if spec is LOW else before), "two small layers have no one weight"
 
 
-def test_one_nested_layer_leaves_the_others_their_path() -> None:
-    model = encoder()
-    nest(model, LowRank(1 / 2, where="layers.1.linear1"))
-    assert flags(model) == (1, 0, False)
-
-
 def test_a_path_that_was_switched_off_stays_off() -> None:
     for spec in (Width(1 / 2), LOW):
         model = encoder(packs=False)
         for layer in model.layers:
             layer.activation_relu_or_gelu = 0
         assert flags(nest(model, spec).extract("full", example=torch.randn(3, 5, 8))) == (0, 0, False)
-
-
-def test_off_is_for_a_while() -> None:
-    for before in (True, False):
-        torch.backends.mha.set_fastpath_enabled(before)
-        try:
-            with pytest.raises(ZeroDivisionError), fast_paths.off():
-                assert not torch.backends.mha.get_fastpath_enabled()
-                raise ZeroDivisionError
-            assert torch.backends.mha.get_fastpath_enabled() is before
-        finally:
-            torch.backends.mha.set_fastpath_enabled(True)
 
 
 def test_a_small_level_of_low_rank_is_cheaper_in_evaluation_too() -> None:

@@ -11,12 +11,10 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from partialsgd import Width, nest
-from partialsgd.nested.layers.axes import Axis, whole
+from partialsgd.nested.layers.axes import Axis
 from partialsgd.nested.layers.base import level_parameters
-from partialsgd.nested.layers.kinds import Form, form_of
+from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.layers.narrow import NarrowLayer
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import many
@@ -43,7 +41,7 @@ def axes(draw, levels: tuple[str, ...], *, headed: bool) -> Axis:
     groups, tail = (draw(st.integers(1, 3)), draw(st.integers(0, 2))) if headed else (1, 0)
     length = groups * full + tail
     if draw(st.integers(0, 4)) == 0:
-        return whole(length)
+        return Axis(length)
     order = torch.tensor(draw(st.permutations(range(length)))) if draw(st.booleans()) else None
     return Axis(full, growing(draw, full, levels), groups, tail, order)
 
@@ -53,8 +51,8 @@ def cases(draw, *, pads: bool = False) -> Case:
     levels = SMALL[: draw(st.integers(1, 3))]
     rows, columns = draw(axes(levels, headed=True)), draw(axes(levels, headed=False))
     if pads:
-        columns = whole(columns.length(columns.full))
-    outputs, inputs = rows.length(rows.full), columns.length(columns.full)
+        columns = Axis(columns.length("full"))
+    outputs, inputs = rows.length("full"), columns.length("full")
     bias, kind = draw(st.booleans()), "linear" if pads else draw(st.sampled_from(["linear", "conv", "Conv1D"]))
     if kind == "conv":
         layer: nn.Module = nn.Conv2d(inputs, outputs, (2, 3), bias=bias)
@@ -70,8 +68,8 @@ def cases(draw, *, pads: bool = False) -> Case:
 
 
 def built(case: Case, *, pads: bool = False) -> NarrowLayer:
-    form = form_of(case.layer)
-    assert isinstance(form, Form)
+    form = linear_map_of(case.layer)
+    assert isinstance(form, LinearMap)
     return NarrowLayer(case.layer, form, case.rows, case.columns, Switch((*case.levels, "full")), pads=pads)
 
 
@@ -79,7 +77,7 @@ def places(axis: Axis, level: str) -> Tensor:
     """The units of the original layer that a level has, in their order."""
     kept = [group * axis.full + unit for group in range(axis.groups) for unit in range(axis.units(level))]
     kept += [axis.groups * axis.full + i for i in range(axis.tail)]
-    order = torch.arange(axis.length(axis.full)) if axis.order is None else axis.order
+    order = torch.arange(axis.length("full")) if axis.order is None else axis.order
     return order[torch.tensor(kept)]
 
 
@@ -97,13 +95,13 @@ def test_every_level_is_the_corner_of_the_whole(case: Case) -> None:
     for level in (*case.levels, "full"):
         with made.switch.at(level):
             weight, bias = corner(case, level)
-            assert torch.equal(made.form.as_stored(weight), made.weight)
+            assert torch.equal(made.linear.stored(weight), made.weight)
             assert (made.bias is None) == (bias is None) and (bias is None or torch.equal(bias, made.bias))
             assert (made.out_features, made.in_features) == tuple(weight.shape[:2])
             x = case.x(weight.shape[1])
-            expected = F.conv2d(x, weight, bias) if made.form.kind == "conv2d" else F.linear(x, weight, bias)
+            expected = F.conv2d(x, weight, bias) if made.linear.kind == "conv2d" else F.linear(x, weight, bias)
             torch.testing.assert_close(made(x), expected)
-            plain = made.plain(level, {})
+            plain = made.extract(level, {})
             assert type(plain) is type(case.layer) and torch.equal(plain.weight, made.weight)
             torch.testing.assert_close(plain(x), expected)
 
@@ -125,7 +123,7 @@ def test_every_number_is_held_once_and_a_level_has_whole_parameters(case: Case) 
 @many
 @given(cases())
 def test_gradients_are_those_of_the_corner(case: Case) -> None:
-    """A family whose numbers are gradients shows, joined, which gradient belongs where."""
+    """A nested model whose numbers are gradients shows, joined, which gradient belongs where."""
     made = built(case)
     for level in (*case.levels, "full"):
         with made.switch.at(level):
@@ -134,14 +132,14 @@ def test_gradients_are_those_of_the_corner(case: Case) -> None:
             x = case.x(weight.shape[1])
             y = made(x)
             mixture = torch.randn_like(y)
-            theirs = made.form.apply(x, leaves[0], leaves[1] if bias is not None else None)
+            theirs = made.linear.apply(x, leaves[0], leaves[1] if bias is not None else None)
             expected = torch.autograd.grad((theirs * mixture).sum(), leaves)
             ours = torch.autograd.grad((y * mixture).sum(), list(level_parameters(made, level)))
             numbers = built(case)
             with torch.no_grad():
                 for p, g in zip(level_parameters(numbers, level), ours, strict=True):
                     p.copy_(g)
-            torch.testing.assert_close(numbers.weight_at(level), made.form.as_stored(expected[0]))
+            torch.testing.assert_close(numbers.weight_at(level), made.linear.stored(expected[0]))
             if bias is not None:
                 torch.testing.assert_close(numbers.bias_at(level), expected[1])
 
@@ -155,15 +153,15 @@ def test_padded_outputs_have_their_width_and_zeros_in_the_places_of_missing_unit
         with made.switch.at(level):
             weight, bias = corner(case, level)
             x = case.x(weight.shape[1])
-            expected = torch.zeros(2, 3, axis.length(axis.full), dtype=torch.float64)
+            expected = torch.zeros(2, 3, axis.length("full"), dtype=torch.float64)
             kept = [g * axis.full + u for g in range(axis.groups) for u in range(axis.units(level))]
             kept += [axis.groups * axis.full + i for i in range(axis.tail)]
             expected[..., kept] = F.linear(x, weight, bias)
             torch.testing.assert_close(made(x), expected)
-            torch.testing.assert_close(made.plain(level, {})(x), expected)
+            torch.testing.assert_close(made.extract(level, {})(x), expected)
             outside = [i for i in range(expected.shape[-1]) if i not in kept]
             assert not made(x)[..., outside].any()
-            assert made.out_features == axis.length(axis.full), "whoever reads it sees the width of the outputs"
+            assert made.out_features == axis.length("full"), "whoever reads it sees the width of the outputs"
 
 
 @pytest.mark.parametrize("joins", [True, False])
@@ -173,63 +171,26 @@ def test_the_sum_over_columns_is_the_joined_product(
     shape: tuple[int, ...], bias: bool, joins: bool, monkeypatch
 ) -> None:
     """Where only the inputs are nested the rectangles are joined for many places alone."""
-    monkeypatch.setattr(Form, "has_many_places", lambda self, x: joins)
+    monkeypatch.setattr(LinearMap, "is_worth_merging", lambda self, x: joins)
     layer = nn.Linear(6, 5, bias=bias).double()
-    form = form_of(layer)
-    assert isinstance(form, Form)
-    made = NarrowLayer(layer, form, whole(5), Axis(6, {"a": 1, "b": 4}), Switch(("a", "b", "full")))
+    form = linear_map_of(layer)
+    assert isinstance(form, LinearMap)
+    made = NarrowLayer(layer, form, Axis(5), Axis(6, {"a": 1, "b": 4}), Switch(("a", "b", "full")))
     for level, inputs in (("a", 1), ("b", 4), ("full", 6)):
         x = torch.randn(*shape[:-1], inputs, dtype=torch.float64)
         with made.switch.at(level):
-            assert made._is_cut_by_columns(level) is (level != "a")
             y = made(x)
             assert y.shape == (*shape[:-1], 5)
             torch.testing.assert_close(y, form.apply(x, made._joined(level), made.bias))
 
 
-def test_inputs_that_are_not_contiguous() -> None:
-    nested = nest(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double(), Width(1 / 2))
-    x = torch.randn(6, 5, 4, dtype=torch.float64).transpose(0, 2)
-    torch.testing.assert_close(nested(x), nested(x.contiguous()))
-
-
-@pytest.mark.parametrize("order", ["first", "norm"])
-def test_each_level_costs_what_the_network_of_its_size_costs(order: str) -> None:
-    def flops(network: nn.Module, x: Tensor) -> int:
-        with FlopCounterMode(display=False) as counter:
-            network(x).sum().backward()
-        return counter.get_total_flops()
-
-    def network(hidden: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 3)
-        )
-
-    nested = nest(network(16), Width((1 / 4, 1 / 2), order=order))
-    x = torch.randn(10, 6)
-    for level, hidden in (("1/4", 4), ("1/2", 8), ("full", 16)):
-        with nested.at(level):
-            assert flops(nested, x) == flops(network(hidden), x)
-
-
 def test_frozen_and_half_precision_layers() -> None:
     layer = nn.Linear(6, 8).bfloat16()
     layer.weight.requires_grad_(False)
-    form = form_of(layer)
-    assert isinstance(form, Form)
+    form = linear_map_of(layer)
+    assert isinstance(form, LinearMap)
     made = NarrowLayer(layer, form, Axis(8, {"a": 3}), Axis(6, {"a": 2}), Switch(("a", "full")))
     assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
     for name, parameter in made.named_parameters():
         assert parameter.requires_grad is name.startswith("bias")
     assert torch.equal(made.weight, layer.weight)
-
-
-def test_the_description_says_how_many_of_how_many() -> None:
-    layer = nn.Linear(6, 8)
-    form = form_of(layer)
-    assert isinstance(form, Form)
-    levels = Switch(("a", "b", "full"))
-    made = NarrowLayer(layer, form, Axis(8, {"a": 2, "b": 4}), Axis(6, {"a": 3, "b": 3}), levels)
-    assert made.describe() == "2, 4 of 8 units; 3 of 6 inputs (6 → 8)"
-    heads = NarrowLayer(layer, form, Axis(4, {"a": 1, "b": 2}, groups=2), whole(6), levels, pads=True)
-    assert heads.describe() == "1, 2 of 4 units in each of 2 heads (6 → 8)"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from partialsgd import Width, nest
 from partialsgd.nested.planning.chains import hidden_groups
-from partialsgd.nested.planning.groups import Group, Producer
+from partialsgd.nested.planning.groups import Producer, UnitGroup
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import assert_one_function, few, shaken, untouched
@@ -45,12 +45,12 @@ class Blocks(nn.Module):
         return y
 
 
-def groups(model: nn.Module, *chains: tuple[str, ...]) -> list[Group]:
+def groups(model: nn.Module, *chains: tuple[str, ...]) -> list[UnitGroup]:
     return hidden_groups(NestPlan(model, Switch(("core", "full"))), chains)
 
 
-def gated(name: str, units: int) -> Group:
-    return Group(units, (Producer(f"{name}.gate"), Producer(f"{name}.up")), (f"{name}.down",))
+def gated(name: str, units: int) -> UnitGroup:
+    return UnitGroup(units, (Producer(f"{name}.gate"), Producer(f"{name}.up")), (f"{name}.down",))
 
 
 @pytest.mark.parametrize("chain", [("*.gate", "*.up", "*.down"), ("gate", "up", "down")])
@@ -73,8 +73,8 @@ def test_names_without_wildcards_and_dots_that_are_dots() -> None:
 def test_indices_of_a_sequential_are_names() -> None:
     layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     assert groups(layers, ("0", "2"), ("2", "4")) == [
-        Group(8, (Producer("0"),), ("2",)),
-        Group(6, (Producer("2"),), ("4",)),
+        UnitGroup(8, (Producer("0"),), ("2",)),
+        UnitGroup(6, (Producer("2"),), ("4",)),
     ]
     inner = nn.ModuleDict({"a": copy.deepcopy(layers), "b": copy.deepcopy(layers)})
     assert [g.name for g in groups(inner, ("0", "2"))] == ["a.0", "b.0"]
@@ -84,11 +84,11 @@ def test_indices_of_a_sequential_are_names() -> None:
 @pytest.mark.parametrize(
     ("chain", "message"),
     [
-        (("blocks.*.gate", "*.down"), r"'blocks\.0\.gate' makes hidden units, and nothing that matches '\*\.down'"),
-        (("*.up", "blocks.0.down"), "makes hidden units, and nothing that matches"),
+        (("blocks.*.gate", "*.down"), r"'blocks\.0\.gate' makes units, and no layer that matches '\*\.down'"),
+        (("*.up", "blocks.0.down"), "makes units, and no layer that matches"),
         (("*.up", "*.doun"), r"'\*\.doun' matches no module.*down"),
         (("*.down", "*.down"), r"'blocks\.0\.down' makes 5 units and 'blocks\.0\.down' takes 7"),
-        (("blocks.0", "special"), r"'special' makes and takes no hidden units: it is a Gated"),
+        (("blocks.0", "special"), r"'special' neither makes nor takes units: it is a Gated"),
     ],
 )
 def test_a_chain_that_does_not_hold_says_where(chain: tuple[str, ...], message: str) -> None:
@@ -97,17 +97,9 @@ def test_a_chain_that_does_not_hold_says_where(chain: tuple[str, ...], message: 
         nest(model, Width(1 / 2, hidden=chain))
 
 
-def test_makers_of_unlike_widths_are_refused() -> None:
-    model = nn.ModuleDict({"gate": nn.Linear(3, 4), "up": nn.Linear(3, 8), "down": nn.Linear(8, 3)})
-    with pytest.raises(ValueError, match="'gate' makes 4 units and 'down' takes 8"):
-        groups(model, ("gate", "up", "down"))
-    with pytest.raises(ValueError, match="'gate' makes 4 units and 'down' takes 8"):
-        groups(model, ("gate", "down"))
-
-
 def test_a_flattened_image_has_several_inputs_for_a_unit_and_a_sequence_is_refused() -> None:
     conv = nn.ModuleDict({"c": nn.Conv2d(3, 4, 3), "f": nn.Linear(36, 2)})
-    assert groups(conv, ("c", "f")) == [Group(4, (Producer("c"),), ("f",))]
+    assert groups(conv, ("c", "f")) == [UnitGroup(4, (Producer("c"),), ("f",))]
     with pytest.raises(ValueError, match="'c' makes 4 units and 'f' takes 36"):
         groups(nn.ModuleDict({"c": nn.Linear(3, 4), "f": nn.Linear(36, 2)}), ("c", "f"))
 
@@ -116,7 +108,7 @@ def test_a_flattened_image_has_several_inputs_for_a_unit_and_a_sequence_is_refus
 def test_a_norm_among_the_names_is_over_the_units(norms: str) -> None:
     model = shaken(nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)))
     before = copy.deepcopy(model)
-    assert groups(model, ("0", "1", "4")) == [Group(4, (Producer("0"),), ("4",), ("1",))]
+    assert groups(model, ("0", "1", "4")) == [UnitGroup(4, (Producer("0"),), ("4",), ("1",))]
     nested = nest(model, Width(1 / 2, hidden=("0", "1", "4")), norms=norms)
     x = torch.randn(5, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert_one_function(before, nested, {"input": x}, is_mask=norms == "shared")

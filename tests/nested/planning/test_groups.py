@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from partialsgd import Nested, Width, nest
 from partialsgd.nested.layers.narrow import NarrowLayer
-from partialsgd.nested.planning.groups import Cut, Group, Producer
+from partialsgd.nested.planning.groups import Cut, Producer, UnitGroup
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import output, shaken, untouched
@@ -96,7 +96,7 @@ def _corner(before: nn.Module, nested: Nested, name: str, units: list[int]) -> T
     """The best rows of the layer as it was, in the order that its inputs have now and cut as at the core."""
     weight: Tensor = before.get_submodule(name).weight[units]
     columns = layer(nested, name).columns
-    return columns.between(columns.ordered(weight, 1), 1, 0, columns.units("core"))
+    return columns.between(columns.permuted(weight, 1), 1, 0, columns.units("core"))
 
 
 @pytest.mark.parametrize("order", ["norm", "gradient"])
@@ -160,7 +160,7 @@ def test_packed_query_key_and_value(order: str) -> None:
 def test_several_queries_of_one_key_keep_the_same_units() -> None:
     """As in grouped-query attention; there is one head of keys for two of queries."""
     model = shaken(nn.ModuleDict({"q": nn.Linear(3, 8, bias=False), "k": nn.Linear(3, 4, bias=False)}))
-    cut = Cut(Group(2, (Producer("q", 4), Producer("k", 2)), pads=True), {"core": 1}, "norm")
+    cut = Cut(UnitGroup(2, (Producer("q", 4), Producer("k", 2)), pads=True), {"core": 1}, "norm")
     site = NestPlan(model, Switch(("core", "full")))
     q, k = (model[name].weight.detach().square().sum(1) for name in ("q", "k"))
     expected_q, expected_k = [], []
@@ -191,17 +191,6 @@ def test_the_whole_network_is_the_function_that_it_was(name: str, order: str) ->
     expected = output(model, network.inputs(3))
     nested = nest(model, Width((1 / 4, 1 / 2), order=order, query_key=network.query_key))
     torch.testing.assert_close(output(nested, network.inputs(3)), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_equal_units_keep_their_places() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, 0.5)
-    with torch.no_grad():
-        model[0].weight[2] = 1.0
-    nested = nest(model, Width(1 / 2, order="norm"))
-    order = layer(nested, "0").rows.order
-    assert order is not None and order.tolist() == [2, 0, 1, 3]
 
 
 def test_importance_is_added_in_double_precision() -> None:

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from partialsgd import Depth, LowRank, Width, nest
-from partialsgd.nested.planning.groups import Group, Producer
+from partialsgd.nested.planning.groups import Producer, UnitGroup
 from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.planning.transformers import feed_forward, query_key
+from partialsgd.nested.planning.transformers import feed_forward_groups, query_key_groups
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import assert_one_function, few, shaken
-from tests.zoo import TOKENS, ZOO, encoder, llama, mlp, tokens
+from tests.zoo import TOKENS, ZOO, encoder, mlp, tokens
 
 
 def site(model: nn.Module) -> NestPlan:
     return NestPlan(model, Switch(("core", "full")))
 
 
-def last(groups: list[Group]) -> Group:
+def last(groups: list[UnitGroup]) -> UnitGroup:
     return groups[-1]
 
 
@@ -32,36 +32,37 @@ def made_by(*names: str) -> tuple[Producer, ...]:
     return tuple(Producer(name) for name in names)
 
 
-FEED_FORWARD: dict[str, tuple[int, Group]] = {
+FEED_FORWARD: dict[str, tuple[int, UnitGroup]] = {
     "bert": (
         3,
-        Group(25, made_by("bert.encoder.layer.2.intermediate.dense"), ("bert.encoder.layer.2.output.dense",)),
+        UnitGroup(25, made_by("bert.encoder.layer.2.intermediate.dense"), ("bert.encoder.layer.2.output.dense",)),
     ),
-    "gpt2": (3, Group(25, made_by("transformer.h.2.mlp.c_fc"), ("transformer.h.2.mlp.c_proj",))),
+    "gpt2": (3, UnitGroup(25, made_by("transformer.h.2.mlp.c_fc"), ("transformer.h.2.mlp.c_proj",))),
     "llama": (
         3,
-        Group(25, made_by("model.layers.2.mlp.gate_proj", "model.layers.2.mlp.up_proj"),
+        UnitGroup(25, made_by("model.layers.2.mlp.gate_proj", "model.layers.2.mlp.up_proj"),
               ("model.layers.2.mlp.down_proj",)),
     ),
     "t5": (
         6,
-        Group(25, made_by("decoder.block.2.layer.2.DenseReluDense.wi"), ("decoder.block.2.layer.2.DenseReluDense.wo",)),
+        UnitGroup(25, made_by("decoder.block.2.layer.2.DenseReluDense.wi"),
+                  ("decoder.block.2.layer.2.DenseReluDense.wo",)),
     ),
     "t5_gated": (
         6,
-        Group(25, made_by(*(f"decoder.block.2.layer.2.DenseReluDense.wi_{i}" for i in (0, 1))),
+        UnitGroup(25, made_by(*(f"decoder.block.2.layer.2.DenseReluDense.wi_{i}" for i in (0, 1))),
               ("decoder.block.2.layer.2.DenseReluDense.wo",)),
     ),
-    "marian": (6, Group(21, made_by("model.decoder.layers.2.fc1"), ("model.decoder.layers.2.fc2",))),
-    "vit": (3, Group(25, made_by("vit.layers.2.mlp.fc1"), ("vit.layers.2.mlp.fc2",))),
-    "encoder": (3, Group(12, made_by("layers.2.linear1"), ("layers.2.linear2",))),
+    "marian": (6, UnitGroup(21, made_by("model.decoder.layers.2.fc1"), ("model.decoder.layers.2.fc2",))),
+    "vit": (3, UnitGroup(25, made_by("vit.layers.2.mlp.fc1"), ("vit.layers.2.mlp.fc2",))),
+    "encoder": (3, UnitGroup(12, made_by("layers.2.linear1"), ("layers.2.linear2",))),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FEED_FORWARD)
 def test_each_feed_forward_network_is_one_group(name: str) -> None:
     count, expected = FEED_FORWARD[name]
-    found = feed_forward(site(ZOO[name].build()))
+    found = feed_forward_groups(site(ZOO[name].build()))
     assert len(found) == count and last(found) == expected
 
 
@@ -77,7 +78,7 @@ QUERY_KEY: dict[str, tuple[int, int, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", QUERY_KEY)
 def test_query_and_key_of_each_attention_are_one_group_of_units_in_each_head(name: str) -> None:
     count, units, heads = QUERY_KEY[name]
-    found = query_key(site(ZOO[name].build()))
+    found = query_key_groups(site(ZOO[name].build()))
     assert len(found) == count
     for group in found:
         assert group.units == units and group.pads and not group.consumers
@@ -86,7 +87,7 @@ def test_query_and_key_of_each_attention_are_one_group_of_units_in_each_head(nam
 
 
 def test_packed_query_and_key_come_before_the_value() -> None:
-    found = query_key(site(ZOO["gpt2"].build()))
+    found = query_key_groups(site(ZOO["gpt2"].build()))
     assert [group.producers for group in found] == [
         (Producer(f"transformer.h.{i}.attn.c_attn", heads=4, tail=16, stacked=2),) for i in range(3)
     ]
@@ -98,16 +99,16 @@ def test_what_is_of_no_known_structure_is_found_by_nobody() -> None:
             super().__init__()
             self.fc1, self.fc2 = nn.Linear(3, 4), nn.Linear(4, 3)
 
-    assert feed_forward(site(Own())) == [], "names alone are no structure"
-    with pytest.raises(ValueError, match="no attention of a known structure in Sequential"):
-        query_key(site(mlp()))
+    assert feed_forward_groups(site(Own())) == [], "names alone are no structure"
+    with pytest.raises(ValueError, match="Sequential has no attention of a known structure"):
+        query_key_groups(site(mlp()))
     with pytest.raises(ValueError, match=r"'layers\.0\.self_attn' is an nn\.MultiheadAttention"):
-        query_key(site(encoder()))
+        query_key_groups(site(encoder()))
 
 
 def test_a_transformer_of_torch_with_a_decoder() -> None:
     model = shaken(nn.Transformer(8, 2, 1, 2, 12, dropout=0.0, batch_first=True))
-    assert [g.name for g in feed_forward(site(model))] == [
+    assert [g.name for g in feed_forward_groups(site(model))] == [
         "encoder.layers.0.linear1", "decoder.layers.0.linear1", "decoder.layers.1.linear1",
     ]  # fmt: skip
     before = copy.deepcopy(model)
@@ -152,7 +153,7 @@ def test_query_key_with_attention_to_another_sequence_in_gpt2() -> None:
     )  # fmt: skip
     model = shaken(GPT2LMHeadModel(config))
     before = copy.deepcopy(model)
-    groups = query_key(site(model))
+    groups = query_key_groups(site(model))
     assert [len(group.producers) for group in groups] == [1, 2, 1, 2]
     assert groups[1].producers[1] == Producer("transformer.h.0.crossattention.c_attn", 3, 12)
     nested = nest(model, Width(1 / 2, query_key=True, order="norm"))
@@ -237,11 +238,3 @@ def test_gpt2_is_one_function(data: st.DataObject) -> None:
         levels, preserves = data.draw(widths()), True
     nested = nest(model, levels=plus_depth(data.draw, levels, ("transformer.h",), layers))
     assert_one_function(before, nested, {"input_ids": tokens(2)[:, :4]}, preserves=preserves)
-
-
-def test_hidden_patterns_and_query_key_go_together() -> None:
-    nested = nest(llama(), Width(1 / 2, hidden=("layers.1.mlp.gate_proj", "layers.1.mlp.up_proj",
-                                                 "layers.1.mlp.down_proj"), query_key=True))  # fmt: skip
-    names = {name for name, by in nested.claimed.items() if by == "Width"}
-    assert {n for n in names if "mlp" in n} == {f"model.layers.1.mlp.{p}_proj" for p in ("gate", "up", "down")}
-    assert len([n for n in names if "self_attn" in n]) == 6

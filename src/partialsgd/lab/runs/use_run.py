@@ -20,7 +20,7 @@ from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.task import Numbers, Split, Task
 from partialsgd.nested import Nested
-from partialsgd.nested.planning.example_inputs import as_call
+from partialsgd.nested.example_inputs import as_call
 
 Checkpoint: TypeAlias = Literal["best", "last"]
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from partialsgd._util.bitwise_select import rows_of
 from partialsgd._util.snapshots import RandomState
-from partialsgd.nested.layers.kinds import Form, form_of
+from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.nested import Nested
-from partialsgd.nested.planning.build import hidden_layers
-from partialsgd.nested.planning.groups import Group, require_apart
+from partialsgd.nested.planning.build import find_hidden_groups
+from partialsgd.nested.planning.groups import UnitGroup, require_disjoint
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.specs import Hidden, chains_of
 from partialsgd.nested.switch import FULL, Switch
@@ -65,9 +65,9 @@ def hidden_units(model: nn.Module, hidden: Hidden | None = None, *, caller: str)
     model, prefix = _inside(unwrap(model))
     site = NestPlan(model, Switch((FULL,)), caller=caller)
     noise = RandomState(site.model)
-    groups = hidden_layers(site, chains_of(hidden))
+    groups = find_hidden_groups(site, chains_of(hidden))
     noise.restore()  # a trace runs what is random in the network
-    require_apart(groups)
+    require_disjoint(groups)
     found = [_units(site, group) for group in groups]
     free = [units for units in found if not _is_tied(site.parameters, units)]
     if not free:
@@ -125,7 +125,7 @@ def _kept(buffers: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
                 buffer.copy_(torch.where(outside.to(buffer.device), old, buffer))
 
 
-def _units(site: NestPlan, group: Group) -> Units:
+def _units(site: NestPlan, group: UnitGroup) -> Units:
     places: list[Place] = []
     for name in group.producer_names:
         transposed = _form(site, name).kind == "conv1d_hf"
@@ -149,9 +149,9 @@ def _places(site: NestPlan, layer: str, dimensions: dict[str, int], times: int =
             yield Place(names[held], dimension, times)
 
 
-def _form(site: NestPlan, name: str) -> Form:
-    form = form_of(site.modules[name])
-    assert isinstance(form, Form)  # looked at when the group was found
+def _form(site: NestPlan, name: str) -> LinearMap:
+    form = linear_map_of(site.modules[name])
+    assert isinstance(form, LinearMap)  # looked at when the group was found
     return form
 
 

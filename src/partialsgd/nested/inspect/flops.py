@@ -1,4 +1,4 @@
-"""Work: the FLOPs of a network, as torch counts them and as the paper does."""
+"""The FLOPs of a model, as torch counts them and as the paper does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from partialsgd._util.snapshots import Buffers, RandomState
 
-# Every way in which a backend spells the normalisation; one call of batch_norm reaches exactly one of them.
+# The operators by which backends implement BatchNorm; one call of batch_norm reaches exactly one of them.
 _BATCH_NORMS = (
     torch.ops.aten.native_batch_norm,
     torch.ops.aten._native_batch_norm_legit,
@@ -35,9 +35,9 @@ _BATCH_NORMS = (
 class Flops:
     """The work of one call on its whole batch.
 
-    `forward` and `training` (forward and backward) are torch's convention: convolutions and matrix
-    products, 2 for a multiply-add. `multiply_adds` is the paper's, for the forward pass: 1 for a
-    multiply-add, and 2 for every element that a BatchNorm puts out.
+    `forward` and `training` (forward and backward) follow torch's convention: convolutions and matrix products, 2 for
+    a multiply-add. `multiply_adds` follows the paper's, for the forward pass: 1 for a multiply-add, and 2 for every
+    output element of a BatchNorm.
     """
 
     forward: int
@@ -46,31 +46,31 @@ class Flops:
 
 
 def count(model: nn.Module, *args: object, **kwargs: object) -> Flops:
-    """The work of `model(*args, **kwargs)` and of its parameters' gradient; the model is left as it was.
+    """Count the work of `model(*args, **kwargs)` and of its parameters' gradient; the model is unchanged afterwards.
 
-    Operations are counted, not modules. Those that torch's counter does not know are nothing: on a
-    CPU the fused LSTM, and the fast path that nn.TransformerEncoder takes when frozen in eval mode.
+    Operators that torch's counter does not know count nothing: on a CPU the fused LSTM, and the fast path that
+    nn.TransformerEncoder takes in evaluation mode without gradients.
     """
     buffers, random = Buffers(model), RandomState(model)
-    counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_BATCH_NORMS, _batch_norm))
+    counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_BATCH_NORMS, _batch_norm_flops))
     try:
-        # Only the attention written as matrix products is counted on every device.
+        # Attention written as matrix products is the only kind that is counted on every device.
         with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter:
             output = model(*args, **kwargs)
-            forward, normalised = _products(counter), _normalisations(counter)
+            forward, batch_norm = _product_flops(counter), _counted_batch_norms(counter)
             _differentiate(output, [p for p in model.parameters() if p.requires_grad])
-            training = _products(counter)
+            training = _product_flops(counter)
     finally:
         buffers.restore()
         random.restore()
-    return Flops(forward, training, forward // 2 + normalised)
+    return Flops(forward, training, forward // 2 + batch_norm)
 
 
 def paper_epoch_flops(multiply_adds_per_level: Sequence[int], *, every_batch: bool, images: int = 45_000) -> float:
-    """The paper's FLOPs of an epoch (Table 3): 2 for each multiply-add of the forward passes alone.
+    """Return the paper's FLOPs of an epoch (Table 3): 2 for each multiply-add of the forward passes alone.
 
-    `multiply_adds_per_level` is for one image. `every_batch=True`: each batch goes through every
-    level (slimmable training). False: through one of them, in turn (alternating training).
+    `multiply_adds_per_level` is for one image. With `every_batch=True` each batch goes through every level (slimmable
+    training), otherwise through one of them in turn (alternating training).
     """
     if not multiply_adds_per_level:
         raise ValueError("multiply_adds_per_level is empty; give the multiply-adds of at least one level")
@@ -79,22 +79,21 @@ def paper_epoch_flops(multiply_adds_per_level: Sequence[int], *, every_batch: bo
 
 
 def _differentiate(output: object, parameters: Sequence[nn.Parameter]) -> None:
-    """The gradient of the sum of all outputs, which goes nowhere: `.grad` is not touched."""
+    """Compute the gradient of the sum of all outputs and discard it; `.grad` is not touched."""
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
     outputs = [leaf for leaf in leaves if leaf.is_floating_point() and leaf.requires_grad]
     if outputs and parameters:
-        ones = [torch.ones_like(leaf) for leaf in outputs]
-        torch.autograd.grad(outputs, parameters, ones, allow_unused=True)
+        torch.autograd.grad(outputs, parameters, [torch.ones_like(leaf) for leaf in outputs], allow_unused=True)
 
 
-def _batch_norm(shape: Sequence[int], *_: object, **__: object) -> int:
+def _batch_norm_flops(shape: Sequence[int], *_: object, **__: object) -> int:
     return 2 * prod(shape)
 
 
-def _products(counter: FlopCounterMode) -> int:
-    return counter.get_total_flops() - _normalisations(counter)
+def _product_flops(counter: FlopCounterMode) -> int:
+    return counter.get_total_flops() - _counted_batch_norms(counter)
 
 
-def _normalisations(counter: FlopCounterMode) -> int:
+def _counted_batch_norms(counter: FlopCounterMode) -> int:
     counts = counter.get_flop_counts().get("Global", {})
     return sum(counts.get(op, 0) for op in _BATCH_NORMS)

@@ -1,4 +1,4 @@
-"""What each level costs: parameters, work in two conventions, and measured time."""
+"""The cost of each level: parameters, FLOPs in two conventions, and measured time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, final
 import torch
 
 from partialsgd._util.snapshots import Modes
+from partialsgd.nested.example_inputs import Call
 from partialsgd.nested.inspect import flops
-from partialsgd.nested.planning.example_inputs import Call
 
 if TYPE_CHECKING:
     from partialsgd.nested.nested import Nested
@@ -20,53 +20,53 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Row:
-    """One level."""
+    """The cost of one level."""
 
     level: str
     parameters: int
     share: float
-    """Of the whole network's parameters."""
+    """The parameters divided by those of the full level."""
     forward: int
-    """FLOPs, as torch counts them: a multiply-add is two."""
+    """FLOPs of a forward pass, as torch counts them: a multiply-add is two."""
     training: int
     """FLOPs of forward and backward."""
     multiply_adds: int
-    """The paper's convention: BatchNorm counted, forward only."""
+    """The paper's count: forward only, with BatchNorm."""
     latency: float
-    """Median seconds of a forward pass in evaluation."""
+    """Median seconds of a forward pass in evaluation mode."""
 
 
 @final
 @dataclass(frozen=True)
 class Profile:
-    """One row a level, smallest first."""
+    """One row for each level, smallest first."""
 
     rows: tuple[Row, ...]
 
     def __str__(self) -> str:
         head = ("level", "parameters", "share", "forward FLOPs", "training FLOPs", "multiply-adds", "latency")
-        cells = [head, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
+        lines = [head, *(_cells(row) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+                [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
             )
-            for line in cells
+            for line in lines
         )
 
 
 def profile(nested: Nested, call: Call, repeats: int) -> Profile:
-    whole = nested.size(nested.levels[-1])
-    return Profile(tuple(_row(nested, level, call, repeats, whole) for level in nested.levels))
+    full = nested.size(nested.levels[-1])
+    return Profile(tuple(_measure(nested, level, call, repeats, full) for level in nested.levels))
 
 
-def _row(nested: Nested, level: str, call: Call, repeats: int, whole: int) -> Row:
+def _measure(nested: Nested, level: str, call: Call, repeats: int, full: int) -> Row:
     args, kwargs = call
-    parameters = nested.size(level)
+    size = nested.size(level)
     with nested.at(level):
         counted = flops.count(nested.model, *args, **kwargs)
         latency = _latency(nested, call, repeats)
-    return Row(level, parameters, parameters / whole, counted.forward, counted.training, counted.multiply_adds, latency)
+    return Row(level, size, size / full, counted.forward, counted.training, counted.multiply_adds, latency)
 
 
 def _latency(nested: Nested, call: Call, repeats: int) -> float:

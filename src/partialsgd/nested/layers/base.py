@@ -1,59 +1,66 @@
-"""What a nested layer is: one layer of several sizes, of which the switch says the one that runs."""
+"""Base classes of nested modules, and the parameters and modules that a level of a model uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from partialsgd.nested.switch import Switch
 
-Part: TypeAlias = nn.Parameter | nn.Module
+Member: TypeAlias = nn.Parameter | nn.Module
 
 
 class NestedModule(nn.Module):
-    """A module that is another one at each level. Its parameters are cut so that a level has whole ones."""
+    """A module that is smaller at smaller levels. Its parameters are stored in blocks, so a level uses whole ones."""
 
     switch: Switch
-    by: str
-    """What asked for it."""
+    spec_name: str
+    """The spec or option that put the module here, for the summary."""
 
-    def parts(self, level: str) -> Iterator[Part]:
-        """The parameters and modules inside that the level uses."""
+    def members(self, level: str) -> Iterator[Member]:
+        """Yield the parameters and child modules that the level uses."""
         raise NotImplementedError
 
-    def shipped(self, level: str) -> Iterator[Part]:
-        """Those of them that are left in size when the level is taken out: what is merged into another is not."""
-        return self.parts(level)
+    def extracted_members(self, level: str) -> Iterator[Member]:
+        """Yield parameters as many and as large as the extracted level has; some are merged into others there."""
+        return self.members(level)
 
-    def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
-        """A module of torch that computes what this one computes at the level; `memo` as in `deepcopy`."""
+    def extract(self, level: str, memo: dict[int, Any]) -> nn.Module:
+        """Return a plain torch module that computes the same at the level; `memo` is the one of `deepcopy`."""
         raise NotImplementedError
 
     def describe(self) -> str:
-        """What was nested, for the summary."""
+        """Return one line for the summary."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
         return self.describe()
 
+    def blocks(self, name: str, count: int) -> list[nn.Parameter]:
+        """Return the parameters `name0`, `name1`, … up to `count`; a level may add no block of a name."""
+        blocks = (self._parameters.get(f"{name}{i}") for i in range(count))
+        return [block for block in blocks if block is not None]
+
 
 class NestedLayer(NestedModule):
     """A linear or convolutional layer whose weight is joined from blocks.
 
-    `weight` is a property and no parameter: torch's Transformer fast path and T5 read it without calling forward.
+    `weight` is a property and not a parameter: torch's Transformer fast path and T5 read it without calling forward.
     """
 
-    def __init__(self, switch: Switch, counts: Mapping[str, int]) -> None:
+    def __init__(self, switch: Switch, block_counts: Mapping[str, int]) -> None:
         super().__init__()
         self.switch = switch
-        self.counts = dict(counts)
-        """For each level the number of its blocks, the smallest level's first."""
+        self.block_counts = dict(block_counts)
+        """The number of blocks that each level uses; the first blocks are the smallest level's."""
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight of the level that runs, as the original layer would hold it."""
+        """The dense weight of the current level, in the layout of the original layer."""
         return self.weight_at(self.switch.level)
 
     @property
@@ -70,36 +77,46 @@ class NestedLayer(NestedModule):
         raise NotImplementedError
 
     def sizes_at(self, level: str) -> tuple[int, int]:
-        """(outputs, inputs) of the level."""
+        """Return (outputs, inputs) of the level."""
         raise NotImplementedError
 
 
 def level_parameters(module: nn.Module, level: str) -> Iterator[nn.Parameter]:
-    """The parameters that a level of the network uses, each once."""
-    used = _walk(module, lambda nested: nested.parts(level))
-    yield from dict.fromkeys(part for part in used if isinstance(part, nn.Parameter))
-
-
-def level_size(module: nn.Module, level: str) -> int:
-    """How many numbers the level has when it is taken out of the network."""
-    left = _walk(module, lambda nested: nested.shipped(level))
-    return sum(part.numel() for part in dict.fromkeys(left) if isinstance(part, nn.Parameter))
+    """Yield the parameters that a level of the model uses, each once."""
+    members = _walk(module, lambda nested: nested.members(level))
+    yield from dict.fromkeys(member for member in members if isinstance(member, nn.Parameter))
 
 
 def level_modules(module: nn.Module, level: str) -> Iterator[nn.Module]:
-    """The modules that a level of the network runs, outermost first."""
-    run = _walk(module, lambda nested: nested.parts(level))
-    yield from dict.fromkeys(part for part in run if isinstance(part, nn.Module))
+    """Yield the modules that a level of the model runs, outermost first."""
+    members = _walk(module, lambda nested: nested.members(level))
+    yield from dict.fromkeys(member for member in members if isinstance(member, nn.Module))
 
 
-def _walk(part: Part, chosen: Callable[[NestedModule], Iterator[Part]]) -> Iterator[Part]:
-    """The part, and all inside it; of a nested module what is chosen."""
-    yield part
-    if isinstance(part, NestedModule):
-        inside = chosen(part)
-    elif isinstance(part, nn.Module):
-        inside = iter([*part.parameters(recurse=False), *part.children()])
-    else:
-        return
-    for one in inside:
-        yield from _walk(one, chosen)
+def extracted_size(module: nn.Module, level: str) -> int:
+    """Count the parameters of the level once it is extracted."""
+    members = _walk(module, lambda nested: nested.extracted_members(level))
+    return sum(member.numel() for member in dict.fromkeys(members) if isinstance(member, nn.Parameter))
+
+
+@contextmanager
+def exact_arithmetic(model: nn.Module) -> Iterator[None]:
+    """Switch autocast and inference mode off, so that new parameters are exact and can be trained."""
+    devices = {parameter.device.type for parameter in model.parameters()} - {"meta"}
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in devices:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def _walk(member: Member, members_of: Callable[[NestedModule], Iterator[Member]]) -> Iterator[Member]:
+    yield member
+    inner: Iterable[Member] = ()
+    if isinstance(member, NestedModule):
+        inner = members_of(member)
+    elif isinstance(member, nn.Module):
+        inner = [*member.parameters(recurse=False), *member.children()]
+    for one in inner:
+        yield from _walk(one, members_of)

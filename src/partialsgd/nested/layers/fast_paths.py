@@ -1,4 +1,4 @@
-"""torch's fast path through a Transformer, which in evaluation reads the weights of layers without calling them."""
+"""torch's Transformer fast path, which in evaluation mode reads the weights of layers without calling them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from partialsgd.nested.layers.narrow import NarrowLayer
 
 
 @contextmanager
-def off() -> Iterator[None]:
-    """Off for all: it also writes zeros where inputs are padded, and so computes another function."""
+def disabled() -> Iterator[None]:
+    """Switch the fast path off everywhere: it writes zeros where inputs are padded, and so is another function."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -22,30 +22,30 @@ def off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def leave(model: nn.Module) -> dict[str, int]:
-    """Switch it off where a layer is two products and has no one weight; what was said before, by name."""
-    before: dict[str, int] = {}
+def disable_where_unsafe(model: nn.Module) -> dict[str, int]:
+    """Switch the fast path off in modules with a layer that has no dense weight; return the old flags by name."""
+    flags: dict[str, int] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and not _has_weights(module):
-            before[name], module.activation_relu_or_gelu = module.activation_relu_or_gelu, 0
-        if isinstance(module, nn.TransformerEncoder) and not _have_weights(module):
-            before[name], module.use_nested_tensor = module.use_nested_tensor, False
-    return before
+        if isinstance(module, nn.TransformerEncoderLayer) and not _has_dense_weights(module):
+            flags[name], module.activation_relu_or_gelu = module.activation_relu_or_gelu, 0
+        if isinstance(module, nn.TransformerEncoder) and not _all_have_dense_weights(module):
+            flags[name], module.use_nested_tensor = module.use_nested_tensor, False
+    return flags
 
 
-def take(model: nn.Module, before: Mapping[str, int], copies: Mapping[int, nn.Module]) -> None:
-    """In a copy, by the original's id, switch it on again where all layers are plain."""
-    for name, said in before.items():
+def restore_in_copy(model: nn.Module, flags: Mapping[str, int], copies: Mapping[int, nn.Module]) -> None:
+    """Switch the fast path on again in copies, given by the id of the original, that have plain layers only."""
+    for name, flag in flags.items():
         copied = copies.get(id(model.get_submodule(name)))
-        if isinstance(copied, nn.TransformerEncoderLayer) and _has_weights(copied):
-            copied.activation_relu_or_gelu = said
-        if isinstance(copied, nn.TransformerEncoder) and _have_weights(copied):
-            copied.use_nested_tensor = bool(said)
+        if isinstance(copied, nn.TransformerEncoderLayer) and _has_dense_weights(copied):
+            copied.activation_relu_or_gelu = flag
+        if isinstance(copied, nn.TransformerEncoder) and _all_have_dense_weights(copied):
+            copied.use_nested_tensor = bool(flag)
 
 
-def _have_weights(encoder: nn.TransformerEncoder) -> bool:
-    return all(_has_weights(layer) for layer in encoder.layers.children())
+def _all_have_dense_weights(encoder: nn.TransformerEncoder) -> bool:
+    return all(_has_dense_weights(layer) for layer in encoder.layers.children())
 
 
-def _has_weights(layer: nn.Module) -> bool:
+def _has_dense_weights(layer: nn.Module) -> bool:
     return all(isinstance(getattr(layer, name, None), (nn.Linear, NarrowLayer)) for name in ("linear1", "linear2"))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from partialsgd._util import randomness
 from partialsgd.nested.layers.base import NestedLayer
-from partialsgd.nested.layers.kinds import Form, like, weight_of
 from partialsgd.nested.layers.lazy_weight import LazyWeight
+from partialsgd.nested.layers.linear_maps import LinearMap, parameter_like
 from partialsgd.nested.switch import Switch
 
 Init = Literal["svd", "matched", "zero"]
@@ -22,12 +22,12 @@ Init = Literal["svd", "matched", "zero"]
 
 @final
 class LowRankLayer(NestedLayer):
-    """VU + W at full, the first k columns of V and rows of U at rank k; one bias, shared.
+    """The full level multiplies by VU + W, a level of rank k by the first k columns of V and rows of U.
 
-    U and V lie in blocks, one for each level's share of the rank, so that a level moves whole parameters.
+    The bias is shared. U and V are stored in blocks, one for the ranks that each level adds.
     """
 
-    by = "LowRank"
+    spec_name = "LowRank"
 
     U0: nn.Parameter
     V0: nn.Parameter
@@ -35,88 +35,84 @@ class LowRankLayer(NestedLayer):
     bias: nn.Parameter | None
 
     def __init__(
-        self, layer: nn.Module, form: Form, ranks: Mapping[str, int], switch: Switch, *, init: Init, key: int
+        self, layer: nn.Module, linear: LinearMap, ranks: Mapping[str, int], switch: Switch, *, init: Init, key: int
     ) -> None:
         bounds = [0, *sorted(set(ranks.values()))]
         counts = {level: bounds.index(rank) for level, rank in ranks.items()}
         super().__init__(switch, {level: counts.get(level, len(bounds) - 1) for level in switch.levels})
-        self.form, self.bounds, self.small = form, bounds, frozenset(ranks)
+        self.linear, self.bounds, self.low_rank_levels = linear, bounds, frozenset(ranks)
         weight = layer.get_parameter("weight")
-        u, v, w = factors(weight_of(layer, form), bounds, init, key)
+        u, v, w = _initial_factors(linear.weight_of(layer), bounds, init, key)
         for i, (low, high) in enumerate(itertools.pairwise(bounds)):
-            self.register_parameter(f"U{i}", like(weight, u[low:high]))
-            self.register_parameter(f"V{i}", like(weight, v[:, low:high]))
-        self.register_parameter("W", like(weight, w))
+            self.register_parameter(f"U{i}", parameter_like(weight, u[low:high]))
+            self.register_parameter(f"V{i}", parameter_like(weight, v[:, low:high]))
+        self.register_parameter("W", parameter_like(weight, w))
         self.register_parameter("bias", layer._parameters["bias"])
 
     def forward(self, x: Tensor) -> Tensor:
-        level = self.switch.level
+        level, linear = self.switch.level, self.linear
         u, v = self._factors(level)
-        if level in self.small:
-            return self.form.pointwise(self.form.apply(x, u, None), v, self.bias)
-        if self.form.has_many_places(x):  # W + VU costs k · in · out, two products k · (in + out) in each place
-            return self.form.apply(x, self._merged(u, v), self.bias)
-        return self.form.apply(x, self.W, self.bias) + self.form.pointwise(self.form.apply(x, u, None), v, None)
+        if level in self.low_rank_levels:
+            return linear.apply_pointwise(linear.apply(x, u, None), v, self.bias)
+        if linear.is_worth_merging(x):  # W + VU costs k · in · out, two products k · (in + out) at each position
+            return linear.apply(x, self._merged(u, v), self.bias)
+        return linear.apply(x, self.W, self.bias) + linear.apply_pointwise(linear.apply(x, u, None), v, None)
 
     @property
     def weight(self) -> Tensor:
-        """The product VU, or W + VU, made when it is used for more than its dtype."""
+        """The product VU, or W + VU; it is computed when more than its shape, dtype or device is used."""
         if torch.compiler.is_compiling():
             return self.weight_at(self.switch.level)
-        return LazyWeight(self.W, self.form.as_stored(self.W).shape, partial(self.weight_at, self.switch.level))
+        return LazyWeight(self.W, self.linear.stored(self.W).shape, partial(self.weight_at, self.switch.level))
 
     def weight_at(self, level: str) -> Tensor:
         u, v = self._factors(level)
-        dense = (v @ u.flatten(1)).view_as(self.W) if level in self.small else self._merged(u, v)
-        return self.form.as_stored(dense)
+        dense = (v @ u.flatten(1)).view_as(self.W) if level in self.low_rank_levels else self._merged(u, v)
+        return self.linear.stored(dense)
 
     def sizes_at(self, level: str) -> tuple[int, int]:
-        return self.form.outputs, self.form.inputs
+        return self.linear.outputs, self.linear.inputs
 
-    def parts(self, level: str) -> Iterator[nn.Parameter]:
-        for i in range(self.counts[level]):
-            yield self.get_parameter(f"U{i}")
-            yield self.get_parameter(f"V{i}")
-        if level not in self.small:
+    def members(self, level: str) -> Iterator[nn.Parameter]:
+        count = self.block_counts[level]
+        for u, v in zip(self.blocks("U", count), self.blocks("V", count), strict=True):
+            yield from (u, v)
+        if level not in self.low_rank_levels:
             yield self.W
         if self.bias is not None:
             yield self.bias
 
-    def shipped(self, level: str) -> Iterator[nn.Parameter]:
-        """At full VU goes into W."""
-        if level in self.small:
-            return self.parts(level)
+    def extracted_members(self, level: str) -> Iterator[nn.Parameter]:
+        """Yield W and the bias at full, where VU is merged into W."""
+        if level in self.low_rank_levels:
+            return self.members(level)
         return iter([self.W] if self.bias is None else [self.W, self.bias])
 
-    def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
+    def extract(self, level: str, memo: dict[int, Any]) -> nn.Module:
         u, v = self._factors(level)
-        if level not in self.small:
-            return self.form.plain(self._merged(u, v), self.bias)
-        pair = nn.Sequential(self.form.plain(u, None), self.form.plain_pointwise(v, self.bias))
-        # Code that asks a layer only for the dtype or device of its weight (T5, patch embeddings) gets an answer.
+        if level not in self.low_rank_levels:
+            return self.linear.build(self._merged(u, v), self.bias)
+        pair = nn.Sequential(self.linear.build(u, None), self.linear.build_pointwise(v, self.bias))
+        # T5 and patch embeddings read the dtype or device of a layer's `weight`, which a Sequential does not have.
         pair.register_buffer("weight", u.new_empty(0).detach(), persistent=False)
         return pair
 
     def describe(self) -> str:
-        outputs, inputs = self.W.flatten(1).shape
         ranks = ", ".join(str(rank) for rank in self.bounds[1:])
-        return f"rank {ranks} of {min(outputs, inputs)} ({self.form.inputs} → {self.form.outputs})"
+        return f"rank {ranks} of {self.linear.full_rank} ({self.linear.inputs} → {self.linear.outputs})"
 
     def _factors(self, level: str) -> tuple[Tensor, Tensor]:
-        count = self.counts[level]
+        count = self.block_counts[level]
         if count == 1:
             return self.U0, self.V0
-        names = range(count)
-        return torch.cat([getattr(self, f"U{i}") for i in names]), torch.cat([getattr(self, f"V{i}") for i in names], 1)
+        return torch.cat(tuple(self.blocks("U", count))), torch.cat(tuple(self.blocks("V", count)), 1)
 
     def _merged(self, u: Tensor, v: Tensor) -> Tensor:
-        if self.form.kernel:
-            return torch.addmm(self.W.flatten(1), v, u.flatten(1)).view_as(self.W)
-        return torch.addmm(self.W, v, u)
+        return torch.addmm(self.W.flatten(1), v, u.flatten(1)).view_as(self.W)
 
 
-def factors(weight: Tensor, bounds: list[int], init: Init, key: int) -> tuple[Tensor, Tensor, Tensor]:
-    """U, V and W for the given weight. What is drawn beyond the first rank starts without effect."""
+def _initial_factors(weight: Tensor, bounds: list[int], init: Init, key: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U, V and W for a weight. Ranks beyond the smallest level's start without effect, unless by SVD."""
     matrix, first, rank = weight.flatten(1), bounds[1], bounds[-1]
     if init == "svd":
         exact = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
@@ -124,26 +120,23 @@ def factors(weight: Tensor, bounds: list[int], init: Init, key: int) -> tuple[Te
         root = singular[:rank].sqrt()
         u, v = (root[:, None] * right[:rank]).to(matrix), (left[:, :rank] * root).to(matrix)
     else:
-        u_scale, v_scale = _xavier(weight, first) if init == "zero" else _matched(matrix, first)
-        u = _drawn(rank, matrix.shape[1], u_scale, randomness.key(key, "U")).to(matrix)
-        v = _drawn(matrix.shape[0], rank, v_scale, randomness.key(key, "V")).to(matrix)
+        u_std, v_std = _initial_stds(weight, first, init)
+        u = _uniform(rank, matrix.shape[1], u_std, randomness.key(key, "U")).to(matrix)
+        v = _uniform(matrix.shape[0], rank, v_std, randomness.key(key, "V")).to(matrix)
         v[:, first:] = 0
     product = (v @ u).view_as(weight)
     return u.view(rank, *weight.shape[1:]), v, torch.zeros_like(weight) if init == "zero" else weight - product
 
 
-def _xavier(weight: Tensor, rank: int) -> tuple[float, float]:
-    """The deviations of U and V as of two layers of their own."""
-    outputs, inputs, places = weight.shape[0], weight.shape[1], weight[0, 0].numel()
-    return math.sqrt(2 / (places * (inputs + rank))), math.sqrt(2 / (rank + outputs))
+def _initial_stds(weight: Tensor, rank: int, init: Init) -> tuple[float, float]:
+    """Return the standard deviations of U and V."""
+    if init == "zero":  # as Xavier initialises two layers
+        outputs, inputs, positions = weight.shape[0], weight.shape[1], weight[0, 0].numel()
+        return math.sqrt(2 / (positions * (inputs + rank))), math.sqrt(2 / (rank + outputs))
+    std = (weight.flatten(1).float().pow(2).mean().item() / rank) ** 0.25  # Var(VU) = k Var(V) Var(U) is Var(W₀)
+    return std, std
 
 
-def _matched(matrix: Tensor, rank: int) -> tuple[float, float]:
-    """Var(VU) = k Var(V) Var(U) is to be Var(W₀): both factors get the same deviation."""
-    each = (matrix.float().pow(2).mean().item() / rank) ** 0.25
-    return each, each
-
-
-def _drawn(rows: int, columns: int, deviation: float, key: int) -> Tensor:
+def _uniform(rows: int, columns: int, std: float, key: int) -> Tensor:
     generator = torch.Generator().manual_seed(key)
-    return (torch.rand(rows, columns, generator=generator) * 2 - 1) * (math.sqrt(3) * deviation)
+    return (torch.rand(rows, columns, generator=generator) * 2 - 1) * (math.sqrt(3) * std)

@@ -1,4 +1,4 @@
-"""a(x) + b(x): the sum of two layers, or of two networks, of which one is the core (Figure 1)."""
+"""a(x) + b(x): the sum of two layers or of two networks, of which one is the core (Figure 1)."""
 
 from __future__ import annotations
 
@@ -11,62 +11,66 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor, fx, nn
 
-from partialsgd.nested.layers.base import NestedModule, Part
-from partialsgd.nested.layers.kinds import Form, form_of, weight_of
+from partialsgd.nested.example_inputs import Call
+from partialsgd.nested.layers.base import Member, NestedModule
+from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.switch import FULL, Switch
 
-Taken: TypeAlias = Sequence[int | str]
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+ArgumentKeys: TypeAlias = Sequence[int | str]
+"""Positions of positional arguments and names of keyword arguments."""
 
 
-class Sum(NestedModule):
-    """The core alone at small levels, and the sum at the others."""
+class _Sum(NestedModule):
+    """A module that runs the core alone at small levels, and the sum at the others."""
 
     core_name: str
 
     def is_sum(self, level: str) -> bool:
         raise NotImplementedError
 
-    def parts(self, level: str) -> Iterator[nn.Module]:
+    def members(self, level: str) -> Iterator[nn.Module]:
         for name, child in self.named_children():
             if self.is_sum(level) or name == self.core_name:
                 yield child
 
     def describe(self) -> str:
-        parts = " + ".join(f"{name} ({type(child).__name__})" for name, child in self.named_children())
-        return f"{parts}, core = {self.core_name}"
+        terms = " + ".join(f"{name} ({type(child).__name__})" for name, child in self.named_children())
+        return f"{terms}, core = {self.core_name}"
 
 
 @final
-class SumLayer(Sum):
+class SumLayer(_Sum):
     """old(x) + new(x)."""
 
-    by = "LayerSum"
+    spec_name = "LayerSum"
 
     def __init__(
-        self, old: nn.Module, new: nn.Module, core: Literal["old", "new"], small: Sequence[str], switch: Switch
+        self, old: nn.Module, new: nn.Module, core: Literal["old", "new"], core_levels: Sequence[str], switch: Switch
     ) -> None:
         super().__init__()
         self.old, self.new = old, new
-        self.core_name, self.small, self.switch = core, frozenset(small), switch
+        self.core_name, self.core_levels, self.switch = core, frozenset(core_levels), switch
 
     def is_sum(self, level: str) -> bool:
-        return level not in self.small
+        return level not in self.core_levels
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.switch.level in self.small:
+        if self.switch.level in self.core_levels:
             return getattr(self, self.core_name)(*args, **kwargs)
         return add(self.old(*args, **kwargs), self.new(*args, **kwargs))
 
     @property
     def weight(self) -> Tensor:
-        """For code that reads a layer's weight: of two linear layers the sum is linear too."""
+        """The weight that code may read from a layer without calling it; the sum of two linear layers is linear."""
+        if self.is_sum(self.switch.level):
+            return self.old.get_parameter("weight") + self.new.get_parameter("weight")
         core: Tensor = getattr(self, self.core_name).weight
-        return (
-            core
-            if self.switch.level in self.small
-            else self.old.get_parameter("weight") + self.new.get_parameter("weight")
-        )
+        return core
+
+    @property
+    def bias(self) -> Tensor | None:
+        terms = [self.old, self.new] if self.is_sum(self.switch.level) else [getattr(self, self.core_name)]
+        return _summed_bias(*terms)
 
     @property
     def in_features(self) -> int:
@@ -76,43 +80,41 @@ class SumLayer(Sum):
     def out_features(self) -> int:
         return int(getattr(self, self.core_name).out_features)
 
-    @property
-    def bias(self) -> Tensor | None:
-        terms = [self.old, self.new] if self.is_sum(self.switch.level) else [getattr(self, self.core_name)]
-        return _total([layer._parameters.get("bias") for layer in terms])
-
-    def shipped(self, level: str) -> Iterator[Part]:
-        """Two linear layers become one, with a bias if either has one."""
-        if not self.is_sum(level) or _shared_form(self.old, self.new) is None:
-            yield from self.parts(level)
+    def extracted_members(self, level: str) -> Iterator[Member]:
+        """Yield one weight and one bias for two linear layers, which are merged."""
+        if not self.is_sum(level) or _common_linear_map(self.old, self.new) is None:
+            yield from self.members(level)
             return
         yield self.old.get_parameter("weight")
-        biases = (layer._parameters["bias"] for layer in (self.old, self.new))
-        yield from [bias for bias in biases if bias is not None][:1]
+        yield from [bias for layer in (self.old, self.new) if (bias := layer._parameters["bias"]) is not None][:1]
 
-    def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
-        if level in self.small:
+    def extract(self, level: str, memo: dict[int, Any]) -> nn.Module:
+        if not self.is_sum(level):
             return copy.deepcopy(self.get_submodule(self.core_name), memo)
-        return _merged(self.old, self.new) or _sum_of(
-            {"old": copy.deepcopy(self.old, memo), "new": copy.deepcopy(self.new, memo)}
-        )
+        linear = _common_linear_map(self.old, self.new)
+        if linear is not None:
+            weight = self.old.get_parameter("weight") + self.new.get_parameter("weight")
+            return linear.build(linear.stored(weight), _summed_bias(self.old, self.new))
+        return _sum_module({name: copy.deepcopy(child, memo) for name, child in self.named_children()})
 
 
 @final
-class OutputSum(Sum):
+class OutputSum(_Sum):
     """core(x) + extension(x): two networks whose outputs are added; nested, the core also runs alone.
 
-    Wide-and-deep is `nest(OutputSum(core=deep, extension=wide))`. By default both get all inputs; with
-    `inputs=((0,), (1, "mask"))` the core gets the first argument, the extension the second and `mask`.
+    Wide-and-deep is `nest(OutputSum(core=deep, extension=wide))`. By default both networks get all inputs; with
+    `inputs=((0,), (1, "mask"))` the core gets the first argument, the extension the second one and `mask`.
     """
 
-    by = "OutputSum"
+    spec_name = "OutputSum"
 
-    def __init__(self, core: nn.Module, extension: nn.Module, *, inputs: tuple[Taken, Taken] | None = None) -> None:
+    def __init__(
+        self, core: nn.Module, extension: nn.Module, *, inputs: tuple[ArgumentKeys, ArgumentKeys] | None = None
+    ) -> None:
         super().__init__()
         self.core, self.extension = core, extension
         self.core_name, self.switch = "core", Switch((FULL,))
-        if inputs is not None and (len(inputs) != 2 or any(isinstance(i, (int, str)) for i in inputs)):
+        if inputs is not None and (len(inputs) != 2 or any(isinstance(keys, (int, str)) for keys in inputs)):
             raise ValueError(f"inputs must be two lists, the core's arguments and the extension's; got {inputs!r}")
         self.inputs = inputs
 
@@ -120,31 +122,32 @@ class OutputSum(Sum):
         return level == FULL
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        theirs, others = self.share(0, args, kwargs)
-        y = self.core(*theirs, **others)
-        if self.switch.level != FULL:
+        core_args, core_kwargs = self.arguments_of("core", args, kwargs)
+        y = self.core(*core_args, **core_kwargs)
+        if not self.is_sum(self.switch.level):
             return y
-        theirs, others = self.share(1, args, kwargs)
-        return add(y, self.extension(*theirs, **others))
+        extension_args, extension_kwargs = self.arguments_of("extension", args, kwargs)
+        return add(y, self.extension(*extension_args, **extension_kwargs))
 
-    def share(self, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the core (0) or the extension (1)."""
+    def arguments_of(self, term: Literal["core", "extension"], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return the arguments that one of the two networks gets."""
         if self.inputs is None:
             return args, kwargs
-        taken = self.inputs[part]
-        if missing := [i for i in taken if (i not in kwargs if isinstance(i, str) else i >= len(args))]:
-            raise ValueError(f"the {('core', 'extension')[part]} takes argument {missing[0]!r}, which was not given")
-        return tuple(args[i] for i in taken if isinstance(i, int)), {i: kwargs[i] for i in taken if isinstance(i, str)}
+        keys = self.inputs[0 if term == "core" else 1]
+        if missing := [key for key in keys if (key not in kwargs if isinstance(key, str) else key >= len(args))]:
+            raise ValueError(f"the {term} takes argument {missing[0]!r}, which was not given")
+        by_name = {key: kwargs[key] for key in keys if isinstance(key, str)}
+        return tuple(args[key] for key in keys if isinstance(key, int)), by_name
 
-    def plain(self, level: str, memo: dict[int, Any]) -> nn.Module:
-        names = ("core", "extension") if self.is_sum(level) else ("core",)
-        return _sum_of({name: copy.deepcopy(self.get_submodule(name), memo) for name in names}, self.inputs)
+    def extract(self, level: str, memo: dict[int, Any]) -> nn.Module:
+        terms = {"core": self.core, "extension": self.extension} if self.is_sum(level) else {"core": self.core}
+        return _sum_module({name: copy.deepcopy(term, memo) for name, term in terms.items()}, self.inputs)
 
 
 def add(a: Any, b: Any) -> Any:
-    """a + b without broadcasting: a sum of networks is of outputs of one shape."""
+    """Add two tensors of one shape; nothing is broadcast."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        raise TypeError(f"a sum is of tensors, got {type(a).__name__} and {type(b).__name__}")
+        raise TypeError(f"the two terms of a sum must be tensors, got {type(a).__name__} and {type(b).__name__}")
     if a.shape != b.shape:
         raise ValueError(
             f"the two terms of a sum have shapes {tuple(a.shape)} and {tuple(b.shape)}; they must be equal"
@@ -153,70 +156,61 @@ def add(a: Any, b: Any) -> Any:
 
 
 def require_same_signature(old: nn.Module, new: nn.Module, name: str) -> None:
-    """Where the inputs of a layer are known, both are tried before anything is changed."""
-    form = form_of(old)
-    if isinstance(form, str):
+    """Try both layers on an input, if its shape is known, before anything is changed."""
+    linear = linear_map_of(old)
+    if isinstance(linear, str):
         return
-    x = weight_of(old, form).new_zeros(2, form.inputs, *[9 * k for k in form.kernel])
+    x = linear.weight_of(old).new_zeros(2, linear.inputs, *[9 * k for k in linear.kernel])
     try:
-        with torch.no_grad():  # copies, in evaluation: no statistics move, no noise is drawn
+        with torch.no_grad():  # on copies in evaluation mode: no statistics move and no random number is drawn
             add(copy.deepcopy(old).eval()(x), copy.deepcopy(new).eval()(x))
     except Exception as error:
         raise ValueError(
-            f"{name!r} and the layer made for it do not add up on an input of shape {tuple(x.shape)}: {error}"
+            f"{name!r} and the layer made for it cannot be added on an input of shape {tuple(x.shape)}: {error}"
         ) from error
 
 
-def _merged(old: nn.Module, new: nn.Module) -> nn.Module | None:
-    """One layer with the weights added, where both are linear in the same way."""
-    form = _shared_form(old, new)
-    if form is None:
-        return None
-    weight = old.get_parameter("weight") + new.get_parameter("weight")
-    return form.plain(form.as_stored(weight), _total([layer._parameters["bias"] for layer in (old, new)]))
+def _common_linear_map(old: nn.Module, new: nn.Module) -> LinearMap | None:
+    linear = linear_map_of(old)
+    return None if isinstance(linear, str) or linear != linear_map_of(new) else linear
 
 
-def _shared_form(old: nn.Module, new: nn.Module) -> Form | None:
-    form = form_of(old)
-    return None if isinstance(form, str) or form != form_of(new) else form
+def _summed_bias(*layers: nn.Module) -> Tensor | None:
+    biases: list[Tensor] = [bias for layer in layers if (bias := layer._parameters.get("bias")) is not None]
+    return torch.stack(biases).sum(0) if biases else None
 
 
-def _total(terms: Sequence[Tensor | None]) -> Tensor | None:
-    there = [term for term in terms if term is not None]
-    return torch.stack(there).sum(0) if there else None
-
-
-def _sum_of(parts: dict[str, nn.Module], inputs: tuple[Taken, Taken] | None = None) -> nn.Module:
-    """A module of torch that adds the outputs of its parts. One part of all inputs stands for itself."""
-    if inputs is None and len(parts) == 1:
-        return next(iter(parts.values()))
+def _sum_module(terms: dict[str, nn.Module], inputs: tuple[ArgumentKeys, ArgumentKeys] | None = None) -> nn.Module:
+    """Build a torch.fx module that adds the outputs of its terms; one term that takes all inputs stays itself."""
+    if inputs is None and len(terms) == 1:
+        return next(iter(terms.values()))
     graph = fx.Graph()
-    shares = _shared(graph, list(parts.values())) if inputs is None else _chosen(graph, inputs)
-    terms = [graph.call_module(name, args, kwargs) for name, (args, kwargs) in zip(parts, shares, strict=False)]
-    graph.output(graph.call_function(operator.add, tuple(terms)) if len(terms) > 1 else terms[0])
-    return fx.GraphModule(parts, graph)
+    calls = _same_arguments(graph, list(terms.values())) if inputs is None else _own_arguments(graph, inputs)
+    outputs = [graph.call_module(name, args, kwargs) for name, (args, kwargs) in zip(terms, calls, strict=False)]
+    graph.output(graph.call_function(operator.add, tuple(outputs)) if len(outputs) > 1 else outputs[0])
+    return fx.GraphModule(terms, graph)
 
 
-def _shared(graph: fx.Graph, parts: Sequence[nn.Module]) -> list[Arguments]:
-    """All inputs for each: what the first part must have in order, what it may have by name, to those who know it."""
-    known = [inspect.signature(part.forward).parameters for part in parts]
+def _same_arguments(graph: fx.Graph, terms: Sequence[nn.Module]) -> list[Call]:
+    """Give each term the required arguments of the first by position, and its optional ones by name if known there."""
+    signatures = [inspect.signature(term.forward).parameters for term in terms]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = [p for p in known[0].values() if p.kind not in variadic]
-    needed = [p for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
-    args = tuple(graph.placeholder(p.name) for p in needed) or (graph.placeholder("x"),)
-    others = {p.name: graph.placeholder(p.name, default_value=p.default) for p in named if p not in needed}
-    return [(args, {name: node for name, node in others.items() if name in theirs}) for theirs in known]
+    named = [p for p in signatures[0].values() if p.kind not in variadic]
+    required = [p for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
+    args = tuple(graph.placeholder(p.name) for p in required) or (graph.placeholder("x"),)
+    optional = {p.name: graph.placeholder(p.name, default_value=p.default) for p in named if p not in required}
+    return [(args, {name: node for name, node in optional.items() if name in names}) for names in signatures]
 
 
-def _chosen(graph: fx.Graph, inputs: tuple[Taken, Taken]) -> list[Arguments]:
-    """For each part its own inputs."""
-    wanted = [i for taken in inputs for i in taken]
-    count = 1 + max((i for i in wanted if isinstance(i, int)), default=-1)
-    given: dict[int | str, fx.Node] = {i: graph.placeholder(f"input_{i}") for i in range(count)}
-    for i in wanted:
-        if isinstance(i, str) and i not in given:
-            given[i] = graph.placeholder(i)
+def _own_arguments(graph: fx.Graph, inputs: tuple[ArgumentKeys, ArgumentKeys]) -> list[Call]:
+    """Give each term the arguments that `inputs` lists for it."""
+    keys = [key for term_keys in inputs for key in term_keys]
+    count = 1 + max((key for key in keys if isinstance(key, int)), default=-1)
+    nodes: dict[int | str, fx.Node] = {i: graph.placeholder(f"input_{i}") for i in range(count)}
+    for key in keys:
+        if isinstance(key, str) and key not in nodes:
+            nodes[key] = graph.placeholder(key)
     return [
-        (tuple(given[i] for i in taken if isinstance(i, int)), {i: given[i] for i in taken if isinstance(i, str)})
-        for taken in inputs
+        (tuple(nodes[key] for key in own if isinstance(key, int)), {k: nodes[k] for k in own if isinstance(k, str)})
+        for own in inputs
     ]

@@ -1,4 +1,4 @@
-"""Which channels are coupled: a trace of the network tells, through normalisation, activations and residual sums."""
+"""Channels and units that belong together, found by tracing a model with torch.fx."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from partialsgd._util.snapshots import Modes
-from partialsgd.nested.layers.kinds import Form, form_of
-from partialsgd.nested.planning.groups import Group, Producer
+from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
+from partialsgd.nested.planning.groups import Producer, UnitGroup
 from partialsgd.nested.planning.nest_plan import NestPlan
 
-_FIXED = -1  # the group of what must not be narrowed: the network's inputs and outputs
+_FIXED = -1  # the group of the model's inputs and outputs, which must not be narrowed
 
 _KEEP_CHANNELS = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus),
@@ -29,34 +29,36 @@ _KEEP_FUNCTIONS = (
     *(F.dropout, F.dropout2d, F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.interpolate),
 )
 _KEEP_METHODS = ("relu", "tanh", "sigmoid", "contiguous", "clone", "detach")
-_OVER_PLACES = {"mean": ((2, 3), (-2, -1), (-1, -2), [2, 3], [-2, -1]), "flatten": (1,)}
+# First arguments with which these reduce or join positions only, and not channels.
+_OVER_POSITIONS = {"mean": ((2, 3), (-2, -1), (-1, -2), [2, 3], [-2, -1]), "flatten": (1,)}
 _SUMS = (operator.add, operator.iadd, torch.add)
+_HINT = 'name the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
 
 
-def channel_groups(site: NestPlan) -> list[Group]:
-    """The hidden channels and units of a network that torch.fx can trace."""
-    modes = Modes(site.model)
+def channel_groups(plan: NestPlan) -> list[UnitGroup]:
+    """Return the hidden channels and units of a model that torch.fx can trace."""
+    modes = Modes(plan.model)
     try:
-        found = [_groups_in(site, site.model.train(training)) for training in (True, False)]
+        groups, groups_in_evaluation = (_traced_groups(plan, plan.model.train(mode)) for mode in (True, False))
     finally:
         modes.restore()
-    if found[0] != found[1]:
+    if groups != groups_in_evaluation:
         raise ValueError(
-            f"{site.caller} does not understand {type(site.model).__name__}, which runs other layers in training than "
-            'in evaluation; say the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
+            f"{plan.caller} cannot narrow {type(plan.model).__name__}, which runs other layers in training mode than "
+            f"in evaluation mode; {_HINT}"
         )
-    return found[0]
+    return groups
 
 
-def _groups_in(site: NestPlan, model: nn.Module) -> list[Group]:
+def _traced_groups(plan: NestPlan, model: nn.Module) -> list[UnitGroup]:
     try:
         graph = fx.Tracer().trace(model)
     except Exception as error:
         raise ValueError(
-            f"{site.caller} does not understand {type(model).__name__}: no Transformer layer of a known structure, and "
-            f'it cannot be traced ({error}); say the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
+            f"{plan.caller} finds no hidden units in {type(model).__name__}: it has no Transformer layer of a known "
+            f"structure, and torch.fx cannot trace it ({error}); {_HINT}"
         ) from error
-    trace = _Trace(site)
+    trace = _ChannelTrace(plan)
     for node in graph.nodes:
         trace.visit(node)
     return trace.groups()
@@ -64,9 +66,11 @@ def _groups_in(site: NestPlan, model: nn.Module) -> list[Group]:
 
 @final
 @dataclass
-class _Trace:
-    site: NestPlan
-    of: dict[fx.Node, int] = field(default_factory=dict)
+class _ChannelTrace:
+    """A union-find over groups of channels: every layer opens a group, and sums join the groups of their terms."""
+
+    plan: NestPlan
+    group_of: dict[fx.Node, int] = field(default_factory=dict)
     parent: list[int] = field(default_factory=list)
     producers: dict[int, list[str]] = field(default_factory=dict)
     consumers: dict[int, list[str]] = field(default_factory=dict)
@@ -74,49 +78,33 @@ class _Trace:
     called: set[str] = field(default_factory=set)
 
     def visit(self, node: fx.Node) -> None:
-        given = [self.root(self.of[arg]) for arg in node.all_input_nodes]
+        inputs = [self.root(self.group_of[arg]) for arg in node.all_input_nodes]
         if node.op in ("placeholder", "get_attr"):
-            self.of[node] = _FIXED
+            self.group_of[node] = _FIXED
         elif node.op == "output":
-            for group in given:
+            for group in inputs:
                 self.join(group, _FIXED)
         elif node.op == "call_module":
-            self.of[node] = self._module(str(node.target), given)
+            self.group_of[node] = self._visit_module(str(node.target), inputs)
         elif node.op == "call_method" and node.target == "size":
-            self.of[node] = _FIXED
-        elif node.target in _SUMS and given:
-            self.of[node] = self._sum(given)
+            self.group_of[node] = _FIXED
+        elif node.target in _SUMS and inputs:
+            self.group_of[node] = inputs[0]
+            for other in inputs[1:]:
+                self.group_of[node] = self.join(self.group_of[node], other)
         elif _keeps_channels(node):
-            self.of[node] = given[0]
-        elif all(group == _FIXED for group in given):
-            self.of[node] = _FIXED
+            self.group_of[node] = inputs[0]
+        elif all(group == _FIXED for group in inputs):
+            self.group_of[node] = _FIXED
         else:
-            raise ValueError(self._not_understood(f"{_name(node.target)} (at {node.name!r})"))
+            raise self._unknown(f"{_name(node.target)} (at {node.name!r})")
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[UnitGroup]:
         roots = dict.fromkeys(self.root(group) for group in self.producers)
-        found = [self._group(root) for root in roots if root != _FIXED]
-        if not found:
-            raise ValueError(f"{type(self.site.model).__name__} has no hidden units that could be fewer")
-        return found
-
-    def _group(self, root: int) -> Group:
-        makers, takers = self._members(self.producers, root), self._members(self.consumers, root)
-        forms = [form for name in makers if isinstance(form := form_of(self.site.modules[name]), Form)]
-        units = forms[0].outputs
-        if any(form.outputs != units for form in forms):
-            raise ValueError(self._not_understood(f"the sum of the outputs of {', '.join(map(repr, makers))}"))
-        for name in takers:
-            form = form_of(self.site.modules[name])
-            assert isinstance(form, Form)  # only such layers were noted
-            # A flattened image has its places within a channel, a flattened sequence its units within a place.
-            if form.inputs != units and (form.inputs % units or any(f.kind != "conv2d" for f in forms)):
-                raise ValueError(self._not_understood(f"{name!r}, which takes {form.inputs} inputs of {units} units"))
-        norms = self._members(self.norms, root)
-        for name in norms:
-            if self.site.modules[name].num_features != units:
-                raise ValueError(self._not_understood(f"{name!r}, which normalises more than {units} units"))
-        return Group(units, tuple(Producer(name) for name in makers), takers, norms)
+        groups = [self._group(root) for root in roots if root != _FIXED]
+        if not groups:
+            raise ValueError(f"{type(self.plan.model).__name__} has no hidden units that could be fewer")
+        return groups
 
     def root(self, group: int) -> int:
         while group != _FIXED and self.parent[group] != group:
@@ -131,44 +119,60 @@ class _Trace:
             self.parent[b] = a
         return a
 
-    def _module(self, name: str, given: list[int]) -> int:
-        module = self.site.modules[name]
-        form = form_of(module)
-        if isinstance(module, (nn.Linear, nn.Conv2d)) and isinstance(form, str):
-            raise ValueError(self._not_understood(f"{name!r}: {form}"))
-        if isinstance(form, Form):
-            if name in self.called:
-                raise ValueError(self._not_understood(f"{name!r}, which runs twice"))
-            self.called.add(name)
-            self.consumers.setdefault(given[0], []).append(name)
-            self.parent.append(len(self.parent))
-            self.producers[len(self.parent) - 1] = [name]
-            return len(self.parent) - 1
-        if isinstance(module, _BatchNorm):
-            if name in self.called:
-                raise ValueError(self._not_understood(f"{name!r}, which runs twice"))
-            self.called.add(name)
-            self.norms.setdefault(given[0], []).append(name)
-            return given[0]
-        cuts_channels = isinstance(module, nn.Flatten) and module.start_dim != 1
-        if (isinstance(module, _KEEP_CHANNELS) and not cuts_channels) or all(group == _FIXED for group in given):
-            return given[0] if given else _FIXED
-        raise ValueError(self._not_understood(f"{name!r}, a {type(module).__name__}"))
+    def _group(self, root: int) -> UnitGroup:
+        makers, takers = self._members(self.producers, root), self._members(self.consumers, root)
+        linear_maps = [self._linear_map(name) for name in makers]
+        units = linear_maps[0].outputs
+        if any(linear.outputs != units for linear in linear_maps):
+            raise self._unknown(f"the sum of the outputs of {', '.join(map(repr, makers))}")
+        is_image = all(linear.kind == "conv2d" for linear in linear_maps)
+        for name in takers:
+            inputs = self._linear_map(name).inputs
+            # A flattened image has the positions of one channel in a row, a flattened sequence has not.
+            if inputs != units and (inputs % units or not is_image):
+                raise self._unknown(f"{name!r}, which takes {inputs} inputs of {units} units")
+        norms = self._members(self.norms, root)
+        for name in norms:
+            if self.plan.modules[name].num_features != units:
+                raise self._unknown(f"{name!r}, which normalises more than {units} units")
+        return UnitGroup(units, tuple(Producer(name) for name in makers), takers, norms)
 
-    def _sum(self, given: list[int]) -> int:
-        total = given[0]
-        for other in given[1:]:
-            total = self.join(total, other)
-        return total
+    def _linear_map(self, name: str) -> LinearMap:
+        linear = linear_map_of(self.plan.modules[name])
+        assert isinstance(linear, LinearMap)  # only such layers are recorded
+        return linear
+
+    def _visit_module(self, name: str, inputs: list[int]) -> int:
+        module = self.plan.modules[name]
+        linear = linear_map_of(module)
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and isinstance(linear, str):
+            raise self._unknown(f"{name!r}: {linear}")
+        if isinstance(linear, LinearMap):
+            self._require_first_call(name)
+            self.consumers.setdefault(inputs[0], []).append(name)
+            group = len(self.parent)
+            self.parent.append(group)
+            self.producers[group] = [name]
+            return group
+        if isinstance(module, _BatchNorm):
+            self._require_first_call(name)
+            self.norms.setdefault(inputs[0], []).append(name)
+            return inputs[0]
+        mixes_channels = isinstance(module, nn.Flatten) and module.start_dim != 1
+        if (isinstance(module, _KEEP_CHANNELS) and not mixes_channels) or all(group == _FIXED for group in inputs):
+            return inputs[0] if inputs else _FIXED
+        raise self._unknown(f"{name!r}, a {type(module).__name__}")
+
+    def _require_first_call(self, name: str) -> None:
+        if name in self.called:
+            raise self._unknown(f"{name!r}, which runs twice")
+        self.called.add(name)
 
     def _members(self, table: dict[int, list[str]], root: int) -> tuple[str, ...]:
         return tuple(name for group, names in table.items() if self.root(group) == root for name in names)
 
-    def _not_understood(self, what: str) -> str:
-        return (
-            f"{self.site.caller} does not understand {what}: it cannot tell which hidden units go together; "
-            'say the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
-        )
+    def _unknown(self, what: str) -> ValueError:
+        return ValueError(f"{self.plan.caller} cannot tell which hidden units belong together at {what}; {_HINT}")
 
 
 def _keeps_channels(node: fx.Node) -> bool:
@@ -176,9 +180,8 @@ def _keeps_channels(node: fx.Node) -> bool:
         return True
     if node.op == "call_method" and node.target in _KEEP_METHODS:
         return True
-    # Means over places and flattening keep channels apart if they begin after the channels.
-    given = [*node.args[1:], *node.kwargs.values()]
-    return bool(given) and given[0] in _OVER_PLACES.get(_name(node.target), ())
+    arguments = [*node.args[1:], *node.kwargs.values()]
+    return bool(arguments) and arguments[0] in _OVER_POSITIONS.get(_name(node.target), ())
 
 
 def _name(target: Any) -> str:

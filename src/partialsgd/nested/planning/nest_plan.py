@@ -1,17 +1,17 @@
-"""Where a family is built: the model as it is, and what is to be replaced in it. Nothing changes before `commit`."""
+"""`NestPlan`: which modules of a model are to be replaced, and by what. Nothing changes before `carry_out`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 from torch import nn
 
 from partialsgd._util import randomness
 from partialsgd.nested.layers.axes import Axis
 from partialsgd.nested.layers.base import NestedModule
-from partialsgd.nested.layers.kinds import Form, form_of
+from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.switch import Switch
 from partialsgd.parameters import Parameters, closest, matches
 
@@ -19,50 +19,51 @@ from partialsgd.parameters import Parameters, closest, matches
 @final
 @dataclass
 class NestPlan:
-    """A plan in the making. `nest` either carries out all of it or raises before it has touched the model."""
+    """A plan that `nest` fills; it carries out all of it, or raises before the model has changed."""
 
     model: nn.Module
     switch: Switch
     seed: int = 0
-    replaced: dict[str, NestedModule] = field(default_factory=dict)
-    claimed: dict[str, str] = field(default_factory=dict)
+    replacements: dict[str, NestedModule] = field(default_factory=dict)
+    nested_by: dict[str, str] = field(default_factory=dict)
+    """The spec that replaces each module."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Layers that could have been nested, with why they were not."""
-    narrowed: dict[str, Axis] = field(default_factory=dict)
-    """BatchNorm layers whose units are fewer at some level."""
+    """The layers that could have been nested, each with the reason why it is not."""
+    norm_axes: dict[str, Axis] = field(default_factory=dict)
+    """The BatchNorm modules that have fewer units at some level."""
     caller: str = "Width"
-    """Who asks for the hidden units, for messages."""
+    """The spec or method that asks for hidden units, for error messages."""
 
     def __post_init__(self) -> None:
         self.modules = dict(self.model.named_modules())
         self.parameters = Parameters(self.model)
 
     def match(self, patterns: Sequence[str]) -> list[str]:
-        """The modules that a pattern covers; every pattern must cover some."""
+        """Return the modules that any pattern matches; a pattern that matches none is an error."""
         for pattern in patterns:
             if not any(matches(name, pattern) for name in self.modules if name):
                 raise ValueError(f"pattern {pattern!r} matches no module; {closest(pattern, self.modules)}")
         return [name for name in self.modules if name and any(matches(name, pattern) for pattern in patterns)]
 
-    def form(self, name: str) -> Form:
-        """The form of a layer that is to be nested; a layer that cannot be is refused, with why."""
-        reason = self.refusal(name)
+    def linear_map(self, name: str) -> LinearMap:
+        """Return the linear map of a layer that is to be nested, or raise if it cannot be."""
+        reason = self.why_not_nestable(name)
         if reason is not None:
             raise ValueError(f"{name!r} cannot be nested: {reason}; exclude it, or name other layers")
-        form = form_of(self.modules[name])
-        assert isinstance(form, Form)  # else there was a reason
-        return form
+        linear = linear_map_of(self.modules[name])
+        assert isinstance(linear, LinearMap)  # otherwise there was a reason
+        return linear
 
-    def refusal(self, name: str) -> str | None:
-        form = form_of(self.modules[name])
-        return form if isinstance(form, str) else self.entanglement(name)
+    def why_not_nestable(self, name: str) -> str | None:
+        linear = linear_map_of(self.modules[name])
+        return linear if isinstance(linear, str) else self.why_not_replaceable(name)
 
-    def entanglement(self, name: str) -> str | None:
-        """What would break if another module stood in the place of this one."""
+    def why_not_replaceable(self, name: str) -> str | None:
+        """Return what would break if another module took the place of this one, or None."""
         layer = self.modules[name]
         if name and isinstance(self.modules[name.rpartition(".")[0]], nn.MultiheadAttention):
             return "it belongs to nn.MultiheadAttention, which reads its children's weights without calling them"
-        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        if _has_hooks(layer):
             return "it has hooks, which would be lost"
         inside = f"{name}." if name else ""
         for parameter, _ in layer.named_parameters():
@@ -71,44 +72,54 @@ class NestPlan:
                     return f"its {parameter} is tied to {alias!r}"
         return None
 
-    def claim(self, name: str, by: str, replacement: NestedModule) -> None:
-        if name in self.claimed:
-            raise ValueError(f"{name!r} is claimed by {self.claimed[name]} and by {by}; a layer is nested in one way")
-        self.claimed[name], self.replaced[name] = by, replacement
-        replacement.training = self.modules[name].training
-
     def require_no_hooks(self, name: str) -> None:
-        module = self.modules[name]
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        if _has_hooks(self.modules[name]):
             raise ValueError(f"{name!r} cannot be nested: it has hooks, which would be lost; remove them first")
 
     def require_registered(self) -> None:
-        """A layer that is also kept in a list or a dict of its owner would run there as it was."""
-        replaced = {self.modules[name]: name for name in self.replaced}
+        """Refuse a layer that its owner also holds in a plain attribute, list or dict: the old one would run there."""
+        replaced = {self.modules[name]: name for name in self.replacements}
         for owner, module in self.modules.items():
             for attribute, value in vars(module).items():
-                if attribute == "_modules":
-                    continue
-                inside = value.values() if isinstance(value, dict) else value
-                for one in inside if isinstance(inside, (list, tuple, set, type({}.values()))) else [inside]:
-                    if isinstance(one, nn.Module) and one in replaced:
+                for held in _elements(value) if attribute != "_modules" else ():
+                    if isinstance(held, nn.Module) and held in replaced:
                         raise ValueError(
-                            f"{replaced[one]!r} cannot be nested: it is also kept in the attribute {attribute!r} of "
-                            f"{owner or 'the model'!r}, which would go on with the old one; use an nn.ModuleList"
+                            f"{replaced[held]!r} cannot be nested: the attribute {attribute!r} of "
+                            f"{owner or 'the model'!r} holds it too and would keep the old one; use an nn.ModuleList"
                         )
 
+    def replace(self, name: str, replacement: NestedModule) -> None:
+        """Plan to replace one module; a module can be replaced once."""
+        if name in self.nested_by:
+            specs = f"{self.nested_by[name]} and {replacement.spec_name}"
+            raise ValueError(f"{name!r} is matched by {specs}; a layer can be nested by one spec only")
+        self.nested_by[name], self.replacements[name] = replacement.spec_name, replacement
+        replacement.training = self.modules[name].training
+
     def key(self, name: str) -> int:
+        """Return the random seed for the weights of a module."""
         return randomness.key(self.seed, "nest", name)
 
-    def commit(self) -> nn.Module:
-        """Put the nested modules in the places of the old ones, wherever these are registered."""
-        new = {self.modules[name]: replacement for name, replacement in self.replaced.items()}
+    def carry_out(self) -> nn.Module:
+        """Put the nested modules where the old ones are registered, and return the root of the model."""
+        new = {self.modules[name]: replacement for name, replacement in self.replacements.items()}
         for parent in [*self.model.modules(), *new.values()]:
             for child, module in parent._modules.items():
-                if module in new and new[module] is not parent:  # a sum keeps the layer that it replaces
+                if module in new and new[module] is not parent:  # a sum contains the layer that it replaces
                     parent._modules[child] = new[module]
         root = new.get(self.model, self.model)
         for module in root.modules():
             if isinstance(module, NestedModule):
                 module.switch = self.switch
         return root
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks)
+
+
+def _elements(value: Any) -> Sequence[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple, set)) else [value]

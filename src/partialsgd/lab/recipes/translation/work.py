@@ -88,4 +88,4 @@ def _products(network: Nested) -> Iterator[_Product]:
     for name, layer in network.nested_modules().items():
         if isinstance(layer, LowRankLayer):
             of_source = ".decoder." not in f".{name}" or name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
-            yield _Product(layer.form.inputs, layer.form.outputs, layer.bounds[-1], of_source)
+            yield _Product(layer.linear.inputs, layer.linear.outputs, layer.bounds[-1], of_source)

@@ -13,11 +13,11 @@ import transformers
 from torch import Tensor, nn
 
 from partialsgd import LowRank, Nested, OutputSum, Width, export, nest
-from partialsgd.nested.planning.example_inputs import tensors_of
+from partialsgd.nested.example_inputs import tensors_of
 from tests.zoo import ZOO, specs_for
 
 
-def family(name: str, kind: str) -> Nested:
+def nested_model(name: str, kind: str) -> Nested:
     torch.manual_seed(0)
     network = ZOO[name]
     nested = nest(network.build(), **specs_for(network)[kind])
@@ -50,7 +50,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "kind", "level"), CASES)
 def test_onnxruntime_agrees_with_torch(tmp_path: Path, name: str, kind: str, level: str) -> None:
-    nested = family(name, kind)
+    nested = nested_model(name, kind)
     export.export(nested, level, tmp_path, format="onnx")
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
     for rows in (1, 3):
@@ -90,7 +90,7 @@ class Fixed(nn.Module):
 def test_a_batch_that_the_code_fixes_is_that_of_the_example(tmp_path: Path) -> None:
     nested = nest(Fixed(), LowRank(1 / 2, where="layers.0")).eval()
     x = torch.ones(7, 6)
-    with pytest.warns(UserWarning, match="batches of the size of the example alone, for Fixed fixes it"):
+    with pytest.warns(UserWarning, match="batches of the example.s size, which Fixed fixes"):
         export.export(nested, "core", tmp_path, format="onnx", example=x)
     with nested.at("core"), torch.no_grad():
         torch.testing.assert_close(run(tmp_path, x)[0], nested(x))
@@ -176,7 +176,7 @@ def test_dynamic_names_arguments_and_dimensions_that_there_are(tmp_path: Path) -
 def test_a_dimension_that_the_code_fixes_cannot_be_dynamic(tmp_path: Path) -> None:
     nested = nest(mlp(), LowRank(1 / 2, where="0"))
     with pytest.raises(
-        RuntimeError, match=r"(?s)cannot trace Sequential with .*'width'.* leave out those that its code"
+        RuntimeError, match=r"(?s)cannot trace Sequential with .*'width'.* leave out the dimensions that its code"
     ):
         export.export(
             nested, "core", tmp_path, format="onnx", example=torch.ones(2, 6), dynamic={"input": {1: "width"}}

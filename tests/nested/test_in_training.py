@@ -1,15 +1,21 @@
-"""A family among other things: inside a larger module, under other modes, copied, wrapped, or held on to elsewhere."""
+"""Nested models in training: inside other modules, with PartialSGD, copied, wrapped and with a teacher."""
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from partialsgd import Depth, LowRank, Nested, OutputSum, PartialSGD, Width, methods, nest
+import partialsgd as ps
+from partialsgd import Depth, LowRank, Nested, OutputSum, PartialSGD, Width, export, methods, nest
+from partialsgd.method import Context
+from partialsgd.nested.branches import branch_of
+from partialsgd.parameters import Parameters
+from tests.families import family
 
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
@@ -28,7 +34,7 @@ def closure_of(model: nn.Module, x: torch.Tensor = X):
     return run
 
 
-def test_what_lies_around_a_family_trains_at_every_level() -> None:
+def test_what_lies_around_a_nested_model_trains_at_every_level() -> None:
     outer = nn.Sequential(nest(mlp(), Width(1 / 2)), nn.Linear(3, 3))
     body = outer[0]
     assert isinstance(body, Nested)
@@ -39,27 +45,14 @@ def test_what_lies_around_a_family_trains_at_every_level() -> None:
         assert not torch.equal(before, outer[1].weight), step.level
 
 
-@pytest.mark.parametrize("spec", [LowRank(1 / 4), Width(1 / 2)], ids=["rank", "width"])
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
-def test_modes_around_nest_and_extract_change_nothing(spec, mode) -> None:
-    before, model = mlp(), mlp()
-    with mode():
-        nested = nest(model, spec)
-        plain = [nested.extract(level, example=X) for level in nested.levels]
-    torch.testing.assert_close(nested(X), before(X))
-    for network in plain:
-        assert all(p.requires_grad and p.dtype is torch.float32 for p in network.parameters())
-        network(X).sum().backward()
-
-
-def test_a_copied_driver_is_not_run_with_the_old_familys_levels() -> None:
+def test_a_copied_driver_is_not_run_with_the_old_models_levels() -> None:
     nested = nest(mlp(), Width(1 / 2))
     optimizer = torch.optim.SGD(nested.parameters(), 0.1)
     sgd = PartialSGD(nested, optimizer, methods.alternating())
     sgd.step(closure_of(nested))
     sgd.step(closure_of(nested))
     other, _, driver = copy.deepcopy((nested, optimizer, sgd))
-    with pytest.raises(ValueError, match="build the method for the family that is trained"):
+    with pytest.raises(ValueError, match="are not those of this nested model"):
         driver.step(closure_of(other))
 
 
@@ -81,7 +74,7 @@ def test_a_layer_that_is_also_held_elsewhere_is_refused(hold) -> None:
             self.held = hold(self.a)
 
     model = Net()
-    with pytest.raises(ValueError, match=r"'a' cannot be nested: it is also kept in the attribute 'held'"):
+    with pytest.raises(ValueError, match=r"'a' cannot be nested: the attribute 'held' of"):
         nest(model, LowRank(1 / 2, where="a"))
     assert type(model.a) is nn.Linear
 
@@ -130,20 +123,14 @@ def test_a_teacher_that_did_not_run_is_missed() -> None:
     sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating(distill=True))
 
     def closure(g) -> torch.Tensor:
-        outputs = nested.model(X)  # past the family
+        outputs = nested.model(X)  # past the nested model
         loss = outputs.square().mean() if g.teacher is None else outputs.mean()
         loss.backward()
         return loss
 
     sgd.step(closure)
-    with pytest.raises(RuntimeError, match="call the family itself"):
+    with pytest.raises(RuntimeError, match="call the nested model, nested"):
         sgd.step(closure)
-
-
-def test_a_wrapped_family_is_as_good_to_a_method() -> None:
-    nested = nest(mlp(), Width(1 / 2))
-    for wrapper in (torch.compile(nested, backend="eager"), nn.DataParallel(nested)):
-        assert methods.alternating().bind(wrapper).name == methods.alternating().bind(nested).name
 
 
 def test_a_failed_recalibration_leaves_the_statistics() -> None:
@@ -151,7 +138,7 @@ def test_a_failed_recalibration_leaves_the_statistics() -> None:
     nested = nest(model, Width(1 / 2))
     nested(X)
     before = copy.deepcopy(nested.state_dict())
-    with pytest.raises(TypeError, match=r"of pairs give the first"):
+    with pytest.raises(TypeError, match=r"for a loader of pairs give"):
         nested.recalibrate("full", [(X, Y)])
     assert all(torch.equal(before[key], value) for key, value in nested.state_dict().items())
 
@@ -167,15 +154,7 @@ def test_hooks_on_blocks_and_norms_are_not_lost_silently() -> None:
         nest(normed, Width(1 / 2), norms="shared")
 
 
-def test_compiled_levels_run_the_models_own_hooks() -> None:
-    nested, seen = nest(mlp(), Width(1 / 2)), []
-    nested.model.register_forward_pre_hook(lambda module, args: seen.append(len(args)))
-    nested.compile(backend="eager")
-    nested(X)
-    assert seen
-
-
-def test_an_example_follows_the_family_to_another_dtype_and_holds_no_data() -> None:
+def test_an_example_follows_the_nested_model_to_another_dtype_and_holds_no_data() -> None:
     nested = nest(mlp(), LowRank(1 / 4))
     nested(torch.randn(10_000, 6))
     example = nested.example()
@@ -202,7 +181,7 @@ def test_training_and_evaluation_that_differ_are_not_traced_as_one() -> None:
 @pytest.mark.parametrize(
     ("make", "kind", "says"),
     [
-        (lambda: nest(mlp(), levels=[LowRank(1 / 4)]), TypeError, "levels maps names to specs"),
+        (lambda: nest(mlp(), levels=[LowRank(1 / 4)]), TypeError, "levels must map names to specs"),
         (lambda: nest(mlp(), {"small": LowRank(1 / 4)}), TypeError, r"write levels=\{"),
         (lambda: nest(mlp(), "LowRank"), TypeError, "got a str"),
         (lambda: nest(mlp(), OutputSum(mlp(), mlp())), TypeError, r"nest\(OutputSum"),
@@ -216,3 +195,59 @@ def test_training_and_evaluation_that_differ_are_not_traced_as_one() -> None:
 def test_common_slips_are_told_what_to_write(make, kind, says) -> None:
     with pytest.raises(kind, match=says):
         make()
+
+
+def context(nested):
+    return Context(0, 0, Parameters(nested), {})
+
+
+def test_the_full_level_is_no_perturbation_and_the_core_is_a_switch() -> None:
+    nested = family()
+    assert branch_of(nested, "full").perturb(context(nested)).is_nowhere
+    perturbation = branch_of(nested, "core").perturb(context(nested))
+    assert perturbation.is_structural
+    with perturbation.at():
+        assert nested.level == "core"
+    assert nested.level == "full"
+
+
+def test_a_step_inside_of_at_is_refused() -> None:
+    nested = family()
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating())
+    with nested.at("core"), pytest.raises(RuntimeError, match=r"outside of nested.at\('core'\)"):
+        sgd.step(lambda: nested(torch.ones(2, 6)).sum())
+
+
+@pytest.mark.parametrize("make", [methods.alternating, methods.only, methods.slimmable, methods.sandwich])
+def test_a_network_that_is_not_nested_is_refused(make) -> None:
+    with pytest.raises(TypeError, match=r"ps\.nest"):
+        make().bind(torch.nn.Linear(2, 2))
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+
+
+def test_a_nested_model_of_one_level_is_its_network_trained_saved_and_taken_out(tmp_path: Path) -> None:
+    nested, model, x = ps.nest(build(), levels={}), build(), torch.randn(6, 4)
+    assert nested.levels == ("full",)
+    ours, theirs = (torch.optim.Adam(network.parameters()) for network in (nested, model))
+    sgd = ps.PartialSGD(nested, ours, ps.methods.alternating())
+
+    def closure() -> torch.Tensor:
+        loss = nested(x).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        assert sgd.step(closure).level == "full"
+        theirs.zero_grad()
+        model(x).square().sum().backward()
+        theirs.step()
+    assert torch.equal(nested(x), model(x))
+    assert torch.equal(nested.extract("full", example=x)(x), model(x))
+    export.save(nested, tmp_path)
+    assert torch.equal(export.load(tmp_path, build())(x), model(x))
+    assert [row.share for row in nested.profile(x).rows] == [1.0]
+    assert "full" in nested.draw() and "full" in nested.summary()

@@ -1,4 +1,4 @@
-"""What a family looks like in text: the numbers in it are counted by hand."""
+"""The summary and the drawing of a nested model, with numbers counted by hand."""
 
 from __future__ import annotations
 
@@ -26,12 +26,6 @@ def test_one_box_a_level_the_smallest_innermost_and_every_line_as_long() -> None
         assert lines[depth].endswith("┐" + " │" * depth)
         assert lines[-1 - depth].startswith("│  " * depth + "└") and lines[-1 - depth].endswith("┘" + " │" * depth)
     assert lines[0].count("┌") == 1
-
-
-def test_long_names_inside_short_ones_keep_their_boxes() -> None:
-    nested = nest(network(), levels={"a level of a very long name": Width(1 / 2)})
-    lines = nested.draw().splitlines()
-    assert len(lines) == 4 and len({len(line) for line in lines}) == 1
 
 
 def test_the_summary_has_a_line_for_each_layer_nested_or_not_and_why() -> None:
@@ -72,13 +66,6 @@ def test_sums_and_norms_say_what_they_are() -> None:
     assert nest(OutputSum(network(), nn.Linear(6, 3))).summary().splitlines()[1].split()[:3] == [
         "the", "model", "OutputSum",
     ]  # fmt: skip
-
-
-def test_what_lies_inside_a_sum_is_called_what_it_is() -> None:
-    model = nn.ModuleDict({"t": nn.Sequential(network(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))})
-    said = nest(model, [LayerSum("t", again), LowRank(1 / 2, where="t.0.0"), Depth("t.1", keep=1)]).summary()
-    kinds = {line.split()[1] for line in said.splitlines()[1:-1]}
-    assert kinds == {"LayerSum", "LowRank", "Depth"}
 
 
 def test_looking_draws_no_random_numbers_and_knows_every_level() -> None:

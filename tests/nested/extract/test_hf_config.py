@@ -1,4 +1,4 @@
-"""Levels that are again models of their own Hugging Face class, and those that are not."""
+"""Levels that are smaller models of their own Hugging Face class, and levels that are not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from partialsgd import Depth, LowRank, Width, nest
-from partialsgd.nested.extract import native_config as native
+from partialsgd.nested.extract.hf_config import fit_config
 from tests.nested.checks import output
 from tests.zoo import ZOO, llama, mlp, t5, tokens
 
@@ -68,7 +68,7 @@ def check(name: str, spec: Any, fields: dict[str, int], path: Path) -> None:
         torch.testing.assert_close(output(plain, inputs), expected)
     fresh = kind(plain.config)
     assert {k: v.shape for k, v in fresh.state_dict().items()} == {k: v.shape for k, v in plain.state_dict().items()}
-    assert nested.model.config.to_dict() == said, "the family keeps the configuration of the whole"
+    assert nested.model.config.to_dict() == said, "the nested model keeps the configuration of the whole"
 
 
 @pytest.mark.parametrize("name", WIDTH)
@@ -91,7 +91,7 @@ def test_the_whole_model_is_native_and_says_what_it_said(name: str) -> None:
     original = ZOO[name].build()
     said = original.config.to_dict()
     whole = nest(original, LowRank(1 / 4, where=ZOO[name].low_rank)).extract("full")
-    assert native.adopt(whole) is None
+    assert fit_config(whole) is None
     assert whole.config.to_dict() == said
 
 
@@ -107,27 +107,30 @@ def test_a_size_that_the_configuration_leaves_open_stays_open_for_the_whole() ->
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        (LowRank(1 / 4, where="mlp"), "low rank has no class of its own"),
-        (LowRank(1 / 4, where="self_attn"), "low rank and narrow heads have no class"),
-        (Width(1 / 2, hidden=FIRST, query_key=True, exclude="mlp"), "low rank and narrow heads have no class"),
-        (Width(1 / 2, exclude="layers.1"), "layers of one size are needed"),
-        ([Width(1 / 2, exclude="layers.0"), Width(1 / 5, hidden=FIRST)], "layers of one size are needed"),
+        (LowRank(1 / 4, where="mlp"), "no Hugging Face class has low rank:"),
+        (LowRank(1 / 4, where="self_attn"), "class has low rank or narrow heads"),
+        (
+            Width(1 / 2, hidden=FIRST, query_key=True, exclude="mlp"),
+            "class has low rank or narrow heads",
+        ),
+        (Width(1 / 2, exclude="layers.1"), "a config has one size for all layers"),
+        ([Width(1 / 2, exclude="layers.0"), Width(1 / 5, hidden=FIRST)], "a config has one size for all layers"),
     ],
 )
 def test_what_has_no_configuration_says_why(spec: Any, why: str) -> None:
     plain = nest(llama(), spec).extract("core")
-    assert why in str(native.adopt(plain))
+    assert why in str(fit_config(plain))
     assert isinstance(plain, nn.Module) and output(plain, {"input_ids": tokens(2)}).shape == (2, 7, 50)
 
 
 def test_what_has_no_configuration_still_says_the_sizes_that_it_can() -> None:
     plain = nest(llama(), [Width(1 / 2, query_key=True), Depth("layers", keep=2)]).extract("core")
-    assert native.adopt(plain) is not None
+    assert fit_config(plain) is not None
     assert (plain.config.intermediate_size, plain.config.num_hidden_layers) == (12, 2)
 
 
-def test_other_models_are_not_of_the_six_families() -> None:
-    assert "Sequential is not one of the Hugging Face models bert, gpt2" in str(native.adopt(mlp()))
+def test_other_models_are_not_of_a_known_type() -> None:
+    assert "Sequential is not one of the Hugging Face models bert, gpt2" in str(fit_config(mlp()))
 
 
 def test_stacks_have_configurations_of_their_own() -> None:
@@ -137,7 +140,7 @@ def test_stacks_have_configurations_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["BertModel", "T5EncoderModel", "LlamaForSequenceClassification", "GPT2Model"])
-def test_other_heads_of_the_same_families(kind: str, tmp_path: Path) -> None:
+def test_other_heads_of_the_same_models(kind: str, tmp_path: Path) -> None:
     import transformers
 
     name = {"B": "bert", "T": "t5", "L": "llama", "G": "gpt2"}[kind[0]]

@@ -1,0 +1,115 @@
+"""The description of a model in config.json, and levels as Hugging Face models that `from_pretrained` reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import partialsgd
+from partialsgd.export import states
+from partialsgd.nested.extract.hf_config import fit_config
+from partialsgd.nested.switch import FULL
+
+Description = dict[str, Any]
+
+
+def describe(model: nn.Module) -> Description:
+    """Return the class of a model, and for a Hugging Face model also its configs, from which it can be rebuilt."""
+    description: Description = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
+    if is_hugging_face(model):
+        description["transformers"] = type(model).__name__
+        description["config"] = _config_as_json(model.config)
+        generation = getattr(model, "generation_config", None)
+        description["generation"] = None if generation is None else _config_as_json(generation)
+    return description
+
+
+def is_hugging_face(model: nn.Module) -> bool:
+    """True if `transformers` itself has the class; a user's subclass cannot be found by its name."""
+    config = getattr(model, "config", None)
+    has_config = hasattr(config, "to_dict") and hasattr(config, "model_type")
+    return has_config and getattr(sys.modules.get("transformers"), type(model).__name__, None) is type(model)
+
+
+def rebuild(description: Description) -> nn.Module:
+    """Build a fresh model of a class of `transformers`, and of nothing else: a name in a file imports no code."""
+    name = description.get("transformers")
+    if name is None:
+        raise ValueError(
+            f"the checkpoint holds a {description['class']}, which only its own code can build: "
+            "load(directory, model) with a freshly built one, not nested"
+        )
+    try:
+        transformers: Any = import_module("transformers")
+    except ImportError as error:
+        raise ImportError(f"to build a {name}, transformers is needed: pip install partialsgd[lab]") from error
+    model_class = getattr(transformers, name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+        raise ValueError(
+            f"transformers {transformers.__version__} has no model class {name!r}: install the version that "
+            "config.json names, or load(directory, model) with a freshly built one"
+        )
+    build: Any = model_class
+    with torch.random.fork_rng(devices=[]):  # the weights that it draws are overwritten
+        model: nn.Module = build(build.config_class.from_dict(description["config"]))
+    if description["generation"] is not None:
+        model.generation_config = transformers.GenerationConfig.from_dict(description["generation"])
+    return model
+
+
+def versions(model: nn.Module) -> dict[str, str]:
+    """Return the versions of the packages that write a file."""
+    own = {"partialsgd": partialsgd.__version__, "torch": str(torch.__version__)}
+    return {**own, "transformers": sys.modules["transformers"].__version__} if is_hugging_face(model) else own
+
+
+def require_same_class(extracted: nn.Module, level: str) -> None:
+    """Refuse a level that is not again a model of its own Hugging Face class."""
+    reason = fit_config(extracted)
+    # The full level is of the model's own class, also if we do not know the size fields of its config.
+    if reason is not None and not (level == FULL and is_hugging_face(extracted)):
+        raise ValueError(
+            f'the level {level!r} cannot be loaded by from_pretrained: {reason}; use format="safetensors" or "onnx"'
+        )
+
+
+def save_pretrained(extracted: Any, directory: Path) -> None:
+    """Save the model and compare it with what `from_pretrained` reads: some classes do not store all weights."""
+    copies = _untied_state_dict(extracted)
+    extracted.save_pretrained(directory, **({"state_dict": copies} if copies else {}))
+    with torch.random.fork_rng(devices=[]):
+        loaded = type(extracted).from_pretrained(directory, dtype=extracted.dtype).state_dict()
+    saved = extracted.state_dict()
+    for name in {**saved, **loaded}:
+        if name not in saved or name not in loaded or not _are_equal(saved[name], loaded[name]):
+            raise ValueError(
+                f"{name!r} changes by save_pretrained and from_pretrained: {type(extracted).__name__} does not store "
+                'it, or computes it itself; use format="safetensors"'
+            )
+
+
+def _untied_state_dict(extracted: Any) -> dict[str, Tensor] | None:
+    """Return the state dict with copies of tensors that the class does not tie itself, or None if there are none."""
+    tied_by_class = getattr(extracted, "all_tied_weights_keys", None)
+    if tied_by_class is None:
+        return None
+    ties = states.find_ties(extracted.state_dict(keep_vars=True))
+    names = set(ties) - set(tied_by_class) - set(tied_by_class.values())
+    return {n: t.clone() if n in names else t for n, t in extracted.state_dict().items()} if names else None
+
+
+def _are_equal(saved: Tensor, loaded: Tensor) -> bool:
+    saved = saved.to(loaded)
+    return bool(((saved == loaded) | (saved.isnan() & loaded.isnan())).all())
+
+
+def _config_as_json(config: Any) -> Description:
+    """Return a config as JSON gives it back: keys that are numbers become strings."""
+    description: Description = json.loads(config.to_json_string(use_diff=False))
+    return description

@@ -1,0 +1,150 @@
+"""A model as an ONNX graph."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from partialsgd.nested import Nested
+from partialsgd.nested.example_inputs import Call, Example
+
+Dynamic: TypeAlias = Mapping[str, Mapping[int, str]]
+"""For an argument, its dimensions of any size, with a name for each; dimensions of one name have one size."""
+
+_ONE_FILE = 1_500_000_000  # bytes; a protobuf holds two gigabytes, and larger weights get a file of their own
+
+
+@final
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs that a model is traced with."""
+
+    two_rows: Call
+    """Random inputs with two rows: torch would take a batch of one for a constant."""
+    batch_dimensions: Call
+    """The dimensions of any size, in the places of the arguments."""
+    example: Call
+    """The example itself, for a model that fixes the size of its batch."""
+    dynamic: Dynamic
+
+
+def require_onnx() -> None:
+    for name in ("onnx", "onnxscript"):
+        if find_spec(name) is None:
+            raise ImportError(f"to write ONNX, {name} is needed: pip install partialsgd[export]")
+
+
+def inputs_for(nested: Nested, level: str, inputs: Any, dynamic: Dynamic | None = None) -> Inputs:
+    """Return inputs for a level, from a given example, an earlier call, or the model's config."""
+    example = nested.example(inputs)
+    calls = (example.drawn(2, torch.Generator().manual_seed(0)), _batch_dimensions(example), example.call)
+    two_rows, batch_dimensions, call = (nested.inputs_of(level, call) for call in calls)
+    return Inputs(two_rows, batch_dimensions, call, dynamic or {})
+
+
+def write(model: nn.Module, inputs: Inputs, path: Path) -> None:
+    """Trace the model, whose `use_cache` is switched off for it, and write the graph."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", False):
+            setattr(config, "use_cache", False)  # noqa: B010  # a graph cannot return a cache of keys and values
+    try:
+        program = _trace(model, inputs.two_rows, _dynamic_shapes(model, inputs))
+    except torch.onnx.OnnxExporterError as error:
+        program = _trace_with_fixed_batch(model, inputs, error)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    program.save(path, external_data=size > _ONE_FILE)
+
+
+def _trace_with_fixed_batch(model: nn.Module, inputs: Inputs, error: Exception) -> Any:
+    name = type(model).__name__
+    if inputs.dynamic:
+        raise RuntimeError(
+            f"torch.onnx cannot trace {name} with dynamic={dict(inputs.dynamic)} ({error.__cause__ or error}); leave "
+            'out the dimensions that its code fixes, or use format="safetensors"'
+        ) from error
+    try:
+        program = _trace(model, inputs.example, None)
+    except torch.onnx.OnnxExporterError as other:
+        raise RuntimeError(
+            f"torch.onnx cannot trace {name} ({other.__cause__ or other}); "
+            'change its code as torch.export asks, or use format="safetensors"'
+        ) from other
+    warnings.warn(
+        f"the graph accepts only batches of the example's size, which {name} fixes ({error.__cause__ or error})",
+        UserWarning,
+        stacklevel=4,
+    )
+    return program
+
+
+def _trace(model: nn.Module, call: Call, shapes: Any) -> Any:
+    args, kwargs = call
+    with _without_warnings(), torch.no_grad():
+        outputs: Any = model(*args, **kwargs)
+        # The outputs of a Hugging Face model have names: `logits` rather than `add_844`.
+        named = hasattr(outputs, "keys") and all(isinstance(value, Tensor) for value in outputs.values())
+        names = list(outputs.keys()) if named else None
+        return torch.onnx.export(
+            model, args, kwargs=kwargs, output_names=names, dynamo=True, dynamic_shapes=shapes, verbose=False
+        )
+
+
+def _batch_dimensions(example: Example) -> Call:
+    def dimensions(value: Any) -> dict[int, str] | None:
+        has_batch = isinstance(value, Tensor) and value.ndim > 0 and len(value) == example.rows
+        return {0: "batch"} if has_batch else None
+
+    args, kwargs = tree_map(dimensions, example.call)
+    return args, kwargs
+
+
+def _dynamic_shapes(model: nn.Module, inputs: Inputs) -> Any:
+    """Return the dimensions of any size, by position, or by name where names are known or needed."""
+    args, kwargs = inputs.batch_dimensions
+    if not kwargs and not inputs.dynamic:
+        return args
+    shapes, values = _by_name(model, inputs.batch_dimensions), _by_name(model, inputs.two_rows)
+    for name, dimensions in inputs.dynamic.items():
+        if name not in values:
+            raise ValueError(f"dynamic: there is no argument {name!r}; there are {', '.join(map(repr, values))}")
+        shape = tuple(values[name].shape)
+        for dimension in dimensions:
+            if not 0 <= dimension < len(shape) or shape[dimension] < 2:
+                raise ValueError(
+                    f"dynamic: dimension {dimension} of {name!r} must be in the example, with a size of at least 2 "
+                    f"(torch takes 0 and 1 for constants); its shape is {shape}"
+                )
+        shapes[name] = {**(shapes[name] or {}), **dimensions}
+    return shapes
+
+
+def _by_name(model: nn.Module, call: Call) -> dict[str, Any]:
+    args, kwargs = call
+    return {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Silence what torch.onnx reports about its own code, and about two inputs that share a size."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", "# The axis name: .* will not be used", UserWarning)
+        try:
+            yield
+        finally:
+            log.setLevel(level)

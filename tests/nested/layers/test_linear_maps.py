@@ -1,0 +1,174 @@
+"""Layers that can be nested, and the `weight` that a nested layer shows."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partialsgd import LowRank, Nested, Width, nest
+from partialsgd.nested.layers.lazy_weight import LazyWeight
+from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
+
+
+def conv1d(outputs: int, inputs: int) -> nn.Module:
+    from transformers.pytorch_utils import Conv1D
+
+    layer = Conv1D(outputs, inputs)
+    nn.init.normal_(layer.bias)
+    return layer
+
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(5, 7), (3, 5)),
+    "linear without bias": (lambda: nn.Linear(5, 7, bias=False), (3, 5)),
+    "conv": (lambda: nn.Conv2d(5, 7, 3), (2, 5, 9, 9)),
+    "conv with everything": (lambda: nn.Conv2d(5, 7, (3, 5), (2, 1), (1, 2), (2, 1), bias=False), (2, 5, 9, 9)),
+    "conv same": (lambda: nn.Conv2d(5, 7, (5, 3), padding="same"), (2, 5, 9, 9)),
+    "conv circular": (lambda: nn.Conv2d(5, 7, (3, 5), padding=(1, 2), padding_mode="circular"), (2, 5, 9, 9)),
+    "conv reflect same": (lambda: nn.Conv2d(5, 7, 3, padding="same", padding_mode="reflect"), (2, 5, 9, 9)),
+    "conv unbatched": (lambda: nn.Conv2d(5, 7, 3), (5, 9, 9)),
+    "Conv1D": (lambda: conv1d(7, 5), (2, 3, 5)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_plain_layer_is_the_layer_again_to_the_bit_with_numbers_of_its_own(name: str) -> None:
+    build, shape = LAYERS[name]
+    layer, x = build(), torch.randn(shape)
+    form = linear_map_of(layer)
+    assert isinstance(form, LinearMap)
+    random = torch.get_rng_state()
+    plain = form.build(form.weight_of(layer), layer.bias)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert type(plain) is type(layer) and repr(plain) == repr(layer)
+    assert plain.state_dict().keys() == layer.state_dict().keys()
+    for key, value in layer.state_dict().items():
+        ours = plain.state_dict()[key]
+        assert torch.equal(ours, value) and ours.data_ptr() != value.data_ptr()
+    assert torch.equal(plain(x), layer(x)) and plain.weight.is_contiguous()
+
+
+class MyLinear(nn.Linear):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (lambda: nn.Conv2d(4, 6, 3, groups=2), r"grouped convolution \(groups=2\)"),
+        (lambda: MyLinear(2, 2), "MyLinear, a subclass that may compute more"),
+        (
+            lambda: nn.MultiheadAttention(4, 2).out_proj,
+            "NonDynamicallyQuantizableLinear, a subclass that",
+        ),
+        (lambda: nn.LayerNorm(3), "LayerNorm; only Linear, Conv2d and Hugging Face's Conv1D"),
+        (lambda: nn.ConvTranspose2d(3, 3, 1), "ConvTranspose2d; only"),
+        (lambda: nn.Conv1d(3, 3, 1), "Conv1d; only"),
+        (lambda: nn.Bilinear(3, 3, 1), "Bilinear; only"),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "ParametrizedLinear, a subclass that may"),
+    ],
+)
+def test_what_cannot_be_nested_says_why(layer, reason: str) -> None:
+    import re
+
+    why = linear_map_of(layer())
+    assert isinstance(why, str) and re.search(reason, why)
+
+
+@pytest.mark.parametrize("spec", [LowRank((1 / 4, 1 / 2), where="0"), Width((1 / 4, 1 / 2))])
+def test_a_nested_layer_answers_for_the_level_and_has_no_parameter_named_weight(spec: LowRank | Width) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    nested = nest(model, spec)
+    layer, x = model[0], torch.randn(5, 6)
+    assert "weight" not in dict(layer.named_parameters())
+    shapes = []
+    for level in nested.levels:
+        with nested.at(level):
+            assert layer.weight.shape == (layer.out_features, layer.in_features)
+            torch.testing.assert_close(layer(x), x @ layer.weight.t() + layer.bias)
+            shapes.append(tuple(layer.weight.shape))
+    assert shapes == ([(8, 6)] * 3 if isinstance(spec, LowRank) else [(2, 6), (4, 6), (8, 6)])
+
+
+class Made:
+    """Counts how often the weight is made."""
+
+    def __init__(self, *shape: int) -> None:
+        self.values, self.count = torch.randn(*shape, requires_grad=True), 0
+
+    def __call__(self) -> Tensor:
+        self.count += 1
+        return self.values * 1
+
+    def weight(self) -> LazyWeight:
+        return LazyWeight(self.values, self.values.shape, self)
+
+
+def test_what_is_known_is_said_without_making_it() -> None:
+    made = Made(3, 4)
+    weight = made.weight()
+    assert isinstance(weight, Tensor)
+    assert weight.dtype is torch.float32 and weight.shape == weight.size() == (3, 4) and weight.size(1) == 4
+    assert weight.device == made.values.device and weight.ndim == weight.dim() == 2 and weight.numel() == 12
+    assert weight.is_floating_point() and not weight.is_cuda
+    assert made.count == 0
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda w: w + 1,
+        lambda w: 1 - w,
+        lambda w: w @ torch.ones(4),
+        lambda w: w.t(),
+        lambda w: w[0],
+        lambda w: F.linear(torch.ones(2, 4), w),
+        lambda w: torch.cat([w, w]),
+        lambda w: w.clone(),
+        lambda w: w.double(),
+        lambda w: torch.stack([w.sum()]),
+    ],
+)
+def test_whatever_uses_it_gets_the_numbers_and_gives_the_gradient(use) -> None:
+    made = Made(3, 4)
+    ours, theirs = use(made.weight()), use(made.values)
+    assert type(ours) is Tensor and torch.equal(ours, theirs)
+    (a,) = torch.autograd.grad(ours.sum(), made.values)
+    (b,) = torch.autograd.grad(theirs.sum(), made.values)
+    assert torch.equal(a, b)
+
+
+def test_detached_and_copied_it_is_an_ordinary_tensor() -> None:
+    made = Made(3, 4)
+    weight = made.weight()
+    for ordinary in (weight.detach(), weight.data, copy.deepcopy(weight.detach()), weight.clone().detach()):
+        assert type(ordinary) is Tensor and torch.equal(ordinary, made.values) and not ordinary.requires_grad
+    assert weight.tolist() == made.values.tolist() and len(weight) == 3
+    assert torch.equal(torch.as_tensor(weight.detach().numpy()), made.values.detach())
+
+
+def nested_model(trained: bool = True) -> tuple[Nested, nn.Module]:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[0].weight.requires_grad_(trained)
+    return nest(model, LowRank(1 / 2, where="0")), model[0]
+
+
+@pytest.mark.parametrize("level", ["core", "full"])
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_layer_says_whether_its_weight_is_trained(level: str, trained: bool) -> None:
+    nested, _ = nested_model(trained)
+    with nested.at(level):
+        assert nested.model[0].weight.requires_grad is trained
+
+
+def test_it_is_the_weight_of_the_level_at_which_it_was_asked_for() -> None:
+    nested, _ = nested_model()
+    layer = nested.model[0]
+    with nested.at("core"):
+        weight = layer.weight
+    assert torch.equal(weight.detach(), layer.weight_at("core"))
+    assert not torch.equal(layer.weight.detach(), layer.weight_at("core"))
