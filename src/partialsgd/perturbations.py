@@ -128,7 +128,7 @@ def perturbed(
     touched: dict[str, Tensor] = {name: parameters[name].detach() for name in perturbation.touches}
     at, move = perturbation.at, perturbation.move
     del perturbation
-    saved = parameters.scratch.borrow_all(touched.values())
+    saved = parameters.scratch.borrow_all(touched.values()) if touched else []
     if touched:
         torch._foreach_copy_(saved, list(touched.values()))
     try:
@@ -141,7 +141,7 @@ def perturbed(
     finally:
         if touched:
             torch._foreach_copy_(list(touched.values()), saved)
-        parameters.scratch.give_back(*saved)
+            parameters.scratch.give_back(*saved)
         # Autocast caches low-precision copies of weights; they are now copies of other numbers.
         torch.clear_autocast_cache()
 
