@@ -25,7 +25,8 @@ class Mask(Mapping[str, Entry]):
         self._selections: dict[str, Selection] = {}
 
     def __getitem__(self, name: str) -> Entry:
-        return self.entries[self.parameters.canonical(name)]
+        entry = self.entries.get(name)
+        return self.entries[self.parameters.canonical(name)] if entry is None else entry
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

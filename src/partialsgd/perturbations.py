@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias, final
 
 import torch
@@ -34,12 +35,12 @@ class Perturbation:
     inside: Callable[[Parameters], Mask] | None = None
     """The mask of what the structure that `at` switches to uses, where it is known."""
 
-    @property
+    @cached_property
     def is_nowhere(self) -> bool:
         """δx = 0: the gradient at x̃ is the gradient at x."""
         return not self.touches and not self.is_structural
 
-    @property
+    @cached_property
     def is_structural(self) -> bool:
         """Another part of the network runs, so parameters may be left out of the pass."""
         return self.at is not nullcontext
@@ -127,8 +128,7 @@ def perturbed(
     touched: dict[str, Tensor] = {name: parameters[name].detach() for name in perturbation.touches}
     at, move = perturbation.at, perturbation.move
     del perturbation
-    borrow = parameters.scratch.borrow
-    saved = [borrow(p) for p in touched.values()]
+    saved = parameters.scratch.borrow_all(touched.values()) if touched else []
     if touched:
         torch._foreach_copy_(saved, list(touched.values()))
     try:
@@ -141,8 +141,7 @@ def perturbed(
     finally:
         if touched:
             torch._foreach_copy_(list(touched.values()), saved)
-        for buffer in saved:
-            parameters.scratch.give_back(buffer)
+            parameters.scratch.give_back(*saved)
         # Autocast caches low-precision copies of weights; they are now copies of other numbers.
         torch.clear_autocast_cache()
 

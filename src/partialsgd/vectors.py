@@ -8,7 +8,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from partialsgd.masks import Mask
 from partialsgd.parameters import Parameters, require_strided
 
 _SMALL = 1 << 15
@@ -73,20 +72,6 @@ def apart(a: Tensor, b: Tensor) -> Tensor:
 
 def _pieces(a: Tensor, b: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(torch.split(a.reshape(-1), size), torch.split(b.reshape(-1), size), strict=True)
-
-
-@torch.no_grad()
-def mask_(parameters: Parameters, mask: Mask, *, elements: bool = True) -> None:
-    """g ← p ⊙ g in `.grad`; a tensor wholly outside gets None, because a zero gradient is not a mask."""
-    for name, entry in mask.entries.items():
-        if entry is True:
-            continue
-        parameter = parameters[name]
-        if entry is False:
-            parameter.grad = None
-        elif elements and parameter.grad is not None:
-            require_strided(name, parameter.grad)
-            mask.selection(name).keep_inside(parameter.grad)
 
 
 @torch.no_grad()

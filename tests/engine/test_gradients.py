@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from torch import nn
 
 from partialsgd import Branch, Context, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
+from partialsgd.engine.gradients import mask_gradients
 from partialsgd.engine.step import StepInProgress
 from partialsgd.method import GradientRequest
+from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import PROBLEMS
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
@@ -272,3 +276,16 @@ def test_a_step_tells_the_passes_of_its_method_from_those_that_measured(
     sgd.step(closure)
     step = sgd.step(closure)
     assert step.passes == (None,) * passes and step.backwards >= passes
+
+
+def test_masking_leaves_none_outside_and_exact_numbers_inside() -> None:
+    model = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 3))
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape)
+    before = {name: p.grad.clone() for name, p in model.named_parameters()}
+    some = torch.rand(20, 30) < 0.5
+    model[0].weight.grad[~some] = math.nan  # what is outside must not spoil what is inside
+    mask_gradients(Parameters(model), masks.from_tensors(model, {"0.weight": some, "1.bias": True}))
+    assert torch.equal(model[0].weight.grad, torch.where(some, before["0.weight"], 0.0))
+    assert torch.equal(model[1].bias.grad, before["1.bias"])
+    assert model[0].bias.grad is None and model[1].weight.grad is None

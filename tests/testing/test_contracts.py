@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from partialsgd import Method, PartialSGD, masks, methods, perturbations, vectors
+from partialsgd import Method, PartialSGD, masks, methods, perturbations
 from partialsgd._util.snapshots import Buffers, RandomState
 from partialsgd.engine import gradient_pass as passes
+from partialsgd.engine import gradients
 from partialsgd.engine.masked_update import MaskedUpdate
 from partialsgd.testing import contracts
 from partialsgd.testing.problems import PROBLEMS
@@ -57,18 +58,18 @@ def test_law_1_fails_when_a_zero_gradient_stands_for_a_mask(monkeypatch) -> None
             if p.grad is not None:
                 p.grad.mul_(torch.as_tensor(mask[name]))
 
-    monkeypatch.setattr(vectors, "mask_", zeros)
+    monkeypatch.setattr(gradients, "mask_gradients", zeros)
     broken(law, method, MLP, False)
 
 
 @contextlib.contextmanager
-def never_restored(parameters, perturbation, within=None) -> Iterator[None]:
+def never_restored(parameters, perturbation, within=None, on_move=None) -> Iterator[None]:
     perturbations.apply(parameters, perturbation.move)
     yield
 
 
 @contextlib.contextmanager
-def restored_on_success(parameters, perturbation, within=None) -> Iterator[None]:
+def restored_on_success(parameters, perturbation, within=None, on_move=None) -> Iterator[None]:
     saved = {name: parameters[name].detach().clone() for name in perturbation.touches}
     perturbations.apply(parameters, perturbation.move)
     yield
@@ -78,7 +79,7 @@ def restored_on_success(parameters, perturbation, within=None) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def restored_by_subtraction(parameters, perturbation, within=None) -> Iterator[None]:
+def restored_by_subtraction(parameters, perturbation, within=None, on_move=None) -> Iterator[None]:
     before = {name: parameters[name].detach().clone() for name in perturbation.touches}
     perturbations.apply(parameters, perturbation.move)
     with torch.no_grad():

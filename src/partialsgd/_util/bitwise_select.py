@@ -7,7 +7,7 @@ written as a column that is expanded, is applied by copying rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 import torch
@@ -52,8 +52,12 @@ class Scratch:
         free = self._free.get((like.shape, _strides(like), kind, like.device))
         return free.pop() if free else torch.empty_strided(like.shape, _strides(like), dtype=kind, device=like.device)
 
-    def give_back(self, tensor: Tensor) -> None:
-        self._free.setdefault((tensor.shape, tensor.stride(), tensor.dtype, tensor.device), []).append(tensor)
+    def borrow_all(self, likes: Iterable[Tensor]) -> list[Tensor]:
+        return [self.borrow(like) for like in likes]
+
+    def give_back(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            self._free.setdefault((tensor.shape, tensor.stride(), tensor.dtype, tensor.device), []).append(tensor)
 
 
 def _strides(like: Tensor) -> tuple[int, ...]:

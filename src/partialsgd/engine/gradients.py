@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import final
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +21,7 @@ from partialsgd.engine.step import StepInProgress
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, uncorrected
 from partialsgd.optimizers.grad_scaler import Scaler
-from partialsgd.parameters import Parameters
+from partialsgd.parameters import Parameters, require_strided
 from partialsgd.perturbations import NOWHERE, Displacement, Perturbation
 from partialsgd.vectors import Vector
 
@@ -192,7 +193,7 @@ class GradientOracle:
         assert plan.mask is not None and plan.scale is not None  # nothing waits for a gradient any more
         step.include(plan.mask, plan.scale, plan.context)
         if len(step.branches) > 1 or plan.branch.weight != 1:
-            vectors.mask_(self.parameters, plan.mask)
+            mask_gradients(self.parameters, plan.mask)
             vectors.add(step.total, vectors.take(self.parameters, clone=self.clones), step.weight(plan.branch))
 
     def _finish(self, step: StepInProgress) -> None:
@@ -205,7 +206,7 @@ class GradientOracle:
         if step.method.correct is not uncorrected and not step.overflow:
             vectors.put(self.parameters, correct(step.method, step.context, vectors.current(self.parameters)))
         if not step.mask.is_everything:
-            vectors.mask_(self.parameters, step.mask, elements=self.masks_elements or not step.by_closure)
+            mask_gradients(self.parameters, step.mask, elements=self.masks_elements or not step.by_closure)
         step.has_gradient = any(p.grad is not None for p in self.parameters.values())
         step.complete = True
 
@@ -225,3 +226,17 @@ class GradientOracle:
         if self.scaler is not None:
             self.scaler.unscale_in_place(gradient)  # it records an overflow only from `.grad`
         step.overflow = True
+
+
+@torch.no_grad()
+def mask_gradients(parameters: Parameters, mask: Mask, *, elements: bool = True) -> None:
+    """g ← p ⊙ g in `.grad`; a tensor wholly outside gets None, because a zero gradient is not a mask."""
+    for name, entry in mask.entries.items():
+        if entry is True:
+            continue
+        parameter = parameters[name]
+        if entry is False:
+            parameter.grad = None
+        elif elements and parameter.grad is not None:
+            require_strided(name, parameter.grad)
+            mask.selection(name).keep_inside(parameter.grad)

@@ -127,11 +127,12 @@ class MaskedUpdate:
             if parameter.grad is None or name not in self.groups:
                 continue
             optimizer, number = self.groups[name]
-            if is_piecewise(optimizer, optimizer.param_groups[number], parameter):
+            options = optimizer.param_groups[number]
+            if options.get("fused") and is_piecewise(optimizer, options, parameter):
                 pieces[parameter] = entry
             else:
                 tensors = self._coordinates(name)
-                saved[name] = {key: self._parameters.scratch.borrow(tensor) for key, tensor in tensors.items()}
+                saved[name] = dict(zip(tensors, self._parameters.scratch.borrow_all(tensors.values()), strict=True))
                 mask.selection(name).save_outside(list(tensors.values()), list(saved[name].values()))
         try:
             with Piecewise(pieces) if pieces else nullcontext():
@@ -146,8 +147,7 @@ class MaskedUpdate:
         mask.selection(name).restore_outside([tensors[k] for k in old], [copies[k] for k in old])
         for key in tensors.keys() - copies.keys():  # state that this step has created
             tensors[key].masked_fill_(~mask.partial[name], self._initial(name, key))
-        for buffer in copies.values():
-            self._parameters.scratch.give_back(buffer)
+        self._parameters.scratch.give_back(*copies.values())
 
     @contextmanager
     def _decayed(self, mask: Mask) -> Iterator[None]:
@@ -198,7 +198,7 @@ class MaskedUpdate:
     def _state(self, name: str) -> dict[str, Tensor]:
         parameter = self._parameters[name]
         state: Mapping[str, Any] = self.groups[name].optimizer.state.get(parameter, {})
-        return capabilities.per_coordinate(state, parameter)
+        return capabilities.per_coordinate(state, parameter) if state else {}
 
 
 @contextmanager

@@ -87,6 +87,7 @@ class PartialSGD:
             ddp,
             masks_elements=outside == "decay" or clip_norm is not None,
         )
+        self._all_ones = masks.everything(self.parameters)
         self._pending: StepInProgress | None = None
         self._is_perturbed = False
         if self.method.structural:
@@ -232,8 +233,7 @@ class PartialSGD:
             elif method.guard.has_refused(of_level):
                 method = method.guard.fallback
                 branches = method.branches_at(context)
-        mask = masks.everything(self.parameters)
-        step = StepInProgress(method, branches, context, self.zero_grad, mask, measurement, by_closure)
+        step = StepInProgress(method, branches, context, self.zero_grad, self._all_ones, measurement, by_closure)
         self._pending = step
         return step
 

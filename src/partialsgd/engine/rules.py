@@ -66,8 +66,10 @@ class BranchPlan:
 
     def release_gradient(self) -> None:
         """Drop the gradient at x_t, and the perturbation that may hold it: the trained pass needs the memory."""
-        if self.context.has_gradient or not _is_nowhere(self.perturbation):
+        if self.context.has_gradient:
             self.context, self.perturbation = self.context.with_gradient(None), None
+        elif not _is_nowhere(self.perturbation):
+            self.perturbation = None
 
 
 def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
