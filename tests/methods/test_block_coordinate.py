@@ -134,7 +134,7 @@ def test_state_is_not_freed_and_given_in_one() -> None:
     model = mlp(3)
     method = methods.block_coordinate(free=True)
     sgd = PartialSGD(model, adam(model.parameters()), method, outside="decay")
-    with pytest.raises(ValueError, match="outside='decay' gives state"):
+    with pytest.raises(ValueError, match="outside='decay' updates the state"):
         sgd.step(closure(model))
 
 
