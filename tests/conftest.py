@@ -92,7 +92,7 @@ def _is_refused(params: dict[str, Any]) -> bool:
 def _projects(name: str) -> bool:
     from partialsgd.method import nowhere
     from partialsgd.testing.problems import PROBLEMS
-    from tests.contracts import METHODS, made
+    from tests.contracts import METHODS
 
     mlp = next(p for p in PROBLEMS if p.name == "mlp")
-    return name in METHODS and made(name, mlp.model()).project is not nowhere
+    return name in METHODS and METHODS[name].bind(mlp.model()).project is not nowhere

@@ -14,7 +14,7 @@ from partialsgd import CriteriaMeter, LowRank, Method, Nested, PartialSGD, Vecto
 from partialsgd import methods as registry
 from partialsgd.meters.squares import squares
 from partialsgd.testing.problems import PROBLEMS
-from tests.contracts import METHODS, made
+from tests.contracts import METHODS
 from tests.nested import contracts as nested_contracts
 from tests.switchable import alternating, build
 
@@ -34,7 +34,7 @@ def methods(rank: int, folder: str) -> None:
     for name in METHODS:
         for views in (False, True):
             model = MLP.model()
-            method = made(name, model)
+            method = METHODS[name]
             ddp = DistributedDataParallel(
                 model, gradient_as_bucket_view=views, find_unused_parameters=method.structural
             )

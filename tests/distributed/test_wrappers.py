@@ -15,7 +15,7 @@ from partialsgd import CriteriaMeter, PartialSGD, methods
 from partialsgd.distributed.wrappers import data_parallel, gradients_are_views, require_unused_search
 from partialsgd.testing.problems import PROBLEMS
 from tests import two_processes as distributed
-from tests.contracts import METHODS, made
+from tests.contracts import METHODS
 from tests.nested import contracts as nested_contracts
 from tests.switchable import alternating, build
 from tests.two_processes import MLP, STEPS
@@ -30,7 +30,7 @@ def test_every_method_trains_alike_on_two_ranks(tmp_path: Path) -> None:
     zero, one = two_processes(distributed.methods, tmp_path)
     for name in METHODS:
         model = MLP.model()
-        sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.01), made(name, model))
+        sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.01), METHODS[name])
         for t in range(STEPS):
             sgd.step(lambda t=t, model=model: _both_halves(model, t))
         for views in (False, True):
@@ -139,7 +139,7 @@ def test_compiled_models_train_as_eager_ones(name: str) -> None:
     wrapped = torch.compile(compiled, backend="aot_eager", fullgraph=True)
     runs = []
     for model, called in ((eager, eager), (compiled, wrapped)):
-        sgd = PartialSGD(called, torch.optim.AdamW(called.parameters(), 0.01), made(name, called))
+        sgd = PartialSGD(called, torch.optim.AdamW(called.parameters(), 0.01), METHODS[name])
         assert list(sgd.parameters) == [n for n, _ in model.named_parameters()], "no _orig_mod in the names"
         for t in range(STEPS):
             sgd.step(MLP.closure(called, t))
@@ -170,9 +170,9 @@ def test_accelerate_prepared_models_and_optimizers_train_alike(name: str, accele
     problem = next(p for p in PROBLEMS if p.name == "mlp")
     model = problem.model()
     prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 0.01))
-    sgd = PartialSGD(prepared, optimizer, made(name, prepared))
+    sgd = PartialSGD(prepared, optimizer, METHODS[name])
     twin = problem.model()
-    other = PartialSGD(twin, torch.optim.AdamW(twin.parameters(), 0.01), made(name, twin))
+    other = PartialSGD(twin, torch.optim.AdamW(twin.parameters(), 0.01), METHODS[name])
 
     def closure(t: int) -> torch.Tensor:
         loss = problem.evaluate(prepared, t)

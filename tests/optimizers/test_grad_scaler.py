@@ -10,7 +10,7 @@ from torch import nn
 
 from partialsgd import Branch, Method, PartialSGD, methods
 from partialsgd.testing.problems import PROBLEMS
-from tests.contracts import METHODS, made
+from tests.contracts import METHODS
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 
@@ -22,7 +22,7 @@ def start(method: Method | str, *, enabled: bool = True, **options):
         torch.optim.AdamW(model[0].parameters(), 0.01),
         torch.optim.SGD([*model[2].parameters(), *model[4].parameters()], 0.1, momentum=0.9),
     ]
-    method = made(method, model) if isinstance(method, str) else method
+    method = METHODS[method] if isinstance(method, str) else method
     return model, scaler, PartialSGD(model, optimizers, method, scaler=scaler, **options)
 
 
