@@ -62,13 +62,13 @@ def test_law_1_fails_when_a_zero_gradient_stands_for_a_mask(monkeypatch) -> None
 
 
 @contextlib.contextmanager
-def never_restored(parameters, perturbation, within=None) -> Iterator[None]:
+def never_restored(parameters, perturbation, within=None, on_move=None) -> Iterator[None]:
     perturbations.apply(parameters, perturbation.move)
     yield
 
 
 @contextlib.contextmanager
-def restored_on_success(parameters, perturbation, within=None) -> Iterator[None]:
+def restored_on_success(parameters, perturbation, within=None, on_move=None) -> Iterator[None]:
     saved = {name: parameters[name].detach().clone() for name in perturbation.touches}
     perturbations.apply(parameters, perturbation.move)
     yield
@@ -78,7 +78,7 @@ def restored_on_success(parameters, perturbation, within=None) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def restored_by_subtraction(parameters, perturbation, within=None) -> Iterator[None]:
+def restored_by_subtraction(parameters, perturbation, within=None, on_move=None) -> Iterator[None]:
     before = {name: parameters[name].detach().clone() for name in perturbation.touches}
     perturbations.apply(parameters, perturbation.move)
     with torch.no_grad():
