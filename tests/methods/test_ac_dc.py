@@ -12,6 +12,12 @@ from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.identity import assert_is_plain
 
+LAWS = {
+    "": methods.ac_dc(0.6, warmup=1, sparse=2, dense=1),
+    "rows": methods.ac_dc(0.6, warmup=0, sparse=1, dense=1, until=4, scope="layer", unit="rows"),
+}
+IDENTITY = [methods.ac_dc(0.0, warmup=0, sparse=1, dense=1)]
+
 MATRICES = ("0.weight", "3.weight")
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
@@ -220,8 +226,8 @@ def test_settings_are_checked() -> None:
         ({"sparsity": -0.1}, r"sparsity must be in \[0, 1\)"),
         ({"sparse": 0}, "sparse must be a whole number of at least 1"),
         ({"dense": 0}, "dense must be a whole number of at least 1"),
-        ({"warmup": -1}, "warmup must be a whole number that is not negative"),
-        ({"warmup": 10, "until": 9}, "until must not be less than warmup = 10, got 9"),
+        ({"warmup": -1}, "warmup must be a whole number of at least 0"),
+        ({"warmup": 10, "until": 9}, "until must be a whole number of at least 10, got 9"),
         ({"scope": "row"}, "scope must be one of"),
         ({"unit": "neurons"}, "unit must be one of"),
     ):

@@ -13,10 +13,16 @@ from torch.nn import functional as F
 
 from partialsgd import Nested, OutputSum, PartialSGD, Width, methods, nest, soft_cross_entropy
 from partialsgd.method import Context
-from partialsgd.methods._shared import turns
+from partialsgd.methods.alternating import EVEN_SHARE
 from partialsgd.parameters import Parameters
 from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
+
+LAWS = {
+    "": methods.alternating(),
+    "weights": methods.alternating(weights={"full": 1, "core": 2}, lr={"core": 0.5}),
+    "criterion": methods.alternating(order="criterion", every=2),
+}
 
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
@@ -263,8 +269,8 @@ def test_a_core_whose_gradient_points_away_has_the_least_of_the_steps_and_is_not
     levels = [sgd.step(against).level for _ in range(1000)]
     cores = [t for t, level in enumerate(levels) if level == "core"]
     gaps = [b - a for a, b in itertools.pairwise(cores)]
-    assert cores[0] == 1 and max(gaps) <= 2 / turns.EVENLY + 1 and 1000 - cores[-1] <= 2 / turns.EVENLY + 1
-    assert len(cores) == pytest.approx(1000 * turns.EVENLY / 2, abs=3)
+    assert cores[0] == 1 and max(gaps) <= 2 / EVEN_SHARE + 1 and 1000 - cores[-1] <= 2 / EVEN_SHARE + 1
+    assert len(cores) == pytest.approx(1000 * EVEN_SHARE / 2, abs=3)
 
 
 def test_a_core_that_has_more_than_its_share_of_the_gradient_gets_more_than_half_of_the_steps() -> None:

@@ -14,6 +14,12 @@ from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.identity import assert_is_plain
 
+LAWS = {
+    "": methods.dynamic_pruning(0.6, every=2),
+    "rows": methods.dynamic_pruning(0.6, every=3, ramp=4, scope="layer", unit="rows"),
+}
+IDENTITY = [methods.dynamic_pruning(0.0)]
+
 
 def net() -> nn.Module:
     torch.manual_seed(0)
@@ -147,7 +153,7 @@ def test_settings_are_checked() -> None:
     for settings, message in (
         ({"sparsity": 1.0}, r"sparsity must be in \[0, 1\)"),
         ({"every": 0}, "every must be a whole number of at least 1"),
-        ({"ramp": -1}, "ramp must be a whole number that is not negative"),
+        ({"ramp": -1}, "ramp must be a whole number of at least 0"),
         ({"scope": "row"}, "scope must be one of"),
         ({"unit": "neurons"}, "unit must be one of"),
     ):

@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tests.lab.made_runs import adult, made_run
+
 from partialsgd.lab.recipes import build
 from partialsgd.lab.runs import cards
 from partialsgd.lab.runs.exporting import export_level
 from partialsgd.lab.runs.run import Run
-from tests.lab.made_runs import adult, made_run
 
 
 def test_a_readme_says_how_good_the_level_is(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.lab.made_runs import made_run
 
 from partialsgd.lab.cli import main
-from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.runs.exporting import export_level
 from partialsgd.lab.runs.run import Run
-from tests.lab.made_runs import made_run
+from partialsgd.lab.training.errors import WrongCall
 
 
 def test_by_default_it_is_in_the_run_and_another_place_can_be_given(tmp_path: Path) -> None:

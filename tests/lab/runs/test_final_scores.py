@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tests.lab.toy import Toy, ToyTask, build
 
 from partialsgd.export import files
 from partialsgd.lab.runs import final_scores as closing
 from partialsgd.lab.training import loop
-from tests.lab.toy import Toy, ToyTask, build
 
 pytestmark = pytest.mark.usefixtures("toy")
 

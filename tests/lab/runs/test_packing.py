@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.optimizer_zoo import ALL
 from torch import Tensor, nn, optim
 
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.packing import pack, unpack
-from tests.optimizer_zoo import ALL
 
 Make = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 

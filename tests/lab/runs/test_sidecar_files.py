@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.lab.made_runs import TINY, adult
 from tokenizers import Tokenizer
 
 from partialsgd.lab.recipes import RECIPES, build
-from partialsgd.lab.runs import sidecar_files as beside
 from partialsgd.lab.recipes.tabular import adult as census
 from partialsgd.lab.recipes.translation import tokens
-from tests.lab.made_runs import TINY, adult
+from partialsgd.lab.runs import sidecar_files as beside
 
 
 def task_of(recipe: str, **changes: Any) -> Any:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.lab.made_runs import adult, as_tuple, made_run
 from torch import Tensor
 
 from partialsgd.lab.runs.exporting import export_level
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.runs.use_run import open_family
 from partialsgd.nested.example_inputs import as_call
-from tests.lab.made_runs import adult, as_tuple, made_run
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "low-rank": ("translation", {}),

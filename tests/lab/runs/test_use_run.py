@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tests.lab.made_runs import made_run
 
 from partialsgd.lab.recipes import build
-from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.runs.use_run import arriving, evaluate, open_family, profile, scores_table, translate
-from tests.lab.made_runs import made_run
+from partialsgd.lab.training.errors import WrongCall
 
 
 @pytest.fixture(scope="module")

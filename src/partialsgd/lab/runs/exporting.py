@@ -11,11 +11,11 @@ from typing import Any
 
 from partialsgd import export
 from partialsgd.export.formats import Format
-from partialsgd.lab.runs import sidecar_files as beside
 from partialsgd.lab.runs import cards
-from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.runs import sidecar_files as beside
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.runs.use_run import Checkpoint, open_family, require_level
+from partialsgd.lab.training.errors import WrongCall
 
 # What a translation is fed with: sentences of any length.
 _LENGTHS = {"input_ids": {1: "source"}, "attention_mask": {1: "source"}, "decoder_input_ids": {1: "target"}}

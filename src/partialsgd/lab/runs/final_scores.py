@@ -14,8 +14,8 @@ from rich.text import Text
 
 from partialsgd.export import files, states
 from partialsgd.lab.runs.run import Run, versions
-from partialsgd.lab.training.task import Task
 from partialsgd.lab.training.state import Training
+from partialsgd.lab.training.task import Task
 from partialsgd.nested import Nested
 
 Summary: TypeAlias = dict[str, Any]

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from partialsgd.lab.recipes import build
 from partialsgd.lab.runs import final_scores as closing
+from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.launch import processes
-from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.task import Numbers, Split, Task
 from partialsgd.nested import Nested
