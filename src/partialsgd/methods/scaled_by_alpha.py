@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from partialsgd.meters.criteria_meter import CriteriaMeter, measured_name
 from partialsgd.meters.criteria import latest
+from partialsgd.meters.criteria_meter import CriteriaMeter, measured_name
 from partialsgd.method import Branch, Context, Method
 from partialsgd.methods._shared.parts import bind_parts
 from partialsgd.methods._shared.settings import require_count, require_method
