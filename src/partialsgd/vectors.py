@@ -63,7 +63,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def apart(a: Tensor, b: Tensor) -> Tensor:
+def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """‖a − b‖² in double precision, left on the device; on a CPU without a copy of the whole difference."""
     if a.device.type != "cpu":
         return inner(difference := a.float() - b.float(), difference)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partialsgd.masks import Mask
-from partialsgd.vectors import Vector, apart, inner
+from partialsgd.vectors import Vector, inner, squared_distance
 
 
 class Squares(NamedTuple):
@@ -74,7 +74,7 @@ def _same(square: Tensor) -> dict[str, Tensor]:
 
 
 def _other(g: Tensor, h: Tensor) -> dict[str, Tensor]:
-    return {"perturbed": inner(h, h), "inner": inner(g, h), "apart": apart(h, g)}
+    return {"perturbed": inner(h, h), "inner": inner(g, h), "apart": squared_distance(h, g)}
 
 
 def _inside(mask: Mask, name: str, g: Tensor | None, h: Tensor | None) -> dict[str, Tensor]:
