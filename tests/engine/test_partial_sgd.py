@@ -327,12 +327,6 @@ def test_frozen_parameters_stay_and_need_no_optimizer() -> None:
     assert torch.equal(model[0].weight, frozen)
 
 
-def test_lbfgs_is_refused() -> None:
-    model = MLP.model()
-    with pytest.raises(NotImplementedError, match=r"LBFGS evaluates the closure itself.* use another optimizer"):
-        PartialSGD(model, [torch.optim.LBFGS(model.parameters())])
-
-
 def test_state_survives_and_a_foreign_one_is_refused() -> None:
     model, sgd = start(MLP, methods.dropout(0.5), seed=4)
     sgd.step(MLP.closure(model, 0))

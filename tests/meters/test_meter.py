@@ -804,8 +804,11 @@ def test_loops_that_own_their_backward_are_measured_too() -> None:
         (lambda: CriteriaMeter(independent=True), "independent=True needs batches"),
         (lambda: CriteriaMeter(alerts=False), "or None for no warnings; got False"),
         (lambda: CriteriaMeter(groups=["0"]), "groups must map names to patterns"),
-        (lambda: trained(mlp(), methods.plain(), CriteriaMeter), "the meter must have the methods requests and measure"),
-        (lambda: trained(mlp(), methods.plain(), 3), "the meter must have the methods requests and measure"),
+        (
+            lambda: trained(mlp(), methods.plain(), CriteriaMeter),
+            "the meter must have the methods requests and measure",
+        ),
+        (lambda: trained(mlp(), methods.plain(), 3), "must have the methods requests and measure"),
         (lambda: CriteriaMeter().summary(trained(mlp(), methods.plain(), None)), "this run has no meter"),
     ],
 )
