@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from matplotlib.image import imread
+from partialsgd.lab.reproduce.folder import Folder
+from partialsgd.lab.reproduce.plans import Asked
 from tests.lab.reproduce.made import look, run
 
 from benchmarks import reproduced
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import experiment, figures, numbers
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.plans import Asked
 from partialsgd.lab.training.errors import AlreadyThere
 
 ABOUT: dict[str, Any] = {

@@ -8,10 +8,10 @@ from statistics import stdev
 from typing import Any
 
 import pytest
+from partialsgd.lab.recipes.comparison import Pair
 from rich.console import Console
 
 from partialsgd.lab.recipes import comparison
-from partialsgd.lab.recipes.comparison import Pair
 
 
 def summary(seconds: float, **scores: float) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.plans import Cell, Experiment, Grid, Line, Row, Together, always
 from partialsgd.lab.reproduce.printed import Printed
+
+from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.training.settings import Settings
 from partialsgd.logging import records
 

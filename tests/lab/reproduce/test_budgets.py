@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.budgets import with_the_flops_of
 from partialsgd.lab.reproduce.folder import Folder
+
+from partialsgd.lab.recipes.images.settings import Images
 from tests.lab.reproduce.made import GRID, look, run
 
 CHEAP = {"flops": {"full": 90.0}, "settings": Images(epochs=3, lr=0.07, data="where/it/was")}

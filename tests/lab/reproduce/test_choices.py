@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from partialsgd.lab.reproduce.folder import Folder
+from partialsgd.lab.reproduce.plans import Asked, Scale
 
 from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.reproduce import EXPERIMENTS, choices, experiment
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.plans import Asked, Scale
 
 TABLES = [name for name in EXPERIMENTS if name.startswith("table")]
 

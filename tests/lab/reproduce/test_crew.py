@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from partialsgd.lab.reproduce.crew import Crew, crew
+from partialsgd.lab.reproduce.jobs import Job
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import crew as module
-from partialsgd.lab.reproduce.crew import Crew, crew
-from partialsgd.lab.reproduce.jobs import Job
 from partialsgd.lab.training.errors import WrongCall
 
 TINY = Images(epochs=1, limit=40, width=4, batch=20, threads=1)

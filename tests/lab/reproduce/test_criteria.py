@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from partialsgd.lab.reproduce.folder import Folder
+from partialsgd.lab.reproduce.jobs import ready
+from partialsgd.lab.reproduce.plans import Asked, Scale
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
 from partialsgd.lab.reproduce import experiment
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.jobs import ready
-from partialsgd.lab.reproduce.plans import Asked, Scale
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from partialsgd.lab.reproduce.budgets import named, with_the_flops_of
+from partialsgd.lab.reproduce.folder import Folder
+from partialsgd.lab.reproduce.same import require_all
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import elsewhere, jobs, tables
-from partialsgd.lab.reproduce.budgets import named, with_the_flops_of
-from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.numbers import found
-from partialsgd.lab.reproduce.same import require_all
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from tests.lab.reproduce.made import GRID, experiment, look, run, search, trio
 

@@ -7,12 +7,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from partialsgd.lab.reproduce.folder import Folder
+from partialsgd.lab.reproduce.plans import Together
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import figures
-from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.numbers import found
-from partialsgd.lab.reproduce.plans import Together
 from tests.lab.reproduce.made import experiment, look, run, trio
 
 

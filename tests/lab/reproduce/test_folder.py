@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.folder import Ended, Folder, flops_of
 from partialsgd.lab.reproduce.plans import Cell, Row, always
+
+from partialsgd.lab.recipes.images.settings import Images
 from tests.lab.reproduce.made import GRID, look, run, search
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from partialsgd.lab.reproduce.folder import Folder
+from partialsgd.lab.reproduce.plans import Row, always
 
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.reproduce import instead
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.plans import Row, always
 from tests.lab.reproduce.made import look, run
 
 CORE = always(Translation(epochs=9, alone="core", init="svd"))

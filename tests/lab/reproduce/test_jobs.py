@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import asked_for, ready, waiting
 from partialsgd.lab.reproduce.plans import Row, always
+
+from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import GRID, experiment, look, run, search, trio
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.medians import of_figure
 from partialsgd.lab.reproduce.plans import Figure
+
+from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.logging import records
 from tests.lab.reproduce.made import look, run
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.numbers import found
 from partialsgd.lab.reproduce.plans import Cell, Together
+
+from partialsgd.lab.reproduce.numbers import found
 from tests.lab.reproduce.made import GRID, experiment, look, run, search, trio
 
 

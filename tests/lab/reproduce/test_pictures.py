@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from partialsgd.lab.recipes.images.settings import PRESETS, Images
-from partialsgd.lab.reproduce import experiment
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import ready
 from partialsgd.lab.reproduce.plans import Asked
+
+from partialsgd.lab.recipes.images.settings import PRESETS, Images
+from partialsgd.lab.reproduce import experiment
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import look, run, search
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from partialsgd.lab.reproduce.plans import Asked, Cell, default_out
 
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.reproduce.plans import Asked, Cell, default_out
 
 
 def test_a_cell_changes_learning_rate_and_warm_up_only() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from partialsgd.lab.reproduce.printed import FULL_ALONE, LOW_RANK_64, TABLE_3, TABLES, Printed
 
 

@@ -8,11 +8,11 @@ from statistics import stdev
 from typing import Any
 
 import pytest
-
-from partialsgd.lab.reproduce import EXPERIMENTS, experiment, reading
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.plans import Asked
 from partialsgd.lab.reproduce.reading import sentences
+
+from partialsgd.lab.reproduce import EXPERIMENTS, experiment, reading
 
 
 def line(network: str, trained: str, scores: list[float], paper: str | None = None, **more: Any) -> dict[str, Any]:

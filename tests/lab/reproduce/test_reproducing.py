@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-
-from partialsgd.lab.reproduce import experiment, jobs, running
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.plans import Asked
 from partialsgd.lab.reproduce.reproducing import reproduce, show
+from rich.console import Console
+
+from partialsgd.lab.reproduce import experiment, jobs, running
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.logging import panels

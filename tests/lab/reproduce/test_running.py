@@ -20,14 +20,14 @@ from typing import Any, final
 
 import psutil
 import pytest
+from partialsgd.lab.reproduce.folder import Folder
+from partialsgd.lab.reproduce.jobs import Job
+from partialsgd.lab.reproduce.plans import Row, always
 from rich.console import Console
 
 from partialsgd.lab.cli import main
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import running
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.jobs import Job
-from partialsgd.lab.reproduce.plans import Row, always
 from partialsgd.lab.reproduce.worker import work
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.stopping import Stopped

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.reproduce import experiment
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import ready
 from partialsgd.lab.reproduce.plans import Asked
 from partialsgd.lab.reproduce.same import require_all, require_same
+
+from partialsgd.lab.recipes.images.settings import Images
+from partialsgd.lab.recipes.translation.settings import Translation
+from partialsgd.lab.reproduce import experiment
 from partialsgd.lab.training.errors import AlreadyThere
 from tests.lab.reproduce.made import look, run
 

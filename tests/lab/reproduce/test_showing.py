@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-
-from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import Job
 from partialsgd.lab.reproduce.showing import Display, how_far, last_line
+from rich.console import Console
+
+from partialsgd.lab.recipes.images.settings import Images
 from tests.lab.reproduce.made import look, run
 
 

@@ -7,11 +7,11 @@ import io
 from pathlib import Path
 
 import pytest
+from partialsgd.lab.reproduce.folder import Folder
 from rich.console import Console
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import layout, tables
-from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.numbers import Found, found
 from tests.lab.reproduce.made import experiment, look, run, search, trio
 

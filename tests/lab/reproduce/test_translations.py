@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
-from partialsgd.lab.reproduce import experiment
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import asked_for, ready, waiting
 from partialsgd.lab.reproduce.plans import Asked, Experiment
+
+from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
+from partialsgd.lab.reproduce import experiment
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import run, search
 

@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from partialsgd.lab.reproduce.folder import Folder
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.worker import _done, work
 from partialsgd.logging.records import FAILED
 
