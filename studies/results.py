@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from partialsgd._util import files
 
 Record: TypeAlias = dict[str, Any]
 
@@ -20,10 +21,7 @@ def read(path: Path) -> list[Record]:
 
 def write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Write all records or, if the process is killed meanwhile, leave the file as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records), encoding="utf-8")
-    os.replace(unfinished, path)
+    files.write_text(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records))
 
 
 def put(path: Path, record: Mapping[str, Any], key: Sequence[str]) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-from partialsgd.lab.reproduce.plans import Scale
 
 from partialsgd.lab.cli.reproductions import Reproduce, _in_short
 from partialsgd.lab.reproduce import EXPERIMENTS
+from partialsgd.lab.reproduce.experiment import Scale
 from tests.lab.cli.calls import Call, as_text, require_wrong
 
 

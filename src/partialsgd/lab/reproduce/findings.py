@@ -16,8 +16,6 @@ _OURS = {"jointly": "jointly trained", "alternating": "by alternating training"}
 _OTHERS = {
     "alone": "the one trained alone",
     "slimmable": "that of slimmable training",
-    "distilled from full": "the one distilled from full",
-    "SVD of full at half time": "the one that starts as the SVD of full at half time",
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from partialsgd.lab.recipes.images.settings import PRESETS, Images
 from partialsgd.lab.reproduce import paper
-from partialsgd.lab.reproduce.alternatives import equal_flops, equal_flops_name
+from partialsgd.lab.reproduce.equal_flops import equal_flops, equal_flops_name
 from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Grid, Line, Request, Row, always
 from partialsgd.lab.reproduce.paper import TABLE_3
 from partialsgd.lab.reproduce.run_folder import RunFolder

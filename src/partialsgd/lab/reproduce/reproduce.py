@@ -101,12 +101,10 @@ def show(collected: Numbers, console: Console) -> None:
 
 
 def write(plan: Experiment, folder: RunFolder, collected: Numbers) -> list[Path]:
-    """Write NAME.md, NAME.csv, NAME.json and the figures, like NAME-size.png."""
-    markdown, csv, json = (f"{plan.name}.{kind}" for kind in ("md", "csv", "json"))
-    with files.staged(folder.path) as stage:
-        (stage / markdown).write_text(tables.markdown(collected), encoding="utf-8")
-        (stage / csv).write_text(tables.to_csv(collected), encoding="utf-8")
-        files.write_json(stage / json, collected)
+    """Write NAME.md, NAME.json and the figures, like NAME-size.png."""
+    markdown, json = (folder.path / f"{plan.name}.{kind}" for kind in ("md", "json"))
+    files.write_text(markdown, tables.markdown(collected))
+    files.write_json(json, collected)
     drawn = figures.draw(plan, folder, collected)
     images = [figures.write(figure, folder.path, f"{plan.name}-{name}") for name, figure in drawn]
-    return [*(folder.path / name for name in (markdown, csv, json)), *(path for each in images for path in each)]
+    return [markdown, json, *(path for each in images for path in each)]

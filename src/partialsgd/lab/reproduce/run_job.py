@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Mapping
@@ -17,8 +16,6 @@ from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.settings import Settings
 from partialsgd.logging import records
-
-_TAIL = 1 << 16  # bytes at the end of a metrics file that hold its last line
 
 
 @final
@@ -42,15 +39,6 @@ class RunJob:
     @property
     def has_diverged(self) -> bool:
         return (self.path / records.FAILED).exists()
-
-    def progress(self) -> tuple[float, str]:
-        """The trained share, by epochs or by steps, whichever end the run first; and the same in words."""
-        last = _last_record(self.path / "metrics.jsonl")
-        epoch, steps, settings = last.get("epoch", 0.0), last.get("t", -1) + 1, self.settings
-        shares = [(epoch / settings.epochs, f"epoch {epoch:.1f} of {settings.epochs}")]
-        if settings.max_steps is not None:
-            shares.append((steps / settings.max_steps, f"step {steps:,} of {settings.max_steps:,}"))
-        return max(shares)
 
 
 def train_run(recipe: str, settings: Mapping[str, Any]) -> None:
@@ -82,14 +70,3 @@ def _wait_for_lock(run: Run) -> None:
                 return
         except RuntimeError:
             time.sleep(1.0)
-
-
-def _last_record(metrics: Path) -> dict[str, Any]:
-    """The last whole line of a metrics file; empty if it has none."""
-    if not metrics.exists():
-        return {}
-    with metrics.open("rb") as file:
-        file.seek(start := max(0, metrics.stat().st_size - _TAIL))
-        lines = file.read().split(b"\n")[start > 0 : -1]  # both ends may be cut
-    record: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    return record

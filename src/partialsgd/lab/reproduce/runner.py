@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from partialsgd.lab.reproduce.run_job import RunJob
 from partialsgd.lab.reproduce.worker_pool import Job, ThisProcess, WorkerPool
@@ -15,7 +14,7 @@ from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.progress import say
 from partialsgd.lab.training.stopping import Stopped
 
-_PAUSE = 0.5  # seconds between two looks at the progress of the runs
+_POLL = 0.5  # seconds; a signal that another thread receives is handled between two waits
 
 
 Workers: TypeAlias = WorkerPool | ThisProcess
@@ -34,9 +33,9 @@ def run_jobs(
     never become ready; all others go on.
     """
     try:
-        with JobProgress(console, has_bars=isinstance(workers, WorkerPool)) as progress, workers:
+        with workers:
             try:
-                return _run(ready, workers, progress, finished)
+                return _run(ready, workers, JobProgress(console), finished)
             except KeyboardInterrupt:
                 say(console, "Stopping when the state is saved; once more to stop at once, without saving.")
                 raise
@@ -55,8 +54,8 @@ def _run(ready: Callable[[], Sequence[Job]], workers: Workers, progress: JobProg
             workers.start(job)
         if not workers.busy:
             return list(failures.values())
-        while (outcome := workers.wait(_PAUSE)) is None:
-            progress.refresh()
+        while (outcome := workers.wait(_POLL)) is None:
+            pass
         job, result = outcome
         if isinstance(result, WrongCall) and is_first:
             raise WrongCall(f"{job.label}: {result}")  # the data are wrong, and so they are for every job
@@ -70,47 +69,19 @@ def _run(ready: Callable[[], Sequence[Job]], workers: Workers, progress: JobProg
 
 @final
 class JobProgress:
-    """A bar for each running job in a terminal; elsewhere a line when it starts and when it ends."""
+    """Prints a line when a job starts and when it ends. How far a run is stands in its worker's log."""
 
-    def __init__(self, console: Console, has_bars: bool = True) -> None:
-        self.console = console
-        self._has_bars = has_bars and console.is_terminal
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
-        self._bars = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
-        self._running: dict[str, tuple[Job, float, TaskID | None]] = {}
-        self._refreshed = 0.0
-
-    def __enter__(self) -> JobProgress:
-        if self._has_bars:
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started: dict[str, float] = {}
 
     def started(self, job: Job) -> None:
-        words = "goes on" if isinstance(job, RunJob) and job.is_started else "begins"
-        bar = self._bars.add_task(job.label, total=1.0, words=words) if self._has_bars else None
-        self._running[job.label] = job, time.monotonic(), bar
-        if bar is None:
-            say(self.console, f"{job.label} {words}")
+        self._started[job.label] = time.monotonic()
+        say(self._console, f"{job.label} {'goes on' if isinstance(job, RunJob) and job.is_started else 'begins'}")
 
     def ended(self, job: Job, result: Any) -> None:
-        _, since, bar = self._running.pop(job.label)
-        if bar is not None:
-            self._bars.remove_task(bar)
-        minutes = (time.monotonic() - since) / 60
-        if isinstance(result, Exception):
-            say(self.console, f"{job.label} has failed, {minutes:.1f} minutes: {result}")
-            return
+        minutes = (time.monotonic() - self._started[job.label]) / 60
         diverged = ", it has diverged" if isinstance(job, RunJob) and job.has_diverged else ""
-        say(self.console, f"{job.label} is done, {minutes:.1f} minutes{diverged}")
-
-    def refresh(self) -> None:
-        if time.monotonic() - self._refreshed < 1.0:
-            return
-        self._refreshed = time.monotonic()
-        for job, _, bar in self._running.values():
-            if bar is not None and isinstance(job, RunJob):
-                share, words = job.progress()
-                self._bars.update(bar, completed=share, words=words)
+        outcome = "has failed" if isinstance(result, Exception) else "is done"
+        error = f": {result}" if isinstance(result, Exception) else diverged
+        say(self._console, f"{job.label} {outcome}, {minutes:.1f} minutes{error}")

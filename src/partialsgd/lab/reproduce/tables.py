@@ -1,10 +1,8 @@
-"""An experiment's numbers as tables: in a terminal, as Markdown and as CSV."""
+"""An experiment's numbers as tables, in a terminal and as Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal, final
@@ -94,35 +92,6 @@ def versions(numbers: Numbers) -> str:
     return "\n".join(
         f"Made with {line}." for line in [*lines, *(f"sacrebleu's {each}" for each in numbers["signature"])]
     )
-
-
-def to_csv(numbers: Numbers) -> str:
-    """The lines of the paper's table or the criteria of a figure, a row for each seed."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(_criteria_cells(numbers) if numbers["criteria"] else _line_cells(numbers))
-    return text.getvalue()
-
-
-def _line_cells(numbers: Numbers) -> Iterator[list[Any]]:
-    costs = ("parameters", "epoch_flops", "epoch_seconds")
-    gone = ("diverged", "equal_flops_diverged")
-    heads = ("seed", numbers["score"], "at equal FLOPs", "diverged", "diverged at equal FLOPs")
-    yield ["ratio", "network", "trained", "paper", *heads, *costs]
-    for line in numbers["lines"]:
-        only_diverged = [""] if any(line[key] for key in gone) else []
-        for seed in sorted({*line["scores"], *line["equal_flops"]}, key=int) or only_diverged:
-            scores = (line[key].get(seed, "") for key in ("scores", "equal_flops"))
-            rest = ("" if line[key] is None else line[key] for key in (*gone, *costs))
-            yield [*_words(line), line["paper"] or "", seed, *scores, *rest]
-
-
-def _criteria_cells(numbers: Numbers) -> Iterator[list[Any]]:
-    keys = (*_MEASURED, "negative")
-    yield ["trained", "of", "seed", *keys]
-    for row in numbers["criteria"]:
-        for seed, *values in zip(row["seeds"], *(row[key] for key in keys), strict=True):
-            yield [row["curve"], row["of"], seed, *("" if value is None else value for value in values)]
 
 
 def spread(values: Iterable[float | None]) -> str:

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any, Literal, final
 
 from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
-from partialsgd.lab.reproduce import alternatives, paper
+from partialsgd.lab.reproduce import paper
+from partialsgd.lab.reproduce.equal_flops import equal_flops, equal_flops_name
 from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Grid, Line, MakeSettings, Request, Row
 from partialsgd.lab.reproduce.paper import EPOCH_MINUTES, FULL_ALONE, LOW_RANK_64, TABLES
 from partialsgd.lab.reproduce.run_folder import RunFolder
@@ -54,10 +55,6 @@ _ALONE = (
     "A core alone is taken out of the same family, from the same start, and trained by a plain loop.",
     "Adam's weight decay is decoupled, as in fairseq.",
     "At equal FLOPs a network alone has other epochs than the joint run, and so other looks at the validation data.",
-)
-_ALTERNATIVES = (
-    "A core that is distilled, or that starts from an SVD, is shown with the FLOPs of its own training; those of the "
-    "whole network that it takes come on top."
 )
 _RANK = (
     "The low-rank layers have one bias, shared by both networks. Parameters are those of a network that is taken out: "
@@ -164,7 +161,6 @@ class _Plan:
             paper.describe_tuning(self.grid, self.base, "Learning rate and warm-up are the paper's for every row."),
             paper.describe_search(self.base),
             *_ALONE,
-            _ALTERNATIVES,
             *paper.ALTERNATION,
             paper.SEEDS,
             f"In the paper an epoch takes about {minutes} minutes on {gpu}, with and without alternating training.",
@@ -199,7 +195,6 @@ class _Plan:
                 yield from self.pair(ratio, best, seeds)
         for ratio in reversed(self.ratios):
             yield from self.equal_flops(folder, ratio, best)
-        yield from self.optional(best)
         if self.name == "table2b":
             make = self.settings("core", "1/64", "zero", nest="low-rank")
             yield Row("rank-1_64", make, seeds, "rank-1_64", block="rank-1_64")
@@ -228,25 +223,11 @@ class _Plan:
                 yield Row(name, lambda folder, seed: None, self.request.seeds, None, _BEST_START)
                 continue
             name = self.equal_flops_name(folder, kind, ratio, start)
-            yield alternatives.equal_flops(comparison.joint, alone, name, self.request.seeds, self.request.data)
+            yield equal_flops(comparison.joint, alone, name, self.request.seeds, self.request.data)
 
     def equal_flops_name(self, folder: RunFolder, kind: str, ratio: str, start: str | None) -> str:
         alone = self.comparison(ratio, start).alone[kind]
-        return alternatives.equal_flops_name(self.row(kind, ratio, start), alone, folder)
-
-    def optional(self, start: str | None) -> Iterator[Row]:
-        """At every ratio the core taught by the whole network and, for low rank, started from its SVD."""
-        seeds, epochs = self.request.seeds, self.base.epochs
-        cores = {self.row("core", ratio, start): ratio for ratio in reversed(self.ratios)}
-        rows = [
-            alternatives.distilled(core, self.settings("core", ratio, start), seeds) for core, ratio in cores.items()
-        ]
-        if self.nest == "low-rank":
-            yield alternatives.half_trained(self.whole, epochs, seeds)
-            svds = {core: self.settings("core", ratio, "svd") for core, ratio in cores.items()}
-            rows += [alternatives.from_svd(core, svd, epochs, seeds) for core, svd in svds.items()]
-        for row in rows:
-            yield row if start is not None else replace(row, make=lambda folder, seed: None, waits_for=_BEST_START)
+        return equal_flops_name(self.row(kind, ratio, start), alone, folder)
 
     def comparison(self, ratio: str, start: str | None) -> Comparison:
         alone = {"core": self.row("core", ratio, start), "full": "full"}
@@ -260,9 +241,6 @@ class _Plan:
             equal = {kind: self.equal_flops_name(folder, kind, ratio, start) for kind in rows.alone}
             yield Line(ratio, "core", "alone", core, "full", printed.core_alone, equal["core"])
             yield Line(ratio, "core", "jointly", joint, "core", printed.core, joint)
-            yield Line(ratio, "core", "distilled from full", f"distilled-{core}", "full")
-            if self.nest == "low-rank":
-                yield Line(ratio, "core", "SVD of full at half time", f"warm-{core}", "full")
             yield Line(ratio, "full", "alone", "full", "full", FULL_ALONE[_CORPUS[self.name]], equal["full"])
             yield Line(ratio, "full", "jointly", joint, "full", printed.full, joint)
         if self.name == "table2b":

@@ -11,17 +11,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from benchmarks.convergence import __main__ as command
-from benchmarks.convergence import figures, findings, images, numbers, page, runs, sentences, train
-from benchmarks.convergence.images import IMAGES, residual, small_images
-from benchmarks.convergence.numbers import C_ALIGN_2, C_NORM_2, COSINE, Spread
-from benchmarks.convergence.runs import Run
-from benchmarks.convergence.sentences import EOS, FIRST_WORD, LONGEST, PAD, UNKNOWN, short_sentences
-from benchmarks.convergence.settings import SETTINGS, SWITCHING, switching
-from benchmarks.methods.tasks import cifar10
+from studies.convergence import __main__ as command
+from studies.convergence import figures, findings, images, numbers, page, runs, sentences, train
+from studies.convergence.images import IMAGES, residual, small_images
+from studies.convergence.numbers import C_ALIGN_2, C_NORM_2, COSINE, Spread
+from studies.convergence.runs import Run
+from studies.convergence.sentences import EOS, FIRST_WORD, LONGEST, PAD, UNKNOWN, short_sentences
+from studies.convergence.settings import SETTINGS, SWITCHING, switching
+from studies.methods.tasks import cifar10
 from torch import nn
 
 import partialsgd as ps
@@ -113,7 +114,7 @@ def test_what_is_not_trained_is_measured_against_the_very_masks_that_are(data: P
     """At the start both have the same network, batch and mask; later not the same network."""
     plain, dropped = (train.train(name, 1, data, steps=21) for name in ("plain", "dropout"))
     assert plain.measured["t"] == dropped.measured["t"] == [0, 20]
-    for key in runs.KEPT:
+    for key in runs.NORMS:
         first, other = plain.measured[key], dropped.measured[key]
         assert first[0] == other[0] and first[1] != other[1]
     assert plain.large["t"] == [t for t in (10, 14, 15, 19, 21) for _ in range(train.MASKS)]
@@ -161,8 +162,8 @@ def test_a_stored_run_gives_its_criteria_back(tmp_path: Path) -> None:
     row = runs.row(criteria)
     measured = {name: [value] for name, value in {"t": 7, "level": "core", "loss": 1.5, **row}.items()}
     kept = replace(run("standard"), measured=measured)
-    kept.save(tmp_path)
-    (again,) = runs.stored("standard", tmp_path)
+    kept.save(tmp_path / "runs.jsonl")
+    (again,) = runs.stored(tmp_path / "runs.jsonl")["standard"]
     assert again == kept
     assert again.criteria()[0] == replace(criteria, whole=1.23457, groups={})
     (record,) = again.records(["narrowed"])
@@ -171,39 +172,41 @@ def test_a_stored_run_gives_its_criteria_back(tmp_path: Path) -> None:
     assert plot_criteria({"it": [record]}, figure=3, group="narrowed").axes[0].lines
 
 
-def test_what_is_stored_with_these_settings_is_not_trained_again(tmp_path: Path) -> None:
+def test_what_is_stored_with_these_settings_is_not_trained_again() -> None:
     done = run("standard", 1)
-    done.save(tmp_path)
-    assert runs.is_done(tmp_path, "standard", 1, done.settings)
-    assert not runs.is_done(tmp_path, "standard", 2, done.settings)
-    assert not runs.is_done(tmp_path, "standard", 1, SETTINGS["standard"].of_steps(3).settings)
+    stored = {"standard": [done]}
+    assert runs.is_stored(stored, "standard", 1, done.settings)
+    assert not runs.is_stored(stored, "standard", 2, done.settings)
+    assert not runs.is_stored(stored, "plain", 1, done.settings)
+    assert not runs.is_stored(stored, "standard", 1, SETTINGS["standard"].with_steps(3).settings)
     assert len({setting.settings for setting in SETTINGS.values()}) == len(SETTINGS)
 
 
 def test_a_killed_command_goes_on_where_it_was(tmp_path: Path, data: Path) -> None:
-    call = [sys.executable, "-m", "benchmarks.convergence", "--data", str(data), "--runs", "inner/0"]
-    call += ["--steps", "4", "--results", str(tmp_path)]
-    with subprocess.Popen(call, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL) as killed:
-        while not list(tmp_path.glob("*.json")) and killed.poll() is None:
+    file = tmp_path / "runs.jsonl"
+    call = [sys.executable, "-m", "studies.convergence", "--data", str(data), "--runs", "inner/0"]
+    call += ["--steps", "4", "--results", str(file)]
+    options: Any = {"cwd": ROOT, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(call, start_new_session=True, **options) as killed:
+        while not file.exists() and killed.poll() is None:
             time.sleep(0.01)
         os.killpg(killed.pid, signal.SIGKILL)
-    there = {path: path.read_bytes() for path in tmp_path.glob("*.json")}
-    assert len(there) == 1
-    subprocess.run(call, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    assert len(list(tmp_path.glob("*.json"))) == 2 and not list(tmp_path.glob("*.unfinished"))
-    assert {path: path.read_bytes() for path in there} == there
-    (found,) = runs.stored("dropout_inner", tmp_path)
+    before = file.read_text()
+    assert before.count("\n") == 1
+    subprocess.run(call, check=True, **options)
+    assert sorted(runs.stored(file)) == ["dropout_inner", "plain_inner"] and before in file.read_text()
+    (found,) = runs.stored(file)["dropout_inner"]
     again = train.train("dropout_inner", 0, data, steps=4)
     assert replace(found, seconds=0.0) == replace(again, seconds=0.0)
 
 
 def test_one_number_is_of_the_second_half_and_of_the_steps_of_a_level() -> None:
     found = run("period_1", cosine=0.5)
-    assert numbers.of(found, COSINE) == pytest.approx(0.5)
-    assert numbers.of(found, COSINE, level="full") == pytest.approx(0.4)
-    assert numbers.of(found, COSINE, level="core", group="narrowed") == pytest.approx(0.6)
-    assert numbers.of(found, C_NORM_2, large=True) == pytest.approx(4)
-    assert numbers.of(run("standard", cosine=-0.5), C_ALIGN_2) == float("inf")  # not 1 / 0.25
+    assert numbers.value_of(found, COSINE) == pytest.approx(0.5)
+    assert numbers.value_of(found, COSINE, level="full") == pytest.approx(0.4)
+    assert numbers.value_of(found, COSINE, level="core", group="narrowed") == pytest.approx(0.6)
+    assert numbers.value_of(found, C_NORM_2, large=True) == pytest.approx(4)
+    assert numbers.value_of(run("standard", cosine=-0.5), C_ALIGN_2) == float("inf")  # not 1 / 0.25
     assert str(Spread((0.1, 0.3))) == "0.20 ± 0.14" and str(Spread((0.1,), 3)) == "0.100"
     assert numbers.above(Spread((1, 2, 3)), Spread((2, 1, 1))) == (2, 3)
 
@@ -216,50 +219,38 @@ def test_one_number_is_of_the_second_half_and_of_the_steps_of_a_level() -> None:
         ((0.9, 0.1), "higher with dropout in 1 of 2 seeds: undecided"),
     ],
 )
-def test_a_sentence_says_what_the_seeds_say(tmp_path: Path, cosines: tuple[float, float], said: str) -> None:
-    for seed, cosine in enumerate(cosines):
-        for name in ("plain", "plain_inner"):
-            run(name, seed, cosine=0.5).save(tmp_path)
-        for name in ("dropout", "dropout_inner"):
-            run(name, seed, cosine=cosine).save(tmp_path)
-    told = findings.dropout(tmp_path)
+def test_a_sentence_says_what_the_seeds_say(cosines: tuple[float, float], said: str) -> None:
+    plain, dropped = [0.5] * len(cosines), cosines
+    by_name = {"plain": plain, "plain_inner": plain, "dropout": dropped, "dropout_inner": dropped}
+    told = findings.dropout(
+        {name: [run(name, seed, cosine=value) for seed, value in enumerate(values)] for name, values in by_name.items()}
+    )
     assert said in told[0] and said in told[3]
     assert ("alignments are negative, so no bound holds" in told[4]) == (min(cosines) - 0.1 < 0)
 
 
-def test_the_best_period_is_told(tmp_path: Path) -> None:
-    for place, name in enumerate(SWITCHING):
-        run(name, cosine=0.8 - place / 10, c_norm=6 - place).save(tmp_path)
-    cosine, norm = findings.switching(tmp_path)[:2]
+def test_the_best_period_is_told() -> None:
+    stored = {name: [run(name, cosine=0.8 - k / 10, c_norm=6 - k)] for k, name in enumerate(SWITCHING)}
+    cosine, norm = findings.switching(stored)[:2]
     assert cosine.index("1 (0.9") < cosine.index("2 (0.8") < cosine.index("random (0.4")
     assert cosine.endswith("Switching at every step is above: 2, 8, 64, epoch, random in all 1 seeds.")
     assert norm.index("random (1.0") < norm.index("1 (36")
     assert norm.endswith("is below: 2, 8, 64, epoch, random in none of 1 seeds.")
 
 
-def test_the_page_needs_all_runs_with_the_settings_of_today(tmp_path: Path) -> None:
-    for name, setting in SETTINGS.items():
-        for seed in setting.task.seeds:
-            run(name, seed).save(tmp_path)
-    assert "| full steps only | the whole network | 4.000 ± 0.000 |" in page.written(tmp_path)
-    replace(run("plain", 2), settings="other").save(tmp_path)
-    assert page.written(tmp_path) == "Not trained yet: plain/2."
+def test_the_page_needs_all_runs_with_the_settings_of_today() -> None:
+    stored = {name: [run(name, seed) for seed in setting.task.seeds] for name, setting in SETTINGS.items()}
+    assert "| full steps only | the whole network | 4.000 ± 0.000 |" in page.sections(stored)
+    stored["plain"][2] = replace(stored["plain"][2], settings="other")
+    assert page.sections(stored) == "Not trained yet: plain/2."
 
 
-def test_every_figure_can_be_drawn_from_what_is_stored(tmp_path: Path) -> None:
-    for name in SETTINGS:
-        for seed in (0, 1):
-            run(name, seed).save(tmp_path)
-    figures.draw(tmp_path, tmp_path / "figures")
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == set(figures.FIGURE)
-
-
-def test_the_page_shows_what_is_stored() -> None:
-    text = page.PAGE.read_text(encoding="utf-8")
-    assert text == page.in_place(text, page.written()), "run python -m benchmarks.convergence --write"
-    shown = re.findall(r"\(figures/(\w+)\.png\)", text)
-    assert set(shown) == (set() if page.missing() else set(figures.FIGURE))
-    for name in shown:
+def test_every_figure_of_the_page_can_be_drawn(tmp_path: Path) -> None:
+    figures.draw({name: [run(name, seed) for seed in (0, 1)] for name in SETTINGS}, tmp_path)
+    assert {path.stem for path in tmp_path.iterdir()} == set(figures.FIGURE)
+    text = (ROOT / "docs" / "convergence.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\(figures/(\w+)\.png\)", text)) == set(figures.FIGURE)
+    for name in figures.FIGURE:
         assert 0 < (figures.FIGURES / f"{name}.png").stat().st_size < 80_000
 
 
@@ -268,7 +259,7 @@ def test_a_wrong_call_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFi
         ([], "--data is missing: the folder with cifar-10-batches-bin and multi30k.de-en in it"),
         (["--data", str(tmp_path), "--runs", "nothing"], "no run has nothing in its name; runs are like dropout/0"),
         (["--data", str(tmp_path), "--runs", "standard/0"], "train.de.gz does not exist; --data is the folder with"),
-        (["--data", str(tmp_path), "--steps", "5"], "--steps is to try it out: 2 or more, and with --results"),
+        (["--data", str(tmp_path), "--steps", "5"], "--steps is to try it out: give 2 or more, and with --results"),
         (["--data", str(tmp_path), "--runs", "plain/0"], "data_batch_1.bin does not exist; --data is the folder with"),
     ):
         with pytest.raises(SystemExit) as stopped:

@@ -1,4 +1,4 @@
-"""A reproduction goes on after failures; in real processes, stopped or killed, it repeats nothing and ends the same."""
+"""The runner goes on after failures; in real processes, stopped or killed, it repeats nothing and ends the same."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
 import psutil
 import pytest
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.jobs import Job
-from partialsgd.lab.reproduce.plans import Row, always
 from rich.console import Console
 
 from partialsgd.lab.cli import main
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.reproduce import running
-from partialsgd.lab.reproduce.worker import work
+from partialsgd.lab.reproduce.experiment import Row, always
+from partialsgd.lab.reproduce.run_folder import RunFolder
+from partialsgd.lab.reproduce.run_job import RunJob, train_or_resume
+from partialsgd.lab.reproduce.runner import JobProgress
+from partialsgd.lab.reproduce.worker_pool import Job
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.stopping import Stopped
 from tests.lab.reproduce import made
+
+module = import_module("partialsgd.lab.reproduce.reproduce")
 
 CALL = ["reproduce", "table3", "--scale", "smoke", "--seeds", "1", "--rows", "alternating", "--out"]
 LONG = Images(limit=40, width=4, batch=20, threads=1, epochs=100, evaluate_every=100, checkpoint_every=10**6)
@@ -39,61 +42,63 @@ LONG = Images(limit=40, width=4, batch=20, threads=1, epochs=100, evaluate_every
 ALONE = """
 import sys
 from pathlib import Path
-from tests.lab.reproduce.test_running import one_long_run
+from tests.lab.reproduce.test_runner import one_long_run
 one_long_run(Path(sys.argv[1]))
 """
 
 
-class Interrupted(Exception):
-    """Stands for Ctrl-C."""
-
-
 @final
-class Crew:
-    """Does each job at once, or says why not."""
+class Pool:
+    """Does each job at once, or ends it with an error."""
 
-    def __init__(self, errors: dict[str, Exception], digest: str) -> None:
-        self.size, self.errors, self.digest = 2, errors, digest
+    size = 2
+
+    def __init__(self, errors: dict[str, BaseException], digest: str) -> None:
+        self.errors, self.digest = errors, digest
         self.busy: dict[int, Job] = {}
-        self.given: list[str] = []
+        self.started: list[str] = []
 
-    def has_room(self) -> bool:
-        return len(self.busy) < self.size
+    def __enter__(self) -> Pool:
+        return self
 
-    def give(self, job: Job) -> None:
-        self.given.append(job.label)
-        self.busy[len(self.given)] = job
+    def __exit__(self, *_: object) -> None:
+        pass
 
-    def done(self, seconds: float) -> tuple[Job, Exception | None] | None:
+    def start(self, job: Job) -> None:
+        self.started.append(job.label)
+        self.busy[len(self.started)] = job
+
+    def wait(self, seconds: float) -> tuple[Job, Any]:
         job = self.busy.pop(min(self.busy))
         error = self.errors.get(job.label)
-        if isinstance(error, Interrupted):
-            raise KeyboardInterrupt
+        if isinstance(error, KeyboardInterrupt):
+            raise error
         if error is None:
-            config = made.run(job.path, [made.look(full=0.1)], {"full": 0.1}, settings=job.settings) / "config.json"
+            assert isinstance(job, RunJob)
+            config = made.run(job.path, [made.valid(full=0.1)], {"full": 0.1}, settings=job.settings) / "config.json"
             config.write_text(json.dumps({**json.loads(config.read_text()), "data": self.digest}))
         return job, error
 
 
 def run(
-    path: Path, errors: dict[str, Exception], page: io.StringIO, patch: pytest.MonkeyPatch, digest: str = "a"
+    path: Path, errors: dict[str, BaseException], page: io.StringIO, patch: pytest.MonkeyPatch, digest: str = "a"
 ) -> tuple[list[str], list[str]]:
-    """What has failed, and what was given."""
-    crew, console = Crew(errors, digest), Console(file=page, width=200)
-    patch.setattr(running, "crew", lambda size, logs: nullcontext(crew))
-    rows = [replace(row, tuned_as=None) for row in made.trio(seeds=2)]
-    return running.run(made.experiment(rows), Folder(path), (), at_once=2, console=console), crew.given
+    """The failures, and the labels of the jobs that were started."""
+    pool, console = Pool(errors, digest), Console(file=page, width=200)
+    patch.setattr(module, "WorkerPool", lambda size, logs: pool)
+    plan = made.experiment([replace(row, tuned_as=None) for row in made.trio(seeds=2)])
+    return module._train(plan, RunFolder(path, plan), (), 2, console), pool.started
 
 
 def one_long_run(path: Path) -> list[str]:
     plan = made.experiment([Row("joint", always(LONG), 1, tuned_as=None)])
-    return running.run(plan, Folder(path), (), at_once=1, console=Console(stderr=True))
+    return module._train(plan, RunFolder(path, plan), (), 1, Console(stderr=True))
 
 
 def start(*command: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
-    return subprocess.Popen([sys.executable, *command], cwd=Path(__file__).parents[2], **pipes)
+    return subprocess.Popen([sys.executable, *command], cwd=Path(__file__).parents[3], **pipes)
 
 
 def finished(out: Path) -> dict[Path, tuple[int, bytes]]:
@@ -141,8 +146,30 @@ def test_other_data_under_the_same_name_end_it_with_the_first_run(
 def test_interrupted_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = io.StringIO()
     with pytest.raises(Stopped, match=r"^stopped; the same call goes on$"):
-        run(tmp_path, {"core, seed 0": Interrupted()}, page, monkeypatch)
+        run(tmp_path, {"core, seed 0": KeyboardInterrupt()}, page, monkeypatch)
     assert page.getvalue().strip().endswith("once more to stop at once, without saving.")
+
+
+def test_a_line_is_printed_when_a_run_starts_and_when_it_ends(tmp_path: Path) -> None:
+    page = io.StringIO()
+    progress = JobProgress(Console(file=page, width=80))
+    good, bad = (RunJob(name, tmp_path / name, Images()) for name in ("good", "bad"))
+    progress.started(good)
+    progress.started(bad)
+    made.run(good.path, [made.valid(full=0.1)], {"full": 0.1})
+    made.run(bad.path, [made.valid(full=0.1)], None)
+    progress.ended(good, None)
+    progress.ended(bad, None)
+    progress.started(good)
+    progress.ended(good, ValueError("no"))
+    assert page.getvalue().splitlines() == [
+        "good begins",
+        "bad begins",
+        "good is done, 0.0 minutes",
+        "bad is done, 0.0 minutes, it has diverged",
+        "good goes on",
+        "good has failed, 0.0 minutes: no",
+    ]
 
 
 def test_a_call_that_is_wrong_for_the_first_job_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,8 +199,8 @@ def test_killed_it_leaves_nobody_behind_and_goes_on_where_it_was(undisturbed: Pa
 
 
 def test_stopped_and_killed_inside_a_run_it_goes_on_with_the_next_step(tmp_path: Path) -> None:
-    work(replace(LONG, out=str(tmp_path / "undisturbed")))
-    metrics = Folder(tmp_path).run("joint", 0) / "metrics.jsonl"
+    train_or_resume(replace(LONG, out=str(tmp_path / "undisturbed")))
+    metrics = made.open_folder(tmp_path).run("joint", 0) / "metrics.jsonl"
     with _ctrl_c_at(metrics, random.randint(1, 30)), pytest.raises(Stopped):
         one_long_run(tmp_path)
     _wait_until_nobody_trains(tmp_path, seconds=0)  # it has waited itself
@@ -194,7 +221,7 @@ def test_stopped_and_killed_inside_a_run_it_goes_on_with_the_next_step(tmp_path:
 
 
 def test_a_table_is_made_of_the_files_alone(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("table3.md", "table3.csv", "table3.json", "table3-size.png", "table3-size.svg")
+    names = ("table3.md", "table3.json", "table3-size.png", "table3-size.svg")
     before = {name: (undisturbed / name).read_bytes() for name in names}
     runs = finished(undisturbed)
     for name in names:

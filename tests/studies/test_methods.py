@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.methods import __main__ as command
-from benchmarks.methods import jobs, page, rows, train
-from benchmarks.methods.rows import Row
-from benchmarks.methods.settings import SETTINGS
-from benchmarks.methods.tasks import DIGITS, TASKS, Data, Part, Task, cifar10, digits
+from studies.methods import __main__ as command
+from studies.methods import page, train
+from studies.methods.settings import SETTINGS
+from studies.methods.tasks import DIGITS, TASKS, Data, Part, Task, cifar10, digits
+from studies.methods.train import Row, is_stored, stored
 from torch.nn.functional import cross_entropy
 
 from partialsgd import methods
@@ -143,49 +145,37 @@ def test_cifar_is_read_as_published(tmp_path: Path) -> None:
 
 
 def test_what_is_stored_with_these_settings_is_not_trained_again(tmp_path: Path, task: Task) -> None:
-    assert not command.is_done(task, "sam", 1, tmp_path)
+    file = tmp_path / "methods.jsonl"
     _, method = train.prepared(task, "sam", 1)
     done = row("sam", 1, settings=method.name, task_settings=task.settings)
-    done.save(tmp_path)
-    assert rows.stored("digits", tmp_path) == [done]
-    assert command.is_done(task, "sam", 1, tmp_path) and not command.is_done(task, "sam", 2, tmp_path)
-    assert not command.is_done(replace(task, steps=STEPS + 1), "sam", 1, tmp_path)
-    replace(done, settings="sam(rho=0.1)").save(tmp_path)
-    assert not command.is_done(task, "sam", 1, tmp_path)
+    done.save(file)
+    assert stored(file) == [done]
+    assert is_stored([done], task, "sam", 1) and not is_stored([done], task, "sam", 2)
+    assert not is_stored([done], replace(task, steps=STEPS + 1), "sam", 1) and not is_stored([], task, "sam", 1)
+    assert not is_stored([replace(done, settings="sam(rho=0.1)")], task, "sam", 1)
 
 
-def test_a_row_that_was_not_finished_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rows.os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        row("sam").save(tmp_path)
-    assert rows.stored("digits", tmp_path) == []
-
-
-def test_jobs_train_and_store_in_processes_of_their_own(
-    tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jobs, "FOLDER", tmp_path)
-    assert list(jobs.run(task, [("plain", 5)], None, 1)) == ["plain"]
-    (there,) = rows.stored("digits", tmp_path)
-    here = train.train(task, "plain", 5)
-    assert replace(there, seconds=0.0) == replace(here, seconds=0.0)
-    assert command.is_done(task, "plain", 5, tmp_path)
+def test_rows_are_trained_and_stored_by_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "methods.jsonl"
+    monkeypatch.setattr("studies.runs.LOGS", tmp_path / "logs")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    call = ["--rows", "digits/plain/0", "digits/plain/1", "--jobs", "2", "--results", str(file)]
+    command.main(call)
+    first, second = stored(file)
+    assert (first.seed, second.seed) == (0, 1) and is_stored([first], DIGITS, "plain", 0)
+    assert replace(first, seconds=0.0) == replace(train.train(DIGITS, "plain", 0), seconds=0.0)
+    before = file.read_bytes()
+    command.main(call)
+    assert file.read_bytes() == before, "nothing is trained again"
 
 
-def test_words_choose_rows() -> None:
-    assert command.chosen("digits/sam/0", []) and command.chosen("digits/sam/0", ["plain", "digits/sa"])
-    assert not command.chosen("digits/sam/0", ["cifar10", "plain"])
-
-
-def test_a_line_of_the_table_is_beside_plain_training_of_the_same_seed(tmp_path: Path) -> None:
+def test_a_line_of_the_table_is_beside_plain_training_of_the_same_seed() -> None:
+    rows = [row("sam", 7)]
     for seed, seconds in ((0, 2.0), (1, 20.0)):
-        row("plain", seed, seconds=seconds, whole=0.9 + seed / 10).save(tmp_path)
-        row("alternating", seed, seconds=seconds * 3, flops=75.0, whole=0.8, small=0.7, rate=0.2).save(tmp_path)
-    row("sam", 7).save(tmp_path)
-    found = {summary.method: summary for summary in page.summaries("digits", tmp_path)}
+        rows.append(row("plain", seed, seconds=seconds, whole=0.9 + seed / 10))
+        rows.append(row("alternating", seed, seconds=seconds * 3, flops=75.0, whole=0.8, small=0.7, rate=0.2))
+    rows.sort(key=lambda each: each.method)
+    found = {summary.method: summary for summary in page.summaries("digits", rows)}
     assert found["alternating"].cells() == (
         "alternating",
         "80.0% (80.0 – 80.0)",
@@ -196,20 +186,15 @@ def test_a_line_of_the_table_is_beside_plain_training_of_the_same_seed(tmp_path:
     )
     assert found["plain"].cells()[1] == "95.0% (90.0 – 100.0)"
     assert found["sam"].cells()[1:] == ("90.0%", "–", "–", "–", "0.1")
-    said = page.reading(list(found.values()))
+    said = page.findings(list(found.values()))
     assert "alternating (−15.0)" in said[1] and "alternating (0.75)" in said[2]
     for behind, line in ((0.0104, 0), (0.0106, 1)):  # a point and 1.1, as they are shown
         found["sam"].behind = behind
-        assert "sam" in page.reading(list(found.values()))[line]
+        assert "sam" in page.findings(list(found.values()))[line]
 
 
 def test_nothing_stored_says_so(tmp_path: Path) -> None:
-    assert page.tables(tmp_path) == "No training is stored yet."
-
-
-def test_the_page_shows_what_is_stored() -> None:
-    text = page.PAGE.read_text(encoding="utf-8")
-    assert text == page.in_place(text, page.tables()), "run python -m benchmarks.methods --write"
+    assert page.sections(tmp_path / "nothing.jsonl") == "No training is stored yet."
 
 
 def test_a_wrong_call_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,11 @@ from statistics import stdev
 from typing import Any
 
 import pytest
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.plans import Asked
-from partialsgd.lab.reproduce.reading import sentences
 
-from partialsgd.lab.reproduce import EXPERIMENTS, experiment, reading
+from partialsgd.lab.reproduce import EXPERIMENTS, findings, make_experiment
+from partialsgd.lab.reproduce.experiment import Request
+from partialsgd.lab.reproduce.findings import sentences
+from tests.lab.reproduce.made import open_folder
 
 
 def line(network: str, trained: str, scores: list[float], paper: str | None = None, **more: Any) -> dict[str, Any]:
@@ -130,9 +130,6 @@ def test_each_other_way_is_compared() -> None:
         "r = 1/8, core: by alternating training it is 1.00 points behind the one trained alone, of as many epochs, "
         "by one seed."
     ]
-    ways = ("distilled from full", "SVD of full at half time")
-    first, second = read(line("core", "jointly", [20.0]), *(line("core", way, [21.0]) for way in ways))
-    assert "behind the one distilled from full" in first and "starts as the SVD of full at half time" in second
 
 
 def test_only_seeds_that_both_have_are_compared_and_diverged_ones_are_told() -> None:
@@ -148,8 +145,8 @@ def test_a_seed_that_only_one_side_has_is_left_out_and_this_is_told() -> None:
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("table")])
 def test_every_way_of_training_in_a_table_has_words(name: str, tmp_path: Path) -> None:
-    lines = experiment(name, Asked()).lines(Folder(tmp_path))
-    assert {line.trained for line in lines} <= reading._OURS.keys() | reading._OTHERS.keys()
+    lines = make_experiment(name, Request()).lines(open_folder(tmp_path))
+    assert {line.trained for line in lines} <= findings._OURS.keys() | findings._OTHERS.keys()
 
 
 def test_lines_of_a_figure_are_not_compared() -> None:
