@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
-from studies import results
 
 from benchmarks.harness import Estimate, Times, Track
+from studies import results
 
 RESULTS = Path(__file__).parent / "results.jsonl"
 FEWEST_ROUNDS = 15

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
-from partialsgd.lab.page.numbers import counted
+from partialsgd.lab.page.formatting import plural
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.training.settings import Settings
@@ -97,7 +97,7 @@ _SCHEDULES = {"linear": "along a line to 0", "inverse-sqrt": "with the root of t
 def describe_transformer(base: Translation) -> str:
     """The sizes and the training, except for what the grid decides."""
     return (
-        f"Network: {counted(base.layers, 'block')} on each side of width {base.d_model}, {base.ffn:,} hidden units, "
+        f"Network: {plural(base.layers, 'block')} on each side of width {base.d_model}, {base.ffn:,} hidden units, "
         f"{base.heads} heads, dropout {base.dropout:g}. Training: {_length(base)} of batches with at most "
         f"{base.max_tokens:,} pieces on a side, out of a vocabulary of {base.vocabulary:,}; label smoothing "
         f"{base.label_smoothing:g}; after its warm-up the rate falls {_SCHEDULES[base.schedule]}."
@@ -137,4 +137,4 @@ def describe_tuning(grid: Grid, base: Settings, untuned: str) -> str:
 
 
 def _length(base: Settings) -> str:
-    return counted(base.epochs, "epoch") if base.max_steps is None else counted(base.max_steps, "step")
+    return plural(base.epochs, "epoch") if base.max_steps is None else plural(base.max_steps, "step")
