@@ -49,8 +49,7 @@ class Reproduce:
     the number goes up."""
     rows: tuple[str, ...] = ()
     """Only these: the name of a row, a part of names (1/32, joint), a pattern ("core-*"), or ROW@CELL for a cell that
-    was not chosen (core-1_32-zero@lr0.006-warm240); distilled, half and warm, and in Table 3 core and full, are trained
-    only if they are named."""
+    was not chosen (core-1_32-zero@lr0.006-warm240); core and full of Table 3 are trained only if they are named."""
     jobs: int = 1
     """Trainings side by side, of one thread each where there are several."""
     out: Path | None = None
