@@ -12,9 +12,8 @@ from typing import NamedTuple
 from partialsgd import masks, perturbations
 from partialsgd.masks import Mask
 from partialsgd.method import Context, Method
-from partialsgd.methods._shared import magnitudes
-from partialsgd.methods._shared.magnitudes import Scope, Unit
-from partialsgd.methods._shared.settings import as_patterns, require_count, require_steps
+from partialsgd.methods._shared.pruning import Pruning, Scope, Unit, chosen_at, drop, forget_choice, require_sparsity
+from partialsgd.methods._shared.settings import as_patterns, require_count
 from partialsgd.perturbations import Perturbation
 
 
@@ -35,20 +34,18 @@ def ac_dc(
     `warmup` dense steps, then `sparse` sparse and `dense` dense ones by turns. From step `until` on the network is
     sparse to the end; a turn that would not be over by then is not begun, and the last dense phase lasts longer.
     Without `until` the run may end in a dense phase.
-    In a dense phase the pruned weights start again from zero, with `reset=True` under an optimizer that has forgotten
-    all. What is pruned is chosen as in `dynamic_pruning`, when a sparse phase begins.
+    In a dense phase the pruned weights start again from zero; `reset=True` resets the optimizer's state before it.
+    The pruned weights are chosen as in `dynamic_pruning`, when a sparse phase begins.
     """
-    magnitudes.require_sparsity(sparsity)
-    magnitudes.require_scope(scope)
-    magnitudes.require_unit(unit)
+    require_sparsity(sparsity)
     require_count("sparse", sparse)
     require_count("dense", dense)
-    require_steps("warmup", warmup, "begins with a sparse phase")
-    if until is not None and not (isinstance(until, int) and until >= warmup):
-        raise ValueError(f"until must not be less than warmup = {warmup}, got {until}")
-    patterns = where if where is None else as_patterns(where)
+    require_count("warmup", warmup, least=0)
+    if until is not None:
+        require_count("until", until, least=warmup)
+    pruning = Pruning(scope, unit, as_patterns(where))
     phases = f"warmup={warmup}, sparse={sparse}, dense={dense}, until={until}, reset={reset}"
-    name = f"ac_dc(sparsity={sparsity}, {phases}, scope={scope}, unit={unit}, where={patterns})"
+    name = f"ac_dc(sparsity={sparsity}, {phases}, scope={scope}, unit={unit}, where={pruning.where})"
     if sparsity == 0:
         return Method(name=name)
 
@@ -58,16 +55,14 @@ def ac_dc(
     def mask(context: Context) -> Mask:
         is_sparse, began = phase(context)
         if not is_sparse:
-            magnitudes.forgotten(context)
+            forget_choice(context)
             return masks.everything(context.parameters)
-        chosen = magnitudes.remembered(
-            context, began, lambda: magnitudes.kept(context.parameters, sparsity, scope=scope, unit=unit, where=where)
-        )
+        chosen = chosen_at(context, began, lambda: pruning.keep(context.parameters, sparsity))
         return masks.from_tensors(context.parameters, chosen, rest=True)
 
     def prune(context: Context) -> Perturbation:
         begins = phase(context) == Phase(is_sparse=True, began=context.t)
-        return magnitudes.drop(context.mask) if begins else perturbations.nowhere()
+        return drop(context.mask) if begins else perturbations.nowhere()
 
     def forget(context: Context) -> Mask:
         restores = phase(context) == Phase(is_sparse=False, began=context.t) and context.t > 0
@@ -82,7 +77,7 @@ class Phase(NamedTuple):
 
 
 def phase_at(t: int, warmup: int, sparse: int, dense: int, until: int | None) -> Phase:
-    """A turn is a sparse phase and the dense one after it; before `until` there are only whole turns."""
+    """Return the phase of step t. A turn is a sparse phase and the dense one after it; it ends before `until`."""
     if until is not None and t >= until:
         return Phase(True, until)
     turn = (t - warmup) // (sparse + dense)

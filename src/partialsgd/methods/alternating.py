@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -10,13 +11,14 @@ from torch import nn
 from partialsgd.meters.meter import CriteriaMeter
 from partialsgd.meters.summaries import latest
 from partialsgd.method import Branch, Context, Method
-from partialsgd.methods._shared import turns
-from partialsgd.methods._shared.levels import nested_in, require_levels, require_numbers, scaled
+from partialsgd.methods._shared.levels import nested_in, require_levels, require_numbers
 from partialsgd.methods._shared.settings import require_count
 from partialsgd.nested import Nested
 from partialsgd.nested.branches import branch_of
 
 Order: TypeAlias = Sequence[str] | Literal["criterion"]
+EVEN_SHARE = 1 / 4
+"""The share of all steps that `order="criterion"` gives to the levels evenly."""
 _AT, _LEVEL, _CREDIT = "alternating.at", "alternating.level", "alternating.credit."
 
 
@@ -37,7 +39,7 @@ def alternating(
 
     `order="criterion"` begins so and then gives a level more or fewer steps as the criteria say, which are measured at
     every `every`-th of its steps (10): in proportion to 1 / (q² · its share of the parameters). A quarter of the steps
-    is dealt evenly, so that no level is left out.
+    is divided evenly, so that no level is left out.
     """
     odds, factors = require_numbers(weights, "weights"), require_numbers(lr, "lr")
     by_criterion = order == "criterion"
@@ -62,27 +64,27 @@ def alternating(
 
         def next_level(context: Context) -> str:
             if by_criterion:
-                return _owed(context, sizes)
-            return _drawn(context, odds) if odds else cycle[context.t % len(cycle)]
+                return _level_by_criterion(context, sizes)
+            return _drawn_level(context, odds) if odds else cycle[context.t % len(cycle)]
 
         def branches(context: Context) -> list[Branch]:
             level = context.level or next_level(context)
             return [each[level]] if level in each else []
 
-        chosen = f"order=criterion, every={every}" if by_criterion else f"order={list(cycle)}, weights={odds or None}"
+        settings = f"order=criterion, every={every}" if by_criterion else f"order={list(cycle)}, weights={odds or None}"
         return Method(
             branches=branches,
-            scale=scaled(factors),
+            scale=lambda context: factors.get(context.level or "", 1.0),
             meter=CriteriaMeter(every=every, groups={}, alerts=None) if by_criterion else None,
             structural=True,
-            name=f"alternating({chosen}, lr={factors or None}, distill={distill})",
+            name=f"alternating({settings}, lr={factors or None}, distill={distill})",
         )
 
     return Method(build=build, name="alternating")
 
 
-def _drawn(context: Context, odds: Mapping[str, float]) -> str:
-    """A level, drawn by (seed, t)."""
+def _drawn_level(context: Context, odds: Mapping[str, float]) -> str:
+    """Draw a level by (seed, t)."""
     place = (context.key("level") % 2**53) / 2**53 * sum(odds.values())
     for level, share in odds.items():
         place -= share
@@ -91,22 +93,52 @@ def _drawn(context: Context, odds: Mapping[str, float]) -> str:
     return max(odds, key=lambda level: odds[level])  # rounding alone leads here
 
 
-def _owed(context: Context, sizes: Mapping[str, float]) -> str:
-    """The level that is owed most by what was measured before this step."""
+def _level_by_criterion(context: Context, sizes: Mapping[str, float]) -> str:
+    """Choose the level that is owed most by what was measured before this step; decided once a step."""
     memory = context.memory
     if memory.get(_AT) == context.t:
         return str(memory[_LEVEL])
     measured = {level: latest(context.measured, level, "q") for level in sizes}
-    worths = {level: 1.0 if q is None else turns.worth(q, sizes[level]) for level, q in measured.items()}
+    values = {level: 1.0 if q is None else step_value(q, sizes[level]) for level, q in measured.items()}
     credits = {level: float(memory.get(_CREDIT + level, 0.0)) for level in sizes}
-    chosen, credits = turns.dealt(credits, turns.shares(worths))
+    chosen, credits = take_turn(credits, step_shares(values))
     memory.update({_AT: context.t, _LEVEL: chosen})
     memory.update({_CREDIT + level: credit for level, credit in credits.items()})
     return chosen
 
 
+def step_value(q: float, size: float) -> float:
+    """Return how much a level's step lowers f relative to one of the whole network and to its size: (1 / q²) / size.
+
+    By Lemma 3 a step lowers f by γ/2 · α² ‖p ⊙ G̃‖², and one of the whole network by γ/2 · ‖G‖²: the ratio is 1/q².
+    `size` is the level's share of the parameters. A mask that leaves that share of ‖G‖² and is not perturbed, such as
+    a random one on average, gets 1.
+    """
+    return 0.0 if math.isnan(q) else 1 / (q * q * size)
+
+
+def step_shares(values: Mapping[str, float]) -> dict[str, float]:
+    """Divide the steps to come: each level gets at least `EVEN_SHARE` / n, and the shares sum to 1."""
+    total, even = sum(values.values()), 1 / len(values)
+    return {level: EVEN_SHARE * even + (1 - EVEN_SHARE) * (v / total if total else even) for level, v in values.items()}
+
+
+def take_turn(credits: Mapping[str, float], shares: Mapping[str, float]) -> tuple[str, dict[str, float]]:
+    """Return the level with the most credit, the first of equals, and the credits after it has paid one step.
+
+    Of n levels one is passed over at most n (n − 1) / EVEN_SHARE times in a row, however the shares change: credits sum
+    to 0, and none is below 1/n − 1, because who pays had at least 1/n. So none is above (n − 1)² / n, and one that is
+    passed over gains EVEN_SHARE / n each time.
+    """
+    owed = {level: credits.get(level, 0.0) + share for level, share in shares.items()}
+    chosen = max(owed, key=lambda level: round(owed[level], 9))  # roundings must not decide between equals
+    return chosen, owed | {chosen: owed[chosen] - 1}
+
+
 def _sizes(nested: Nested, levels: Sequence[str]) -> dict[str, float]:
-    """The share of each level in the parameters of the whole network that are trained."""
-    counts = {level: sum(p.numel() for p in nested.parameters(level=level) if p.requires_grad) for level in levels}
-    whole = sum(p.numel() for p in nested.parameters(level=nested.levels[-1]) if p.requires_grad)
-    return {level: max(count, 1) / max(whole, 1) for level, count in counts.items()}
+    """Return each level's share of the trained parameters of the whole network."""
+    counts = {
+        level: sum(p.numel() for p in nested.parameters(level=level) if p.requires_grad)
+        for level in (*levels, nested.levels[-1])
+    }
+    return {level: max(counts[level], 1) / max(counts[nested.levels[-1]], 1) for level in levels}

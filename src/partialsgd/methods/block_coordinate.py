@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import nn
 
 from partialsgd import masks
 from partialsgd.masks import Mask
 from partialsgd.method import Context, Method, nothing
-from partialsgd.methods._shared.settings import require_count
-from partialsgd.methods._shared.stages import Chain, Stages
+from partialsgd.methods._shared.settings import require_count, require_one_of
+from partialsgd.methods._shared.stages import StageNames, Stages
 
 Order = Literal["cyclic", "random"]
 
@@ -21,7 +21,7 @@ def block_coordinate(
     every: int = 50,
     order: Order = "cyclic",
     free: bool = False,
-    blocks: Stages | None = None,
+    blocks: StageNames | None = None,
     cut: bool = True,
 ) -> Method:
     """Block-coordinate: a few blocks of layers move for some steps, then the next ones.
@@ -32,28 +32,22 @@ def block_coordinate(
     """
     require_count("active", active)
     require_count("every", every)
-    if order not in get_args(Order):
-        raise ValueError(f"order must be one of {', '.join(get_args(Order))}; got {order!r}")
+    require_one_of("order", order, Order)
 
     def build(model: nn.Module) -> Method:
-        chain = Chain(model, blocks, cut=cut, who="block_coordinate")
-        name = f"block_coordinate(active={active}, every={every}, order={order}, free={free}, blocks={chain})"
-        if active >= len(chain):
+        stages = Stages(model, blocks, cut=cut, method="block_coordinate")
+        name = f"block_coordinate(active={active}, every={every}, order={order}, free={free}, blocks={stages})"
+        if active >= len(stages):
             return Method(name=name)
 
         def mask(context: Context) -> Mask:
-            return chain.mask(context, _chosen(context, len(chain), active, context.t // every, order))
+            return stages.mask(context, _chosen(context, len(stages), active, context.t // every, order))
 
         def forget(context: Context) -> Mask:
             return ~mask(context) if context.t % every == 0 else masks.nothing(context.parameters)
 
-        return Method(
-            mask=mask,
-            within=chain.cut,
-            forget=forget if free else nothing,
-            structural=chain.is_cut,
-            name=name,
-        )
+        rule = forget if free else nothing
+        return Method(mask=mask, within=stages.cut, forget=rule, structural=stages.is_cut, name=name)
 
     return Method(build=build, name="block_coordinate")
 

@@ -6,7 +6,7 @@ A top-k mask depends on the stochastic gradient that it masks, which the theorem
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from partialsgd import masks
 from partialsgd._util import randomness
 from partialsgd.masks import Mask
 from partialsgd.method import Context, Method
-from partialsgd.methods._shared.magnitudes import Scope, require_scope
-from partialsgd.methods._shared.settings import require_share
+from partialsgd.methods._shared.pruning import Scope
+from partialsgd.methods._shared.settings import require_one_of, require_share
 from partialsgd.methods.top_k import largest
 from partialsgd.vectors import Vector
 
@@ -33,16 +33,15 @@ def compressed_gradient(
     each step. With `feedback=False` what is not sent is lost.
     """
     require_share("keep", keep)
-    require_scope(scope)
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}; got {kind!r}")
+    require_one_of("scope", scope, Scope)
+    require_one_of("kind", kind, Kind)
     name = f"compressed_gradient(keep={keep}, kind={kind}, feedback={feedback}, scope={scope})"
     if keep == 1:
         return Method(name=name)
 
     def mask(context: Context) -> Mask:
-        wanted = _with_unsent(context, context.gradient)
-        scores = wanted if kind == "top-k" else {name: _drawn(context, name, w) for name, w in wanted.items()}
+        total = _with_unsent(context, context.gradient)
+        scores = total if kind == "top-k" else {name: _drawn(context, name, value) for name, value in total.items()}
         return masks.from_tensors(context.parameters, largest(scores, keep, scope))
 
     return Method(mask=mask, correct=_remember, name=name) if feedback else Method(mask=mask, name=name)
@@ -50,7 +49,7 @@ def compressed_gradient(
 
 @torch.no_grad()
 def _with_unsent(context: Context, gradient: Vector) -> Vector:
-    """e + g; where no feedback is asked for, e is never there."""
+    """Return e + g; without feedback e is never in memory."""
     total: dict[str, Tensor] = {}
     for name, g in gradient.items():
         unsent = context.memory.get(f"unsent.{name}")
@@ -68,13 +67,13 @@ def _remember(context: Context, gradient: Vector) -> Vector:
     return total
 
 
-def _drawn(context: Context, name: str, wanted: Tensor) -> Tensor:
-    """A random number for each coordinate; the largest are sent. What is not finite is sent first, to be seen."""
-    drawn = torch.empty(wanted.numel(), dtype=torch.int64, device=wanted.device)
+def _drawn(context: Context, name: str, value: Tensor) -> Tensor:
+    """Draw a number for each coordinate; the largest are sent. A value that is not finite is sent first, to be seen."""
+    drawn = torch.empty(value.numel(), dtype=torch.int64, device=value.device)
     for start, words in randomness.words(context.key(name), len(drawn), drawn.device):
         drawn[start : start + len(words)] = words
     drawn.bitwise_and_(_LARGEST >> 1)
-    return drawn.view(wanted.shape).masked_fill_(~wanted.isfinite(), _LARGEST)
+    return drawn.view(value.shape).masked_fill_(~value.isfinite(), _LARGEST)
 
 
 _LARGEST = torch.iinfo(torch.int64).max

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 from partialsgd import masks, perturbations
 from partialsgd.method import Context, Method
-from partialsgd.methods._shared import magnitudes
-from partialsgd.methods._shared.magnitudes import Scope, Unit
-from partialsgd.methods._shared.settings import as_patterns, require_count, require_steps
+from partialsgd.methods._shared.pruning import Pruning, Scope, Unit, chosen_at, drop, require_sparsity
+from partialsgd.methods._shared.settings import as_patterns, require_count
 from partialsgd.perturbations import Perturbation
 
 
@@ -32,26 +31,20 @@ def dynamic_pruning(
     `unit="rows"` prunes whole rows (output units) by their norm. By default every trainable parameter with two or
     more dimensions is pruned; `sgd.extract()` is the pruned network.
     """
-    magnitudes.require_sparsity(sparsity)
-    magnitudes.require_scope(scope)
-    magnitudes.require_unit(unit)
+    require_sparsity(sparsity)
     require_count("every", every)
-    require_steps("ramp", ramp, "prunes to the full sparsity at once")
+    require_count("ramp", ramp, least=0)
+    pruning = Pruning(scope, unit, as_patterns(where))
 
     def perturb(context: Context) -> Perturbation:
         since = context.t - context.t % every
         share = cubic(sparsity, since, ramp)
         if share == 0:
             return perturbations.nowhere()
-        chosen = magnitudes.remembered(
-            context,
-            since,
-            lambda: magnitudes.kept(context.parameters, share, scope=scope, unit=unit, where=where),
-        )
-        return magnitudes.drop(masks.from_tensors(context.parameters, chosen, rest=True))
+        chosen = chosen_at(context, since, lambda: pruning.keep(context.parameters, share))
+        return drop(masks.from_tensors(context.parameters, chosen, rest=True))
 
-    patterns = where if where is None else as_patterns(where)
-    settings = f"sparsity={sparsity}, every={every}, ramp={ramp}, scope={scope}, unit={unit}, where={patterns}"
+    settings = f"sparsity={sparsity}, every={every}, ramp={ramp}, scope={scope}, unit={unit}, where={pruning.where}"
     return Method(perturb=perturb, name=f"dynamic_pruning({settings})")
 
 

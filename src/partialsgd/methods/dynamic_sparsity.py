@@ -6,7 +6,6 @@ The levels take turns, or are accumulated in one step, which is then not an inst
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,11 +13,9 @@ from torch import Tensor
 from partialsgd import masks, perturbations
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, MaskRule, Method
-from partialsgd.methods._shared import magnitudes
-from partialsgd.methods._shared.magnitudes import Scope
-from partialsgd.methods._shared.settings import as_patterns, require_count
+from partialsgd.methods._shared.pruning import Pruning, Scope, chosen_at
+from partialsgd.methods._shared.settings import Combine, as_patterns, require_count, require_one_of
 from partialsgd.parameters import Parameters
-from partialsgd.perturbations import Perturbation
 
 WHOLE = "full"
 
@@ -30,7 +27,7 @@ def dynamic_sparsity(
     scope: Scope = "global",
     where: Sequence[str] | None = None,
     accumulate: bool = False,
-    combine: Literal["sum", "mean"] = "sum",
+    combine: Combine = "sum",
 ) -> Method:
     """Dynamic sparsity: one network trained at several sparsities, each inside the one before.
 
@@ -40,24 +37,26 @@ def dynamic_sparsity(
     over the network or in each tensor. `sgd.extract("0.9")` is a level, `with sgd.perturbed("0.9"):` runs it.
     """
     sparsities = sorted(levels)
-    _require(sparsities)
-    magnitudes.require_scope(scope)
+    _require_sparsities(sparsities)
     require_count("every", every)
+    require_one_of("combine", combine, Combine)
+    pruning = Pruning(scope, where=as_patterns(where))
 
     def mask_of(index: int) -> MaskRule:
         def mask(context: Context) -> Mask:
             since = context.t - context.t % every
             # Also in a step of the whole network: a choice that is due is made when it is due.
-            keeping = magnitudes.remembered(
-                context, since, lambda: how_many_keep(context.parameters, sparsities, scope, where)
-            )
-            chosen = {name: number >= index for name, number in keeping.items()} if index else {}
+            counts = chosen_at(context, since, lambda: count_levels(pruning, context.parameters, sparsities))
+            chosen = {name: count >= index for name, count in counts.items()} if index else {}
             return masks.from_tensors(context.parameters, chosen, rest=True)
 
         return mask
 
     names = [WHOLE, *map(str, sparsities)]
-    each = {name: Branch(mask_of(index), _drop, level=name) for index, name in enumerate(names)}
+    each = {
+        name: Branch(mask_of(index), lambda context: perturbations.drop_outside(context.mask), level=name)
+        for index, name in enumerate(names)
+    }
 
     def branches(context: Context) -> list[Branch]:
         if context.level is not None and context.level not in each:
@@ -66,31 +65,21 @@ def dynamic_sparsity(
             return list(each.values())
         return [each[context.level or names[context.t % len(names)]]]
 
-    turns = f"accumulate={accumulate}, combine={combine}"
-    patterns = where if where is None else as_patterns(where)
-    return Method(
-        branches=branches,
-        combine=combine,
-        name=f"dynamic_sparsity(levels={sparsities}, every={every}, scope={scope}, where={patterns}, {turns})",
-    )
+    settings = f"levels={sparsities}, every={every}, scope={scope}, where={pruning.where}"
+    name = f"dynamic_sparsity({settings}, accumulate={accumulate}, combine={combine})"
+    return Method(branches=branches, combine=combine, name=name)
 
 
-def how_many_keep(
-    parameters: Parameters, sparsities: Sequence[float], scope: Scope, where: Sequence[str] | None
-) -> dict[str, Tensor]:
-    """At each weight, how many of the levels keep it. They are nested, so this tells which: the least sparse ones."""
-    found: dict[str, Tensor] = {}
+def count_levels(pruning: Pruning, parameters: Parameters, sparsities: Sequence[float]) -> dict[str, Tensor]:
+    """Count at each weight the levels that keep it. They are nested, so these are the least sparse ones."""
+    counts: dict[str, Tensor] = {}
     for sparsity in sparsities:
-        for name, kept in magnitudes.kept(parameters, sparsity, scope=scope, where=where).items():
-            found[name] = found[name] + kept if name in found else kept.to(torch.uint8)
-    return found
+        for name, kept in pruning.keep(parameters, sparsity).items():
+            counts[name] = counts[name] + kept if name in counts else kept.to(torch.uint8)
+    return counts
 
 
-def _drop(context: Context) -> Perturbation:
-    return perturbations.drop_outside(context.mask)
-
-
-def _require(sparsities: Sequence[float]) -> None:
+def _require_sparsities(sparsities: Sequence[float]) -> None:
     for sparsity in sparsities:
         if not 0 < sparsity < 1:
             raise ValueError(f"a level is a sparsity in (0, 1), got {sparsity}; the whole network is always trained")

@@ -7,7 +7,7 @@ only criterion there is.
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import nn
 
@@ -15,8 +15,8 @@ from partialsgd import masks
 from partialsgd.masks import Mask
 from partialsgd.meters.squares import squares
 from partialsgd.method import Context, Method
-from partialsgd.methods._shared.settings import require_count
-from partialsgd.methods._shared.stages import Chain, Stages
+from partialsgd.methods._shared.settings import require_count, require_one_of
+from partialsgd.methods._shared.stages import StageNames, Stages
 
 By = Literal["linear", "cubic", "criterion"]
 _FROZEN = "freezing.frozen"
@@ -29,7 +29,7 @@ def freezing(
     start: float = 0.8,
     budget: float = 1.05,
     every: int = 50,
-    stages: Stages | None = None,
+    stages: StageNames | None = None,
     cut: bool = True,
 ) -> Method:
     """Freezing: the first stages stop moving one after the other, and their backward pass is not run.
@@ -38,8 +38,7 @@ def freezing(
     the last stage never stops. `by="criterion"` measures the whole gradient at every `every`-th step and freezes the
     longest prefix for which c_norm is at most `budget`, until the next measurement.
     """
-    if by not in get_args(By):
-        raise ValueError(f"by must be one of {', '.join(get_args(By))}; got {by!r}")
+    require_one_of("by", by, By)
     if not 0 <= start <= 1:
         raise ValueError(f"start must be in [0, 1], the share of the steps after which the first stage stops; {start=}")
     if not budget >= 1:
@@ -48,8 +47,8 @@ def freezing(
     require_count("every", every)
 
     def build(model: nn.Module) -> Method:
-        chain = Chain(model, stages, cut=cut, who="freezing")
-        last = len(chain) - 1
+        found = Stages(model, stages, cut=cut, method="freezing")
+        last = len(found) - 1
         shares = [start + (1 - start) * k / last for k in range(last)]
         ends = [steps * (r**3 if by == "cubic" else r) for r in shares]
 
@@ -57,28 +56,27 @@ def freezing(
             if by != "criterion":
                 return sum(context.t >= end for end in ends)
             if context.t % every == 0 or _FROZEN not in context.memory:
-                context.memory[_FROZEN] = longest_prefix(_norms(context, chain), budget)
+                context.memory[_FROZEN] = longest_prefix(_norms(context, found), budget)
             return int(context.memory[_FROZEN])
 
         def mask(context: Context) -> Mask:
-            return chain.mask(context, range(frozen(context), len(chain)))
+            return found.mask(context, range(frozen(context), len(found)))
 
         settings = f"budget={budget}, every={every}" if by == "criterion" else f"steps={steps}, start={start}"
-        return Method(
-            mask=mask, within=chain.cut, structural=chain.is_cut, name=f"freezing(by={by}, {settings}, stages={chain})"
-        )
+        name = f"freezing(by={by}, {settings}, stages={found})"
+        return Method(mask=mask, within=found.cut, structural=found.is_cut, name=name)
 
     return Method(build=build, name="freezing")
 
 
 def longest_prefix(norms: list[float], budget: float) -> int:
-    """How many of the first stages can stop so that ‖G‖ / ‖G of the others‖ ≤ budget; the last one cannot."""
+    """Return how many of the first stages can stop so that ‖G‖ / ‖G of the others‖ ≤ budget; the last one cannot."""
     whole = math.hypot(*norms)
-    found = (k for k in reversed(range(1, len(norms))) if whole <= budget * math.hypot(*norms[k:]))
-    return next(found, 0)
+    prefixes = (k for k in reversed(range(1, len(norms))) if whole <= budget * math.hypot(*norms[k:]))
+    return next(prefixes, 0)
 
 
-def _norms(context: Context, chain: Chain) -> list[float]:
-    """‖G‖ of each stage; of a gradient that is the same on all ranks, so that they decide alike."""
-    found = squares(masks.everything(context.parameters), context.gradient, context.gradient)
-    return [math.sqrt(sum(found[name].whole for name in names if name in found)) for names in chain.stages]
+def _norms(context: Context, stages: Stages) -> list[float]:
+    """Return ‖G‖ of each stage; G is the same on all ranks, so that they decide alike."""
+    by_name = squares(masks.everything(context.parameters), context.gradient, context.gradient)
+    return [math.sqrt(sum(by_name[name].whole for name in names if name in by_name)) for names in stages.names]

@@ -10,37 +10,29 @@ from partialsgd import masks
 from partialsgd.masks import Mask
 from partialsgd.method import Context, Method
 from partialsgd.methods._shared.settings import as_patterns, require_count
-from partialsgd.methods._shared.stages import Chain, Stages
+from partialsgd.methods._shared.stages import StageNames, Stages
 from partialsgd.parameters import Parameters
 
 
 def layerwise(
-    every: int = 100,
-    *,
-    always: Sequence[str] = (),
-    stages: Stages | None = None,
-    cut: bool = True,
+    every: int = 100, *, always: Sequence[str] = (), stages: StageNames | None = None, cut: bool = True
 ) -> Method:
     """Layer-wise training: the first stage moves alone for some steps, then the second, to the last.
 
     Each stage has `every` steps, the last one all that follow. What `always` names, such as the head, moves with each.
     """
     require_count("every", every)
+    patterns = as_patterns(always) or ()
 
     def build(model: nn.Module) -> Method:
-        Parameters(model).match(always)  # a pattern that covers nothing raises here, before hooks are put on the model
-        chain = Chain(model, stages, cut=cut, who="layerwise")
+        Parameters(model).match(patterns)  # a pattern that covers nothing raises here, before hooks are put on
+        found = Stages(model, stages, cut=cut, method="layerwise")
 
         def mask(context: Context) -> Mask:
-            stage = min(context.t // every, len(chain) - 1)
-            moving = chain.mask(context, [stage])
-            return moving | masks.only(context.parameters, always) if always else moving
+            moving = found.mask(context, [min(context.t // every, len(found) - 1)])
+            return moving | masks.only(context.parameters, patterns) if patterns else moving
 
-        return Method(
-            mask=mask,
-            within=chain.cut,
-            structural=chain.is_cut,
-            name=f"layerwise(every={every}, always={list(as_patterns(always))}, stages={chain})",
-        )
+        name = f"layerwise(every={every}, always={list(patterns)}, stages={found})"
+        return Method(mask=mask, within=found.cut, structural=found.is_cut, name=name)
 
     return Method(build=build, name="layerwise")

@@ -49,7 +49,7 @@ def meprop(k: int = 30, *, mask: bool = True) -> Method:
         def rows(context: Context) -> Mask:
             entries: dict[str, Entry] = {}
             weights = {p: name for name, p in context.parameters.items()}
-            for layer, truncation in hooks_of(context.parameters, Truncation, owner, name):
+            for layer, truncation in hooks_of(context.parameters, Truncation, owner):
                 weight = layer._parameters.get("weight")  # none where it is computed from others, which then move
                 if weight is not None:
                     g = context.gradient.get(weights[weight])
@@ -57,7 +57,7 @@ def meprop(k: int = 30, *, mask: bool = True) -> Method:
             return masks.from_tensors(context.parameters, entries, rest=True)
 
         def truncated(context: Context) -> AbstractContextManager[None]:
-            return _all_on([truncation for _, truncation in hooks_of(context.parameters, Truncation, owner, name)])
+            return _all_on([truncation for _, truncation in hooks_of(context.parameters, Truncation, owner)])
 
         return Method(mask=rows if mask else everything, within=truncated, name=name)
 

@@ -5,16 +5,16 @@ The mask depends on the stochastic gradient that it masks, which the theorem doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from partialsgd import masks
 from partialsgd.masks import Mask
 from partialsgd.method import Context, Method
-from partialsgd.methods._shared import magnitudes
-from partialsgd.methods._shared.magnitudes import Scope, require_scope
-from partialsgd.methods._shared.settings import require_share
+from partialsgd.methods._shared import pruning
+from partialsgd.methods._shared.pruning import Scope
+from partialsgd.methods._shared.settings import require_one_of, require_share
 
 
 def top_k(keep: float = 0.1, *, scope: Scope = "global") -> Method:
@@ -24,7 +24,7 @@ def top_k(keep: float = 0.1, *, scope: Scope = "global") -> Method:
     own parameters together). Exactly k are chosen, of equal ones the first; c_norm is at most √(d / k).
     """
     require_share("keep", keep)
-    require_scope(scope)
+    require_one_of("scope", scope, Scope)
 
     def mask(context: Context) -> Mask:
         if keep == 1:
@@ -35,17 +35,11 @@ def top_k(keep: float = 0.1, *, scope: Scope = "global") -> Method:
 
 
 def largest(scores: Mapping[str, Tensor], keep: float, scope: Scope) -> dict[str, Tensor]:
-    """True at the share `keep` with the largest |score|, over all tensors or in each layer: exactly that many."""
+    """Return True at the share `keep` with the largest |score|, over all tensors or in each module: exactly k."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, score in scores.items():
+        groups.setdefault(name.rpartition(".")[0] if scope == "layer" else "", {})[name] = score
     chosen: dict[str, Tensor] = {}
-    for names in _groups(scores, scope):
-        group = {name: scores[name] for name in names}
-        d = sum(score.numel() for score in group.values())
-        chosen |= magnitudes.largest(group, max(1, round(keep * d)))
+    for group in groups.values():
+        chosen |= pruning.largest(group, max(1, round(keep * sum(score.numel() for score in group.values()))))
     return chosen
-
-
-def _groups(names: Iterable[str], scope: Scope) -> Iterable[list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(name.rpartition(".")[0] if scope == "layer" else "", []).append(name)
-    return groups.values()

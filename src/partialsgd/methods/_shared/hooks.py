@@ -1,9 +1,9 @@
-"""Hooks of a method, found again in the model that is trained: it may be a copy of the one the method was made for."""
+"""Hooks that a method has put on a model, found by a token, since a deep copy of the model has copies of them."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -13,26 +13,18 @@ Hook = TypeVar("Hook")
 
 
 def new_owner() -> str:
-    """A name for what one call puts on a model; a copy of the model, or of all, goes by the same name."""
+    """Return a token for the hooks of one method on one model."""
     return secrets.token_hex(8)
 
 
-def hooks_of(parameters: Parameters, kind: type[Hook], owner: str, method: str) -> list[tuple[nn.Module, Hook]]:
-    """Each module with the hook of this kind and owner."""
+def hooks_of(parameters: Parameters, kind: type[Hook], owner: str) -> list[tuple[nn.Module, Hook]]:
+    """Return each module with its hook of this kind and owner."""
 
     def find() -> list[tuple[nn.Module, Hook]]:
-        found = [
-            (module, hook)
-            for module in parameters.model.modules()
-            for hook in module._forward_hooks.values()
-            if isinstance(hook, kind) and _owner(hook) == owner
-        ]
-        if not found:
-            raise ValueError(f"{method} was made for another model: make it for the model that PartialSGD is given")
-        return found
+        hooks = [(module, hook) for module in parameters.model.modules() for hook in module._forward_hooks.values()]
+        own = [(m, hook) for m, hook in hooks if isinstance(hook, kind) and getattr(hook, "owner", None) == owner]
+        if not own:
+            raise ValueError("the hooks of the method are gone from the model; build PartialSGD anew")
+        return own
 
     return parameters.once((kind, owner), find)
-
-
-def _owner(hook: Any) -> str | None:
-    return getattr(hook, "owner", None)

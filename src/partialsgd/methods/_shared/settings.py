@@ -1,4 +1,4 @@
-"""What the settings of a method must be, said in one way."""
+"""Checks of a method's settings, with one wording for all methods."""
 
 from __future__ import annotations
 
@@ -26,15 +26,9 @@ def require_nonnegative(name: str, value: float) -> None:
         raise ValueError(f"{name} must not be negative, got {value}; 0 is plain training")
 
 
-def require_count(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-
-
-def require_steps(name: str, value: int, zero: str) -> None:
-    """A number of steps, which may be none."""
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} must be a whole number that is not negative, got {value!r}; 0 {zero}")
+def require_count(name: str, value: int, least: int = 1) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def require_method(name: str, value: object) -> None:
@@ -43,6 +37,6 @@ def require_method(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a Method, got {value!r}{hint}")
 
 
-def as_patterns(where: Sequence[str]) -> tuple[str, ...]:
-    """One pattern given as a string is one pattern."""
-    return (where,) if isinstance(where, str) else tuple(where)
+def as_patterns(where: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the patterns as a tuple; a string is one pattern."""
+    return (where,) if isinstance(where, str) else where if where is None else tuple(where)
