@@ -220,8 +220,8 @@ def test_settings_are_checked() -> None:
         ({"sparsity": -0.1}, r"sparsity must be in \[0, 1\)"),
         ({"sparse": 0}, "sparse must be a whole number of at least 1"),
         ({"dense": 0}, "dense must be a whole number of at least 1"),
-        ({"warmup": -1}, "warmup must be a whole number that is not negative"),
-        ({"warmup": 10, "until": 9}, "until must not be less than warmup = 10, got 9"),
+        ({"warmup": -1}, "warmup must be a whole number of at least 0"),
+        ({"warmup": 10, "until": 9}, "until must be a whole number of at least 10, got 9"),
         ({"scope": "row"}, "scope must be one of"),
         ({"unit": "neurons"}, "unit must be one of"),
     ):

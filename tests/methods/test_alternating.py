@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from partialsgd import Nested, OutputSum, PartialSGD, Width, methods, nest, soft_cross_entropy
 from partialsgd.method import Context
-from partialsgd.methods._shared import turns
+from partialsgd.methods.alternating import EVEN_SHARE
 from partialsgd.parameters import Parameters
 from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
@@ -263,8 +263,8 @@ def test_a_core_whose_gradient_points_away_has_the_least_of_the_steps_and_is_not
     levels = [sgd.step(against).level for _ in range(1000)]
     cores = [t for t, level in enumerate(levels) if level == "core"]
     gaps = [b - a for a, b in itertools.pairwise(cores)]
-    assert cores[0] == 1 and max(gaps) <= 2 / turns.EVENLY + 1 and 1000 - cores[-1] <= 2 / turns.EVENLY + 1
-    assert len(cores) == pytest.approx(1000 * turns.EVENLY / 2, abs=3)
+    assert cores[0] == 1 and max(gaps) <= 2 / EVEN_SHARE + 1 and 1000 - cores[-1] <= 2 / EVEN_SHARE + 1
+    assert len(cores) == pytest.approx(1000 * EVEN_SHARE / 2, abs=3)
 
 
 def test_a_core_that_has_more_than_its_share_of_the_gradient_gets_more_than_half_of_the_steps() -> None:

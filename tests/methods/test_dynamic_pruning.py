@@ -147,7 +147,7 @@ def test_settings_are_checked() -> None:
     for settings, message in (
         ({"sparsity": 1.0}, r"sparsity must be in \[0, 1\)"),
         ({"every": 0}, "every must be a whole number of at least 1"),
-        ({"ramp": -1}, "ramp must be a whole number that is not negative"),
+        ({"ramp": -1}, "ramp must be a whole number of at least 0"),
         ({"scope": "row"}, "scope must be one of"),
         ({"unit": "neurons"}, "unit must be one of"),
     ):

@@ -74,12 +74,19 @@ def test_layers_that_are_stored_transposed() -> None:
     torch.testing.assert_close(model(zoo.tokens(2)).logits, small(zoo.tokens(2)).logits)
 
 
+def under(units: neurons.Units) -> neurons.Units:
+    """The same in a nested model, which holds the network as `model`."""
+    places = tuple(place._replace(parameter=f"model.{place.parameter}") for place in units.places)
+    names = [tuple(f"model.{name}" for name in part) for part in (units.layers, units.norms)]
+    return neurons.Units(units.count, names[0], places, names[1])
+
+
 def test_in_a_family_of_one_the_units_are_those_of_the_network_inside() -> None:
     found = neurons.hidden_units(mlp(), caller="test")
     family = nest(mlp(), levels={}, norms="shared")
-    assert neurons.hidden_units(family, caller="test") == tuple(units.under("model.") for units in found)
+    assert neurons.hidden_units(family, caller="test") == tuple(under(units) for units in found)
     parameters = Parameters(family)
-    assert all(place.parameter in parameters for units in found for place in units.under("model.").places)
+    assert all(place.parameter in parameters for units in found for place in under(units).places)
 
 
 def test_residual_sums_are_one_layer_of_units() -> None:
@@ -175,10 +182,10 @@ def test_finding_units_leaves_the_model_and_the_generator_alone() -> None:
 
 
 def test_a_limit_covers_layers_and_names_those_that_exist() -> None:
+    def limited(*where: str) -> tuple[neurons.Units, ...]:
+        return neurons.hidden_units(mlp(), where=where, caller="test")
+
     found = neurons.hidden_units(mlp(), caller="test")
-    assert neurons.limited(found, ("2",)) == found[1:] and neurons.limited(found, ("*",)) == found
-    assert neurons.limited(found, ("0.weight", "2")) == found
-    with pytest.raises(
-        ValueError, match="where names '5', which makes no hidden units; the layers that do are '0', '2'"
-    ):
-        neurons.limited(found, ("0", "5"))
+    assert limited("2") == found[1:] and limited("*") == limited("0.weight", "2") == found
+    with pytest.raises(ValueError, match=r"where names '5', which makes no hidden units; .* that do are '0', '2'"):
+        limited("0", "5")

@@ -10,7 +10,7 @@ from torch import nn
 from partialsgd.meters.criteria import Criteria
 from partialsgd.meters.summaries import note
 from partialsgd.method import Context
-from partialsgd.methods._shared.rounds import Rounds
+from partialsgd.methods.independent_subnets import Rounds
 from partialsgd.parameters import Parameters
 
 WORKERS = ("worker 0", "worker 1", "worker 2")

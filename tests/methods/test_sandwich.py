@@ -105,7 +105,7 @@ def test_the_gradients_are_added_or_averaged(combine: str) -> None:
 
 def test_a_number_that_is_none_is_refused() -> None:
     for wrong in (-1, 1.5):
-        with pytest.raises(ValueError, match=f"between must be a whole number and not negative, got {wrong}"):
+        with pytest.raises(ValueError, match=f"between must be a whole number of at least 0, got {wrong}"):
             methods.sandwich(between=wrong)
 
 

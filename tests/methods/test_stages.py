@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from partialsgd import Method, PartialSGD
-from partialsgd.methods._shared.stages import Chain
+from partialsgd.methods._shared.stages import Stages
 
 
 def mlp(layers: int = 4) -> nn.Sequential:
@@ -74,21 +74,36 @@ def noting(model: nn.Module, seen: list[bool]):
     return closure
 
 
+def stepping(model: nn.Module, moving, named=None, rate: float = 0.1, **options) -> tuple[Stages, PartialSGD]:
+    """A driver that moves the stages `moving`, a list or a function of t, and cuts the graph before them."""
+    stages = Stages(model, named, cut=True, method="test")
+    method = Method(mask=lambda c: stages.mask(c, moving(c.t) if callable(moving) else moving), within=stages.cut)
+    called = options.pop("called", model)
+    return stages, PartialSGD(called, torch.optim.SGD(model.parameters(), rate, **options), method)
+
+
+def taking(model: nn.Module):
+    """Forward and backward."""
+    return lambda: loss_of(model).backward() or 0.0
+
+
 NETWORKS = {"mlp": mlp, "embedded": Embedded, "gpt2": gpt2}
 
 
 def test_what_no_stage_names_makes_stages_of_its_own() -> None:
-    chain = Chain(Embedded(), None, cut=True, who="test")
-    assert [names[0] for names in chain.stages] == [
+    stages = Stages(Embedded(), None, cut=True, method="test")
+    assert [names[0] for names in stages.names] == [
         "shift",
         "blocks.0.0.weight",
         "blocks.1.0.weight",
         "blocks.2.0.weight",
         "norm.weight",
     ]
-    assert chain.stages[0] == ("shift", "embed.weight") and chain.stages[-1][-1] == "head.bias"
-    chain = Chain(Embedded(), ["embed", ["blocks.0", "blocks.1"], "blocks.2", "norm", "head"], cut=True, who="test")
-    assert len(chain) == 6 and chain.is_cut
+    assert stages.names[0] == ("shift", "embed.weight") and stages.names[-1][-1] == "head.bias"
+    stages = Stages(
+        Embedded(), ["embed", ["blocks.0", "blocks.1"], "blocks.2", "norm", "head"], cut=True, method="test"
+    )
+    assert len(stages) == 6 and stages.is_cut
 
 
 def test_stages_keep_the_order_in_which_they_were_named() -> None:
@@ -105,10 +120,12 @@ def test_stages_keep_the_order_in_which_they_were_named() -> None:
             return y
 
     model = Backwards()
-    chain = Chain(model, ["first", "last", "scale"], cut=True, who="test")
-    assert [names[0] for names in chain.stages] == ["first.weight", "last.weight", "scale"] and chain.is_cut
+    stages, sgd = stepping(model, [1, 2], ["first", "last", "scale"])
+    assert [names[0] for names in stages.names] == ["first.weight", "last.weight", "scale"] and stages.is_cut
     sgd = PartialSGD(
-        model, torch.optim.SGD(model.parameters(), 0.1), Method(mask=lambda c: chain.mask(c, [1, 2]), within=chain.cut)
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        Method(mask=lambda c: stages.mask(c, [1, 2]), within=stages.cut),
     )
     for whole in (True, False):
         seen = []
@@ -125,28 +142,28 @@ def test_stages_keep_the_order_in_which_they_were_named() -> None:
 
 def test_it_says_at_construction_whether_the_graph_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="partialsgd")
-    assert Chain(mlp(), None, cut=True, who="freezing").is_cut
+    assert Stages(mlp(), None, cut=True, method="freezing").is_cut
     assert "freezing: 4 stages; backward stops at the first that moves" in caplog.text
     caplog.clear()
-    chain = Chain(Embedded(), ["*.0.weight", "*.0.bias"], cut=True, who="freezing")
-    assert not chain.is_cut and "freezing: Embedded is not known to be a chain" in caplog.text
+    stages = Stages(Embedded(), ["*.0.weight", "*.0.bias"], cut=True, method="freezing")
+    assert not stages.is_cut and "freezing: Embedded is not known to be a chain" in caplog.text
     caplog.clear()
-    assert not Chain(mlp(), None, cut=False, who="freezing").is_cut and not caplog.text
+    assert not Stages(mlp(), None, cut=False, method="freezing").is_cut and not caplog.text
 
 
 def test_a_tied_weight_belongs_to_the_first_stage_that_has_it() -> None:
     model = mlp(3)
     model[4].weight = model[0].weight
-    stages = Chain(model, None, cut=True, who="test").stages
-    assert stages == (("0.weight", "0.bias"), ("2.weight", "2.bias"), ("4.bias",))
+    stages = Stages(model, None, cut=True, method="test")
+    assert stages.names == (("0.weight", "0.bias"), ("2.weight", "2.bias"), ("4.bias",))
 
 
 def test_stages_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="is in two stages"):
-        Chain(mlp(), ["0", "*.weight"], cut=True, who="test")
+        Stages(mlp(), ["0", "*.weight"], cut=True, method="test")
     with pytest.raises(ValueError, match="matches no parameter"):
-        Chain(mlp(), ["0", "nothing"], cut=True, who="test")
+        Stages(mlp(), ["0", "nothing"], cut=True, method="test")
     with pytest.raises(ValueError, match="names 0 lists of modules"):
-        Chain(Embedded(), "block", cut=True, who="test")
+        Stages(Embedded(), "block", cut=True, method="test")
     with pytest.raises(ValueError, match="two are needed"):
-        Chain(nn.Sequential(nn.Linear(2, 2)), None, cut=True, who="test")
+        Stages(nn.Sequential(nn.Linear(2, 2)), None, cut=True, method="test")

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, CorrectRule, MaskRule, Method, NeedsGradient, PerturbRule, WithinRule
-from partialsgd.methods._shared.parts import bind_parts, has, with_own_memory
+from partialsgd.methods._shared.parts import PLAIN, bind_parts, has, with_own_memory
 from partialsgd.methods._shared.settings import require_method
 from partialsgd.perturbations import Perturbation
 from partialsgd.vectors import Vector
 
-_PLAIN = Method()
 _ONE_ONLY = {
     "branches": "take their own branches",
     "perturb": "perturb",
@@ -52,22 +51,21 @@ def _compose(first: Method, second: Method) -> Method:
     outer, inner = (second, first) if second.branches is not None else (first, second)
     rules: dict[str, Any] = {rule: getattr(_owner(first, second, rule), rule) for rule in _ONE_ONLY}
     if outer.branches is None:
-        rules["mask"] = _both(first.mask, second.mask)
+        rules["mask"] = _intersection(first.mask, second.mask)
         rules["perturb"] = _by_own_mask(_owner(first, second, "perturb"), "perturb")
     else:
-        rules |= {"branches": lambda context: _branches(context, outer, inner), "perturb": _PLAIN.perturb}
+        rules |= {"branches": lambda context: _branches(context, outer, inner), "perturb": PLAIN.perturb}
     rules["project"] = _by_own_mask(_owner(first, second, "project"), "project")
     if has(first, "scale") or has(second, "scale"):
         rules["scale"] = lambda context: first.scale(context) * second.scale(context)
     if has(first, "correct") or has(second, "correct"):
         rules["correct"] = _correct(first, second)
-    return Method(
-        **rules,
-        within=_within(first, second),
-        combine=outer.combine,
-        structural=first.structural or second.structural,
-        name=name,
-    )
+    structural = first.structural or second.structural
+    return Method(**rules, within=_within(first, second), combine=outer.combine, structural=structural, name=name)
+
+
+def _owner(first: Method, second: Method, rule: str) -> Method:
+    return second if has(second, rule) else first
 
 
 def _refuse(first: Method, second: Method) -> None:
@@ -78,41 +76,44 @@ def _refuse(first: Method, second: Method) -> None:
         if outer.branches is not None and not outer.structural and has(inner, "perturb"):
             raise ValueError(
                 f"{outer.name} and {inner.name} both perturb the numbers of x, and a step can do that once only; the "
-                "levels of a nested network (nest) are another structure, and can be perturbed"
+                "levels of a nested model (ps.nest) are another structure, and can be perturbed"
             )
     if first.guard is not None or second.guard is not None:
         raise ValueError("guard the composition, not a part of it: guarded(compose(…), …)")
 
 
 def _branches(context: Context, outer: Method, inner: Method) -> Sequence[Branch]:
-    """The branches of the one, each masked and perturbed by the other as well."""
-    found = outer.branches_at(context)
+    """Return the branches of the outer method, each masked and perturbed by the inner one as well."""
+    branches = outer.branches_at(context)
     for rule, does in (("correct", "corrects"), ("meter", "measures")):
-        if len(found) > 1 and has(inner, rule):
-            raise ValueError(f"{inner.name} {does} one gradient, and {outer.name} takes {len(found)} in a step")
-    return [_joined(branch, inner) for branch in found]
+        if len(branches) > 1 and has(inner, rule):
+            raise ValueError(f"{inner.name} {does} one gradient, and {outer.name} takes {len(branches)} in a step")
+    return [_joined(branch, inner) for branch in branches]
 
 
 def _joined(branch: Branch, inner: Method) -> Branch:
-    perturb = _by_own_mask(inner, "perturb")
+    inner_perturb = _by_own_mask(inner, "perturb")
 
-    def both(context: Context) -> Perturbation:
+    def perturb(context: Context) -> Perturbation:
         level = branch.perturb(context.with_mask(branch.mask(context)))
-        numbers = perturb(context)
+        numbers = inner_perturb(context)
         return level if numbers.is_nowhere else Perturbation(numbers.touches, numbers.move, level.at, level.inside)
 
-    return replace(branch, mask=_both(branch.mask, inner.mask), perturb=both)
+    return replace(branch, mask=_intersection(branch.mask, inner.mask), perturb=perturb)
 
 
-def _both(a: MaskRule, b: MaskRule) -> MaskRule:
-    """p₁ ⊙ p₂; one that looks at the gradient sees of it what the other lets move, if that is known without it."""
-    if a is _PLAIN.mask or b is _PLAIN.mask:
-        return b if a is _PLAIN.mask else a
+def _intersection(a: MaskRule, b: MaskRule) -> MaskRule:
+    """p₁ ⊙ p₂; a mask that is chosen by the gradient is chosen among what the other, if known before, lets move."""
+    if a is PLAIN.mask or b is PLAIN.mask:
+        return b if a is PLAIN.mask else a
 
-    def mask(context: Context) -> Mask:
-        return a(_seen(context, _known(b, context))) & b(_seen(context, _known(a, context)))
+    def among(rule: MaskRule, context: Context) -> Context:
+        mask = _known_before(rule, context)
+        if mask is None or not context.has_gradient:
+            return context
+        return context.with_gradient(_masked(context.gradient, mask))
 
-    return mask
+    return lambda context: a(among(b, context)) & b(among(a, context))
 
 
 def _correct(first: Method, second: Method) -> CorrectRule:
@@ -121,36 +122,37 @@ def _correct(first: Method, second: Method) -> CorrectRule:
     other = first if owner is second else second
 
     def correct(context: Context, gradient: Vector) -> Vector:
-        known = _known(_mask_of(other, context), context)
-        return owner.correct(context, gradient if known is None else _masked(gradient, known))
+        rule = other.mask if other.branches is None else other.branches_at(context)[0].mask
+        mask = _known_before(rule, context)
+        return owner.correct(context, gradient if mask is None else _masked(gradient, mask))
 
     return correct
 
 
-def _by_own_mask(method: Method, rule: str) -> PerturbRule:
-    """A rule as the method has it by itself: it may look at its own mask, not at the intersection."""
-    own: PerturbRule = getattr(method, rule)
-    if not has(method, rule) or not has(method, "mask"):
-        return own
-    return lambda context: own(context.with_mask(method.mask(context)))
+def _by_own_mask(method: Method, name: str) -> PerturbRule:
+    """Return a rule as the method has it by itself: it reads its own mask, not the intersection."""
+    rule: PerturbRule = getattr(method, name)
+    if not has(method, name) or not has(method, "mask"):
+        return rule
+    return lambda context: rule(context.with_mask(method.mask(context)))
 
 
 def _within(first: Method, second: Method) -> WithinRule:
     """One inside the other, each by its own mask: that may be known before the pass where the intersection is not."""
     methods = [method for method in (first, second) if has(method, "within")]
     if not methods:
-        return _PLAIN.within
+        return PLAIN.within
 
-    def entered(method: Method, context: Context) -> AbstractContextManager[object]:
+    def manager(method: Method, context: Context) -> AbstractContextManager[object]:
         try:
-            own = _known(method.mask, context) if has(method, "mask") else context.mask if context.has_mask else None
-            return method.within(context.with_mask(own))
+            own = context.with_mask(_known_before(method.mask, context)) if has(method, "mask") else context
+            return method.within(own)
         except NeedsGradient:
             return nullcontext()
 
     def within(context: Context) -> AbstractContextManager[object]:
-        found = [entered(method, context) for method in methods]
-        return nullcontext() if all(isinstance(one, nullcontext) for one in found) else _all(found)
+        managers = [manager(method, context) for method in methods]
+        return nullcontext() if all(isinstance(one, nullcontext) for one in managers) else _all(managers)
 
     return within
 
@@ -163,29 +165,14 @@ def _all(managers: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
         yield
 
 
-def _mask_of(method: Method, context: Context) -> MaskRule:
-    """The method's mask rule, or that of its branch of this level."""
-    return method.mask if method.branches is None else method.branches_at(context)[0].mask
-
-
-def _known(rule: MaskRule, context: Context) -> Mask | None:
-    """A mask that can be told without the gradient."""
+def _known_before(rule: MaskRule, context: Context) -> Mask | None:
+    """Return a mask that does not depend on the gradient, else None."""
     try:
         return rule(context.with_mask(None).with_gradient(None))
     except NeedsGradient:
         return None
 
 
-def _seen(context: Context, mask: Mask | None) -> Context:
-    if mask is None or not context.has_gradient:
-        return context
-    return context.with_gradient(_masked(context.gradient, mask))
-
-
 def _masked(gradient: Vector, mask: Mask) -> Vector:
     entries = {name: (g, mask[name]) for name, g in gradient.items() if mask[name] is not False}
     return Vector({name: g * m if isinstance(m, Tensor) else g for name, (g, m) in entries.items()})
-
-
-def _owner(first: Method, second: Method, rule: str) -> Method:
-    return second if has(second, rule) else first

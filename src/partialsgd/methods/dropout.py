@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from partialsgd.masks import Mask
 from partialsgd.method import Context, Method, directly
 from partialsgd.methods._shared import neurons
 from partialsgd.methods._shared.neurons import Chosen, Units
-from partialsgd.methods._shared.settings import as_patterns, require_share
+from partialsgd.methods._shared.settings import as_patterns, require_one_of, require_share
 from partialsgd.nested.specs import Hidden, chains_of
 
 Unit = Literal["weights", "neurons"]
@@ -37,23 +37,25 @@ def dropout(
     staying (torch's own dropout takes the probability of leaving); at least one unit of each layer stays.
     """
     require_share("keep", keep)
-    if unit not in get_args(Unit):
-        raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}; got {unit!r}")
+    require_one_of("unit", unit, Unit)
     if hidden is not None and unit != "neurons":
         raise ValueError(f"hidden names layers whose neurons are dropped, and unit is {unit!r}; write unit='neurons'")
-    patterns, chains = None if where is None else as_patterns(where), chains_of(hidden)
+    patterns, chains = as_patterns(where), chains_of(hidden)
 
     def chosen(context: Context) -> Chosen:
-        found = context.parameters.once(
-            ("dropout", patterns, chains), lambda: _units(context.parameters.model, patterns, chains)
+        every = context.parameters.once(
+            ("dropout", patterns, chains),
+            lambda: neurons.hidden_units(context.parameters.model, chains, where=patterns, caller="dropout"),
         )
-        return [(units, _draw(context, units, keep)) for units in found]
+        return [(units, _draw_units(context, units, keep)) for units in every]
 
     def mask(context: Context) -> Mask:
         if keep == 1:
             return masks.everything(context.parameters)
         if unit == "weights":
-            drawn = _draw_weights(context, keep, patterns)
+            matrices = [name for name, p in context.parameters.items() if p.ndim >= 2]
+            names = matrices if patterns is None else context.parameters.match(patterns)
+            drawn = {name: context.bernoulli(name, keep) for name in names}
         else:
             drawn = neurons.attached(context.parameters, chosen(context))
         return masks.from_tensors(context.parameters, drawn, rest=True)
@@ -69,19 +71,8 @@ def dropout(
     )
 
 
-def _draw_weights(context: Context, keep: float, where: tuple[str, ...] | None) -> dict[str, Tensor]:
-    parameters = context.parameters
-    names = [n for n, p in parameters.items() if p.ndim >= 2] if where is None else parameters.match(where)
-    return {name: context.bernoulli(name, keep) for name in names}
-
-
-def _units(model: torch.nn.Module, where: tuple[str, ...] | None, hidden: Hidden) -> tuple[Units, ...]:
-    found = neurons.hidden_units(model, hidden, caller="dropout")
-    return found if where is None else neurons.limited(found, where)
-
-
-def _draw(context: Context, units: Units, keep: float) -> Tensor:
-    """Which units stay: each with probability `keep`, and if that leaves none, the one that the key points to."""
+def _draw_units(context: Context, units: Units, keep: float) -> Tensor:
+    """Draw which units stay, each with probability `keep`; if that leaves none, the one that the key points to."""
     key, device = context.key(units.name), context.parameters[units.name].device
-    kept = randomness.bernoulli(key, torch.Size([units.count]), keep, device)
-    return kept | ((torch.arange(units.count, device=device) == key % units.count) & ~kept.any())
+    drawn = randomness.bernoulli(key, torch.Size([units.count]), keep, device)
+    return drawn | ((torch.arange(units.count, device=device) == key % units.count) & ~drawn.any())

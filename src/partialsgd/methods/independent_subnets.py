@@ -6,9 +6,10 @@ and do not cover the network: between two hidden layers only the diagonal blocks
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, final
 
 import torch
 from torch import nn
@@ -17,17 +18,18 @@ from partialsgd import masks, perturbations
 from partialsgd._util import randomness
 from partialsgd.masks import Mask
 from partialsgd.meters.meter import CriteriaMeter
+from partialsgd.meters.summaries import latest, times
 from partialsgd.method import Branch, Context, Method, nowhere
 from partialsgd.methods._shared import neurons
 from partialsgd.methods._shared.neurons import Chosen, Units
-from partialsgd.methods._shared.rounds import Rounds
-from partialsgd.methods._shared.settings import require_count
+from partialsgd.methods._shared.settings import require_count, require_one_of
 from partialsgd.nested.specs import Hidden, chains_of
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import Perturbation
 
 Shared = Literal["hold", "average"]
 Repartition = Literal["rounds", "criterion"]
+_NUMBER, _BEGAN, _AT, _SEEN = "round", "round.began", "round.at", "round.seen."
 
 
 def independent_subnets(
@@ -51,9 +53,8 @@ def independent_subnets(
     that of the whole network does: c_align, measured at every `measure_every`-th step of each worker (5), is over
     `bound` (2).
     """
-    for name, value, kind in (("shared", shared, Shared), ("repartition", repartition, Repartition)):
-        if value not in get_args(kind):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}; got {value!r}")
+    require_one_of("shared", shared, Shared)
+    require_one_of("repartition", repartition, Repartition)
     require_count("workers", workers)
     require_count("every", every)
     measures = repartition == "criterion"
@@ -166,3 +167,57 @@ def _require_measurable(every: int, measure_every: int, bound: float) -> None:
     require_count("measure_every", measure_every)
     if measure_every > every:
         raise ValueError(f"measure_every={measure_every} leaves rounds unmeasured: a worker has at most {every} steps")
+
+
+@final
+@dataclass(frozen=True)
+class Rounds:
+    """In a round each worker has the same number of steps, `every` at most."""
+
+    workers: tuple[str, ...]
+    every: int
+    bound: float | None = None
+    """A round ends early if c_align, measured for each worker in this round, is over it; None: it never does."""
+
+    def of(self, context: Context) -> tuple[int, int]:
+        """Return the number of the round that step t is in, and the first step of that round."""
+        if self.bound is None:
+            number = context.t // self._length
+            return number, number * self._length
+        number, began, at = (int(context.memory.get(key, 0)) for key in (_NUMBER, _BEGAN, _AT))
+        if at == context.t or not self._is_over(context, began, self.bound):
+            return number, began
+        return number + 1, context.t
+
+    def remember(self, context: Context) -> None:
+        """Save the round of a step before it is taken, so that what the step measures does not change it."""
+        if self.bound is None or context.memory.get(_AT) == context.t:
+            return
+        number, began = self.of(context)
+        context.memory.update({_NUMBER: number, _BEGAN: began, _AT: context.t})
+        if began == context.t:
+            context.memory.update({_SEEN + worker: times(context.measured, worker) for worker in self.workers})
+
+    def starts(self, context: Context) -> bool:
+        return self.of(context)[1] == context.t
+
+    def ends(self, context: Context) -> bool:
+        """True if step t, which has been measured by now, is the last of its round."""
+        return self.starts(replace(context, t=context.t + 1))
+
+    @property
+    def _length(self) -> int:
+        return self.every * len(self.workers)
+
+    def _is_over(self, context: Context, began: int, bound: float) -> bool:
+        steps = context.t - began
+        if steps <= 0 or steps % len(self.workers) != 0:
+            return False
+        before = {worker: int(context.memory.get(_SEEN + worker, 0)) for worker in self.workers}
+        all_measured = all(times(context.measured, worker) > count for worker, count in before.items())
+        return steps >= self._length or (all_measured and not self._is_aligned(context, bound))
+
+    def _is_aligned(self, context: Context, bound: float) -> bool:
+        """True if the workers' mean cosine, the inverse of c_align, is at least 1 / bound; a NaN is not."""
+        cosines = [latest(context.measured, worker, "cosine") for worker in self.workers]
+        return sum(math.nan if cosine is None else cosine for cosine in cosines) * bound >= len(cosines)

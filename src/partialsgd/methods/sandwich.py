@@ -6,7 +6,7 @@ from torch import nn
 
 from partialsgd.method import Branch, Context, Method
 from partialsgd.methods._shared.levels import nested_in
-from partialsgd.methods._shared.settings import Combine, require_one_of
+from partialsgd.methods._shared.settings import Combine, require_count, require_one_of
 from partialsgd.nested.branches import branch_of
 
 
@@ -17,8 +17,7 @@ def sandwich(*, between: int = 2, combine: Combine = "sum", distill: bool = True
     closure that puts the outputs into `g.outputs` finds those of the whole network in `g.teacher` at the smaller
     levels, detached, to learn from in place of the labels.
     """
-    if not isinstance(between, int) or between < 0:
-        raise ValueError(f"between must be a whole number and not negative, got {between}")
+    require_count("between", between, least=0)
     require_one_of("combine", combine, Combine)
 
     def build(model: nn.Module) -> Method:

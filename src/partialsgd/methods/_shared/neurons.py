@@ -1,11 +1,11 @@
-"""A hidden unit and all that is attached to it: what must go with the unit for the rest to be a network."""
+"""Hidden units, and the coordinates that must go with a unit for the rest to be a network."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TypeAlias, final
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,7 @@ from partialsgd.nested.switch import FULL, Switch
 from partialsgd.parameters import Parameters, matches, unwrap
 
 
-@final
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The units in one parameter: along a dimension, each `times` in a row (the places of a flattened image)."""
 
     parameter: str
@@ -49,73 +47,66 @@ class Units:
         """The first parameter that they lie in."""
         return self.places[0].parameter
 
-    def under(self, prefix: str) -> Units:
-        """The same in a module that holds the network."""
-        places = tuple(replace(place, parameter=prefix + place.parameter) for place in self.places)
-        layers, norms = (tuple(prefix + name for name in names) for names in (self.layers, self.norms))
-        return replace(self, layers=layers, places=places, norms=norms)
+    def is_covered(self, pattern: str) -> bool:
+        return any(matches(f"{name}.weight", pattern) for name in self.layers)
 
 
 Chosen: TypeAlias = Sequence[tuple[Units, Tensor]]
 """Some hidden layers, with True for each unit that is in."""
 
 
-def hidden_units(model: nn.Module, hidden: Hidden | None = None, *, caller: str) -> tuple[Units, ...]:
-    """The hidden units of a network, found as `Width` finds them; those that lie in a tied parameter are left out."""
-    model, prefix = _inside(unwrap(model))
-    site = NestPlan(model, Switch((FULL,)), caller=caller)
-    noise = RandomState(site.model)
-    groups = find_hidden_groups(site, chains_of(hidden))
-    noise.restore()  # a trace runs what is random in the network
+def hidden_units(
+    model: nn.Module, hidden: Hidden | None = None, *, where: Sequence[str] | None = None, caller: str
+) -> tuple[Units, ...]:
+    """Find the hidden units as `Width` does, in the layers that `where` covers; tied parameters are left out."""
+    model, prefix = unwrap(model), ""
+    if isinstance(model, Nested):  # its own forward cannot be traced
+        model, prefix = model.model, "model."
+    plan = NestPlan(model, Switch((FULL,)), caller=caller)
+    random_state = RandomState(plan.model)
+    groups = find_hidden_groups(plan, chains_of(hidden))
+    random_state.restore()  # a trace runs what is random in the network
     require_disjoint(groups)
-    found = [_units(site, group) for group in groups]
-    free = [units for units in found if not _is_tied(site.parameters, units)]
+    every = [_units(plan, group, prefix) for group in groups]
+    names = {name for name in plan.parameters if len(plan.parameters.aliases(name)) > 1}
+    free = [
+        units for units in every if not any(place.parameter.removeprefix(prefix) in names for place in units.places)
+    ]
+    layers = ", ".join(repr(name) for units in free or every for name in units.layers)
     if not free:
-        layers = ", ".join(repr(name) for units in found for name in units.layers)
         raise ValueError(f"{caller} finds no hidden units of their own: those of {layers} lie in tied parameters")
-    return tuple(units.under(prefix) for units in free)
-
-
-def _inside(model: nn.Module) -> tuple[nn.Module, str]:
-    """The network in a family, whose own forward cannot be traced, and what its names begin with there."""
-    return (model.model, "model.") if isinstance(model, Nested) else (model, "")
-
-
-def limited(found: Sequence[Units], where: Sequence[str]) -> tuple[Units, ...]:
-    """Those whose layers a pattern covers; every pattern must cover some."""
-    for pattern in where:
-        if not any(_is_covered(units, pattern) for units in found):
-            makers = ", ".join(repr(name) for units in found for name in units.layers)
-            raise ValueError(f"where names {pattern!r}, which makes no hidden units; the layers that do are {makers}")
-    return tuple(units for units in found if any(_is_covered(units, pattern) for pattern in where))
+    for pattern in where or ():
+        if not any(units.is_covered(pattern) for units in free):
+            raise ValueError(f"where names {pattern!r}, which makes no hidden units; the layers that do are {layers}")
+    return tuple(units for units in free if where is None or any(map(units.is_covered, where)))
 
 
 def attached(parameters: Parameters, chosen: Chosen) -> dict[str, Tensor]:
-    """True at the coordinates of the chosen units; between two hidden layers both ends must be chosen."""
-    inside: dict[str, Tensor] = {}
-    for units, kept in chosen:
+    """Return True at the coordinates of the chosen units; between two hidden layers both ends must be chosen."""
+    entries: dict[str, Tensor] = {}
+    for units, is_in in chosen:
         for place in units.places:
             x = parameters[place.parameter]
             shape = [-1 if dimension == place.dimension else 1 for dimension in range(x.ndim)]
-            entry = kept.to(x.device).repeat_interleave(place.times).view(shape).expand(x.shape)
-            inside[place.parameter] = inside[place.parameter] & entry if place.parameter in inside else entry
-    return {name: entry if rows_of(entry) is not None else entry.contiguous() for name, entry in inside.items()}
+            entry = is_in.to(x.device).repeat_interleave(place.times).view(shape).expand(x.shape)
+            entries[place.parameter] = entries[place.parameter] & entry if place.parameter in entries else entry
+    return {name: entry if rows_of(entry) is not None else entry.contiguous() for name, entry in entries.items()}
 
 
 def statistics_kept(model: nn.Module, chosen: Chosen) -> AbstractContextManager[None]:
-    """BatchNorm's running statistics of units that are out stay as they were: the units were not there to be seen."""
-    norms = [(model.get_submodule(name), ~kept) for units, kept in chosen for name in units.norms]
+    """Keep BatchNorm's running statistics of the units that are out: the pass did not see them."""
     buffers = [
-        (buffer, outside)
-        for norm, outside in norms
+        (buffer, ~is_in)
+        for units, is_in in chosen
+        for norm in map(model.get_submodule, units.norms)
         for buffer in (norm.running_mean, norm.running_var)
         if isinstance(buffer, Tensor)
     ]
-    return _kept(buffers) if buffers else nullcontext()
+    return _restored(buffers) if buffers else nullcontext()
 
 
 @contextmanager
-def _kept(buffers: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+def _restored(buffers: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
     saved = [buffer.clone() for buffer, _ in buffers]
     try:
         yield
@@ -125,39 +116,30 @@ def _kept(buffers: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
                 buffer.copy_(torch.where(outside.to(buffer.device), old, buffer))
 
 
-def _units(site: NestPlan, group: UnitGroup) -> Units:
+def _units(plan: NestPlan, group: UnitGroup, prefix: str) -> Units:
     places: list[Place] = []
     for name in group.producer_names:
-        transposed = _form(site, name).kind == "conv1d_hf"
-        places += _places(site, name, {"weight": 1 if transposed else 0, "bias": 0})
+        places += _places(plan, name, {"weight": 1 if _linear_map(plan, name).kind == "conv1d_hf" else 0, "bias": 0})
     for name in group.norms:
-        places += _places(site, name, {"weight": 0, "bias": 0})
+        places += _places(plan, name, {"weight": 0, "bias": 0})
     for name in group.consumers:
-        form = _form(site, name)
-        dimension = 0 if form.kind == "conv1d_hf" else 1
-        places += _places(site, name, {"weight": dimension}, form.inputs // group.units)
-    return Units(group.units, group.producer_names, tuple(places), group.norms)
+        linear_map = _linear_map(plan, name)
+        places += _places(plan, name, {"weight": 0 if linear_map.kind == "conv1d_hf" else 1}, linear_map.inputs // group.units)
+    layers, norms = (tuple(prefix + name for name in names) for names in (group.producer_names, group.norms))
+    return Units(group.units, layers, tuple(p._replace(parameter=prefix + p.parameter) for p in places), norms)
 
 
-def _places(site: NestPlan, layer: str, dimensions: dict[str, int], times: int = 1) -> Iterator[Place]:
-    names = {p: name for name, p in site.parameters.items()}
+def _places(plan: NestPlan, layer: str, dimensions: dict[str, int], times: int = 1) -> Iterator[Place]:
+    names = {p: name for name, p in plan.parameters.items()}
     for leaf, dimension in dimensions.items():
-        held = getattr(site.modules[layer], leaf)
-        if held is not None and held not in names:
-            raise ValueError(f"{layer!r} computes its {leaf} from other parameters; {site.caller} needs it as one")
-        if held is not None:
-            yield Place(names[held], dimension, times)
+        parameter = getattr(plan.modules[layer], leaf)
+        if parameter is not None and parameter not in names:
+            raise ValueError(f"{layer!r} computes its {leaf} from other parameters; {plan.caller} needs it as one")
+        if parameter is not None:
+            yield Place(names[parameter], dimension, times)
 
 
-def _form(site: NestPlan, name: str) -> LinearMap:
-    form = linear_map_of(site.modules[name])
-    assert isinstance(form, LinearMap)  # looked at when the group was found
-    return form
-
-
-def _is_tied(parameters: Parameters, units: Units) -> bool:
-    return any(len(parameters.aliases(place.parameter)) > 1 for place in units.places)
-
-
-def _is_covered(units: Units, pattern: str) -> bool:
-    return any(matches(f"{name}.weight", pattern) for name in units.layers)
+def _linear_map(plan: NestPlan, name: str) -> LinearMap:
+    linear_map = linear_map_of(plan.modules[name])
+    assert isinstance(linear_map, LinearMap)  # checked when the group was found
+    return linear_map

@@ -1,4 +1,4 @@
-"""A method as a part of another: with draws and a memory of its own, so that it repeats and overwrites nothing."""
+"""A method as a part of another: bound with it, and with draws and a memory of its own."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, final
 from partialsgd._util import randomness
 from partialsgd.method import Context, Method, Remembered
 
-_PLAIN = Method()
+PLAIN = Method()
 _RULES = ("mask", "perturb", "scale", "correct", "project", "within", "forget")
 
 
 def has(method: Method, rule: str) -> bool:
-    """Whether the method has a rule other than that of plain training."""
-    return getattr(method, rule) is not getattr(_PLAIN, rule)
+    """True if the method has a rule other than that of plain training."""
+    return getattr(method, rule) is not getattr(PLAIN, rule)
 
 
 def bind_parts(combine: Callable[..., Method], *parts: Method, name: str) -> Method:
-    """Combine the parts now, or, if one of them has to look at the model, as soon as they are bound to it."""
+    """Combine the parts now, or, if one of them depends on the model, when they are bound to it."""
     if all(part.build is None for part in parts):
         models = [part.bound_to for part in parts if part.bound_to is not None]
         return replace(combine(*parts), bound_to=models[0] if models else None)
@@ -27,27 +27,26 @@ def bind_parts(combine: Callable[..., Method], *parts: Method, name: str) -> Met
 
 
 def with_own_memory(method: Method, name: str, *, reseed: bool) -> Method:
-    """The same method, which remembers under `name` and, if wanted, draws by it."""
+    """Return the method with its memory under `name`, and with `reseed` its draws by `name` too."""
 
     def own(context: Context) -> Context:
         seed = randomness.key(context.seed, name) if reseed else context.seed
-        return replace(context, seed=seed, memory=_Own(context.memory, f"{name}."))
+        return replace(context, seed=seed, memory=_PrefixedMemory(context.memory, f"{name}."))
 
-    def seen(rule: Any) -> Any:
-        return lambda context, *given: rule(own(context), *given)
+    def by_own(rule: Any) -> Any:
+        return lambda context, *gradient: rule(own(context), *gradient)
 
-    rules = {rule: seen(getattr(method, rule)) for rule in _RULES if has(method, rule)}
-    if method.branches is not None:
-        found = method.branches
+    rules = {rule: by_own(getattr(method, rule)) for rule in _RULES if has(method, rule)}
+    if (branches := method.branches) is not None:
         rules["branches"] = lambda context: [
-            replace(branch, mask=seen(branch.mask), perturb=seen(branch.perturb)) for branch in found(own(context))
+            replace(b, mask=by_own(b.mask), perturb=by_own(b.perturb)) for b in branches(own(context))
         ]
     return replace(method, **rules)
 
 
 @final
-class _Own(MutableMapping[str, Remembered]):
-    """A part of the memory, under names that nobody else uses."""
+class _PrefixedMemory(MutableMapping[str, Remembered]):
+    """The keys of a memory that begin with a prefix, without it."""
 
     def __init__(self, memory: MutableMapping[str, Remembered], prefix: str) -> None:
         self._memory = memory

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from partialsgd.meters.criteria import Criteria
-from partialsgd.methods._shared.turns import EVENLY, dealt, shares, worth
+from partialsgd.methods.alternating import EVEN_SHARE, step_shares, step_value, take_turn
 
 
 def play(shares_at, levels: tuple[str, ...], steps: int) -> list[str]:
@@ -16,7 +16,7 @@ def play(shares_at, levels: tuple[str, ...], steps: int) -> list[str]:
     credits: dict[str, float] = {}
     chosen = []
     for t in range(steps):
-        level, credits = dealt(credits, shares_at(t, credits))
+        level, credits = take_turn(credits, shares_at(t, credits))
         assert sum(credits.values()) == pytest.approx(0, abs=1e-9) and set(credits) == set(levels)
         chosen.append(level)
     return chosen
@@ -41,8 +41,8 @@ def test_a_step_is_worth_the_descent_of_lemma_3_relative_to_the_whole_and_to_its
         alpha = min(1.0, float(pg @ ph / (ph @ ph)))
         assert alpha > 0
         found = Criteria(*(float(v.norm()) for v in (g, pg, pg, ph)), inner=float(pg @ ph))
-        assert worth(found.q, size) == pytest.approx(alpha**2 * float(ph @ ph) / float(g @ g) / size)
-    assert worth(1.0, 1.0) == 1, "the whole network"
+        assert step_value(found.q, size) == pytest.approx(alpha**2 * float(ph @ ph) / float(g @ g) / size)
+    assert step_value(1.0, 1.0) == 1, "the whole network"
 
 
 def test_a_random_mask_is_worth_as_much_as_the_whole_network() -> None:
@@ -53,7 +53,7 @@ def test_a_random_mask_is_worth_as_much_as_the_whole_network() -> None:
     for _ in range(2000):
         pg = g * (torch.rand(60, generator=draw) < 0.25)
         numbers = (float(g.norm()), *(float(pg.norm()),) * 3)
-        found.append(worth(Criteria(*numbers, inner=numbers[1] ** 2).q, 0.25))
+        found.append(step_value(Criteria(*numbers, inner=numbers[1] ** 2).q, 0.25))
     assert sum(found) / len(found) == pytest.approx(1, abs=0.05)
 
 
@@ -62,19 +62,19 @@ def test_steps_that_lead_uphill_or_nowhere_are_worth_nothing() -> None:
     stationary = Criteria(2.0, 0.0, 0.0, 1.0, inner=0.0)
     still = Criteria(2.0, 1.0, 1.0, 0.0, inner=0.0)
     at_a_minimum = Criteria(0.0, 0.0, 0.0, 0.0, inner=0.0)
-    assert [worth(found.q, 0.1) for found in (apart, stationary, still, at_a_minimum)] == [0] * 4
+    assert [step_value(found.q, 0.1) for found in (apart, stationary, still, at_a_minimum)] == [0] * 4
 
 
 def test_shares_are_one_in_all_and_none_is_below_the_least() -> None:
     for worths in ({"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 1e9}, {"a": 1.0, "b": 2.0, "c": 0.0}):
-        found = shares(worths)
-        assert sum(found.values()) == pytest.approx(1) and min(found.values()) >= EVENLY / len(worths)
-    assert shares({"a": 1.0, "b": 3.0}) == {"a": 1 / 8 + 3 / 16, "b": 1 / 8 + 9 / 16}
+        found = step_shares(worths)
+        assert sum(found.values()) == pytest.approx(1) and min(found.values()) >= EVEN_SHARE / len(worths)
+    assert step_shares({"a": 1.0, "b": 3.0}) == {"a": 1 / 8 + 3 / 16, "b": 1 / 8 + 9 / 16}
 
 
 def test_where_no_step_is_worth_anything_the_shares_are_even() -> None:
     """A loss that is flat gives no level a gradient."""
-    assert shares({"full": 0.0, "core": 0.0}) == {"full": 0.5, "core": 0.5}
+    assert step_shares({"full": 0.0, "core": 0.0}) == {"full": 0.5, "core": 0.5}
 
 
 def test_equal_shares_are_the_cycle_from_the_largest_down() -> None:
@@ -108,17 +108,19 @@ def test_nobody_is_passed_over_for_long_over_1000_steps(n: int, kind: str) -> No
     def adversary(t: int, credits: dict[str, float]) -> dict[str, float]:
         if kind == "random":
             values = torch.rand(n, generator=draw).pow(8).tolist()
-            return shares(dict(zip(levels, values, strict=True)))
+            return step_shares(dict(zip(levels, values, strict=True)))
         victim = levels[-1]
         others = [level for level in levels if level != victim]
         ahead = max(others, key=lambda level: credits.get(level, 0.0))
         favoured = others if kind == "worthless" else [ahead]
-        return shares({level: float(level in favoured) for level in levels})
+        return step_shares({level: float(level in favoured) for level in levels})
 
     chosen = play(adversary, levels, 1000)
-    bound = n * (n - 1) / EVENLY
+    bound = n * (n - 1) / EVEN_SHARE
     for level in levels:
         assert longest_wait(chosen, level) <= bound
     if kind == "worthless":
-        assert chosen.count(levels[-1]) == pytest.approx(1000 * EVENLY / n, abs=n)
-        assert math.isclose(longest_wait(chosen, levels[-1]), n / EVENLY, rel_tol=0.5), "not far below what is promised"
+        assert chosen.count(levels[-1]) == pytest.approx(1000 * EVEN_SHARE / n, abs=n)
+        assert math.isclose(longest_wait(chosen, levels[-1]), n / EVEN_SHARE, rel_tol=0.5), (
+            "not far below what is promised"
+        )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from partialsgd import Context, masks
-from partialsgd.methods._shared import magnitudes
+from partialsgd.methods._shared.pruning import Pruning, chosen_at, drop, forget_choice, largest
 from partialsgd.parameters import Parameters
 
 
@@ -23,7 +23,7 @@ def dropped(kept: dict[str, torch.Tensor]) -> int:
 @pytest.mark.parametrize("sparsity", [0.1, 0.5, 0.9, 0.999])
 def test_over_the_network_the_smallest_are_dropped_and_exactly_so_many(sparsity: float) -> None:
     model = net()
-    kept = magnitudes.kept(Parameters(model), sparsity)
+    kept = Pruning().keep(Parameters(model), sparsity)
     assert kept.keys() == {"0.weight", "3.weight"}, "biases and norms are never pruned"
     weights = {name: p.detach().abs() for name, p in model.named_parameters() if name in kept}
     assert dropped(kept) == min(round(sparsity * (108 + 120)), 227), "one stays"
@@ -37,7 +37,7 @@ def test_in_each_tensor(sparsity: float) -> None:
     model = net()
     with torch.no_grad():
         model[0].weight.mul_(100)
-    kept = magnitudes.kept(Parameters(model), sparsity, scope="layer")
+    kept = Pruning("layer").keep(Parameters(model), sparsity)
     for name, inside in kept.items():
         sizes = model.get_parameter(name).detach().abs().flatten()
         count = round(sparsity * len(sizes))
@@ -49,7 +49,7 @@ def test_in_each_tensor(sparsity: float) -> None:
 @pytest.mark.parametrize("scope", ["global", "layer"])
 def test_rows_go_as_a_whole_by_their_norm(scope: str) -> None:
     model = net()
-    kept = magnitudes.kept(Parameters(model), 0.4, scope=scope, unit="rows")
+    kept = Pruning(scope, "rows").keep(Parameters(model), 0.4)
     norms = {name: model.get_parameter(name).detach().flatten(1).norm(dim=1) for name in kept}
     rows = {name: inside.flatten(1).any(dim=1) for name, inside in kept.items()}
     for name, inside in kept.items():
@@ -72,7 +72,7 @@ def test_of_equal_magnitudes_the_first_are_taken_so_a_smaller_choice_lies_in_a_l
     numbers = {"a": torch.tensor([1.0, -1.0, 0.0]), "b": torch.tensor([[1.0, 2.0], [-1.0, 0.0]])}
     in_order = [("b", 1), ("a", 0), ("a", 1), ("b", 0), ("b", 2), ("a", 2), ("b", 3)]
     for k in range(8):
-        chosen = magnitudes.largest(numbers, k)
+        chosen = largest(numbers, k)
         found = {(name, i) for name, m in chosen.items() for i in m.flatten().nonzero().flatten().tolist()}
         assert found == set(in_order[:k])
 
@@ -81,32 +81,37 @@ def test_a_number_that_is_none_is_not_dropped_unseen() -> None:
     for count in (1, 4):
         numbers = torch.arange(10.0)
         numbers[:count] = float("nan")
-        assert magnitudes.largest({"a": numbers}, 2)["a"][:count].all()
+        assert largest({"a": numbers}, 2)["a"][:count].all()
 
 
 def test_double_precision_is_kept_and_empty_tensors_are_let_be() -> None:
     tiny = 1e-60 * torch.arange(1.0, 7.0, dtype=torch.float64)
-    chosen = magnitudes.largest({"a": tiny, "b": torch.ones(0, 3)}, 1)
+    chosen = largest({"a": tiny, "b": torch.ones(0, 3)}, 1)
     assert chosen["a"].nonzero().flatten().tolist() == [5] and chosen["b"].shape == (0, 3)
-    assert magnitudes.largest({}, 0) == {}
+    assert largest({}, 0) == {}
 
 
 def test_patterns_choose_and_what_cannot_be_pruned_is_named() -> None:
     parameters = Parameters(net())
-    assert magnitudes.kept(parameters, 0.5, where=["3"]).keys() == {"3.weight"}
-    with pytest.raises(ValueError, match=r"two or more dimensions, and none that \['1'\] covers has so many"):
-        magnitudes.kept(parameters, 0.5, where=["1"])
+    assert Pruning(where=("3",)).keep(parameters, 0.5).keys() == {"3.weight"}
+    with pytest.raises(ValueError, match=r"two or more dimensions, and none that \('1',\) covers has so many"):
+        Pruning(where=("1",)).keep(parameters, 0.5)
     with pytest.raises(ValueError, match="no trainable parameter has so many"):
-        magnitudes.kept(Parameters(nn.BatchNorm1d(3)), 0.5)
+        Pruning().keep(Parameters(nn.BatchNorm1d(3)), 0.5)
     with pytest.raises(ValueError, match="matches no parameter"):
-        magnitudes.kept(parameters, 0.5, where=["head"])
+        Pruning(where=("head",)).keep(parameters, 0.5)
 
 
 def test_what_is_frozen_is_pruned_only_if_named() -> None:
     model = net()
     model[0].weight.requires_grad_(False)
-    assert magnitudes.kept(Parameters(model), 0.5).keys() == {"3.weight"}
-    assert magnitudes.kept(Parameters(model), 0.5, where=["0", "3"]).keys() == {"0.weight", "3.weight"}
+    assert Pruning().keep(Parameters(model), 0.5).keys() == {"3.weight"}
+    assert Pruning(
+        where=(
+            "0",
+            "3",
+        )
+    ).keep(Parameters(model), 0.5).keys() == {"0.weight", "3.weight"}
 
 
 def test_what_is_remembered_is_chosen_once_and_replaced_as_a_whole() -> None:
@@ -121,11 +126,11 @@ def test_what_is_remembered_is_chosen_once_and_replaced_as_a_whole() -> None:
         return choose
 
     context = Context(0, 0, parameters, memory)
-    assert magnitudes.remembered(context, 0, choosing("0.weight", "3.weight")).keys() == {"0.weight", "3.weight"}
-    assert magnitudes.remembered(context, 0, choosing("3.weight")).keys() == {"0.weight", "3.weight"}
-    assert magnitudes.remembered(context, 4, choosing("3.weight")).keys() == {"3.weight"}
+    assert chosen_at(context, 0, choosing("0.weight", "3.weight")).keys() == {"0.weight", "3.weight"}
+    assert chosen_at(context, 0, choosing("3.weight")).keys() == {"0.weight", "3.weight"}
+    assert chosen_at(context, 4, choosing("3.weight")).keys() == {"3.weight"}
     assert len(calls) == 2
-    magnitudes.forgotten(context)
+    forget_choice(context)
     assert memory == {"other": 3}
 
 
@@ -133,7 +138,7 @@ def test_drop_is_exact_and_leaves_alone_what_is_kept_whole() -> None:
     parameters = Parameters(net())
     inside = torch.rand(5, 24, generator=torch.Generator().manual_seed(0)) < 0.5
     whole = torch.ones(6, 2, 3, 3, dtype=torch.bool)
-    perturbation = magnitudes.drop(masks.from_tensors(parameters, {"3.weight": inside, "0.weight": whole}, rest=True))
+    perturbation = drop(masks.from_tensors(parameters, {"3.weight": inside, "0.weight": whole}, rest=True))
     assert perturbation.touches == ("3.weight",)
     before = parameters["3.weight"].detach().clone()
     with torch.no_grad():
@@ -141,12 +146,3 @@ def test_drop_is_exact_and_leaves_alone_what_is_kept_whole() -> None:
     assert torch.equal(parameters["3.weight"], before * inside)
     buffer = parameters.scratch.borrow(inside, torch.int32)
     assert torch.equal(buffer, inside.int()), "the integers are given back for the next step"
-
-
-def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"sparsity must be in \[0, 1\), got 1"):
-        magnitudes.require_sparsity(1)
-    with pytest.raises(ValueError, match="global, layer; got 'row'"):
-        magnitudes.require_scope("row")
-    with pytest.raises(ValueError, match="weights, rows; got 'neurons'"):
-        magnitudes.require_unit("neurons")
