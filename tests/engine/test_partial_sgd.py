@@ -13,7 +13,7 @@ from torch import nn
 from partialsgd import Branch, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
 from partialsgd.testing.problems import PROBLEMS, Problem
 from tests import reference
-from tests.contracts import METHODS
+from tests.methods.laws import IDENTITIES, METHODS
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 LR = 0.05
@@ -141,22 +141,7 @@ def test_plain_is_the_raw_loop_to_the_bit() -> None:
         assert all(torch.equal(a, b) for a, b in zip(model.buffers(), raw.buffers(), strict=True))
 
 
-@pytest.mark.parametrize(
-    "identity",
-    [
-        methods.random_mask(1.0),
-        methods.dropout(1.0),
-        methods.dropout(1.0, unit="neurons"),
-        methods.top_k(1.0),
-        methods.extragradient(0.0),
-        methods.sam(0.0),
-        methods.sam(0.0, adaptive=True),
-        methods.dynamic_pruning(0.0),
-        methods.ac_dc(0.0, warmup=0, sparse=1, dense=1),
-        methods.dynamic_sparsity(()),
-    ],
-    ids=lambda m: m.name,
-)
+@pytest.mark.parametrize("identity", IDENTITIES, ids=lambda m: m.name)
 def test_the_identity_setting_of_a_method_is_plain_training(identity: Method) -> None:
     for problem in PROBLEMS:
         (a, sgd), (b, plain) = start(problem, identity), start(problem)

@@ -12,6 +12,12 @@ from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.identity import assert_is_plain
 
+LAWS = {
+    "": methods.ac_dc(0.6, warmup=1, sparse=2, dense=1),
+    "rows": methods.ac_dc(0.6, warmup=0, sparse=1, dense=1, until=4, scope="layer", unit="rows"),
+}
+IDENTITY = [methods.ac_dc(0.0, warmup=0, sparse=1, dense=1)]
+
 MATRICES = ("0.weight", "3.weight")
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),

@@ -18,6 +18,12 @@ from partialsgd.parameters import Parameters
 from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
 
+LAWS = {
+    "": methods.alternating(),
+    "weights": methods.alternating(weights={"full": 1, "core": 2}, lr={"core": 0.5}),
+    "criterion": methods.alternating(order="criterion", every=2),
+}
+
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
 

@@ -14,6 +14,12 @@ from partialsgd.testing.runs import Run
 from tests.methods.test_freezing import closure
 from tests.methods.test_stages import gpt2, loss_of, mlp
 
+LAWS = {
+    "": methods.block_coordinate(every=2),
+    "free": methods.block_coordinate(every=1, order="random", free=True),
+}
+REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic",))
+
 BLOCKS = 5
 PROBLEM = Problem("chain", lambda: mlp(BLOCKS), lambda model, t: loss_of(model))
 

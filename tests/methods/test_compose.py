@@ -14,6 +14,12 @@ from partialsgd.testing.problems import PROBLEMS
 from tests.families import family
 from tests.methods.test_stages import mlp
 
+LAWS = {
+    "": methods.compose(methods.top_k(0.3), methods.extragradient(0.02)),
+    "freezing": methods.compose(methods.freezing(steps=4, start=0.0), methods.sam(0.1, interval=2)),
+}
+REFUSED_PROBLEMS = {"freezing": ("quadratic",)}
+
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 
 

@@ -12,6 +12,13 @@ from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 
+LAWS = {
+    "": methods.compressed_gradient(0.2),
+    "random": methods.compressed_gradient(0.2, kind="random-k", scope="layer"),
+    "forgetful": methods.compressed_gradient(0.2, feedback=False),
+}
+IDENTITY = [methods.compressed_gradient(1.0)]
+
 KINDS = ("top-k", "random-k")
 SHAPES = {"a": (3, 5), "b": (7,)}
 Gradients = Callable[[int], dict[str, torch.Tensor]]

@@ -10,6 +10,10 @@ from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import Quadratic, SometimesUnused, Tied
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
 
+LAWS = {"": methods.dropout(0.7), "neurons": methods.dropout(0.7, unit="neurons")}
+REFUSED_PROBLEMS = {"neurons": ("quadratic", "tied", "unused")}  # no hidden units, none of their own, not to be traced
+IDENTITY = [methods.dropout(1.0), methods.dropout(1.0, unit="neurons")]
+
 
 def net() -> nn.Module:
     torch.manual_seed(0)

@@ -14,6 +14,12 @@ from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.identity import assert_is_plain
 
+LAWS = {
+    "": methods.dynamic_pruning(0.6, every=2),
+    "rows": methods.dynamic_pruning(0.6, every=3, ramp=4, scope="layer", unit="rows"),
+}
+IDENTITY = [methods.dynamic_pruning(0.0)]
+
 
 def net() -> nn.Module:
     torch.manual_seed(0)

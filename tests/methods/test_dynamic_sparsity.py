@@ -13,6 +13,12 @@ from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.identity import assert_is_plain
 
+LAWS = {
+    "": methods.dynamic_sparsity((0.3, 0.6), every=2),
+    "accumulated": methods.dynamic_sparsity((0.6,), scope="layer", accumulate=True),
+}
+IDENTITY = [methods.dynamic_sparsity(())]
+
 N = 54 + 120
 LEVELS = ("full", "0.5", "0.9")
 

@@ -9,6 +9,9 @@ from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import PROBLEMS, Quadratic
 from partialsgd.testing.runs import Run, assert_same_bits
 
+LAWS = {"": methods.extragradient(0.02), "past": methods.extragradient(0.02, past=True)}
+IDENTITY = [methods.extragradient(0.0)]
+
 
 def points(method) -> tuple[list[torch.Tensor], Quadratic]:
     model = Quadratic()

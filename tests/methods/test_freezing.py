@@ -13,6 +13,12 @@ from partialsgd import CriteriaMeter, Method, PartialSGD, masks, methods
 from partialsgd.methods.freezing import longest_prefix
 from tests.methods.test_stages import Embedded, flops, loss_of, mlp
 
+LAWS = {
+    "": methods.freezing(steps=4, start=0.0),
+    "criterion": methods.freezing("criterion", budget=1.3, every=3),
+}
+REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic",))
+
 
 def closure(model: nn.Module, log: list | None = None):
     def run() -> Tensor:

@@ -14,6 +14,8 @@ from partialsgd.meters.criteria import Criteria
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run
 
+LAWS = {"": methods.guarded(methods.dropout(0.6), by="c_sim", bound=1.0, fallback=methods.sam(0.1), every=2)}
+
 MLP, NORMS = (next(p for p in PROBLEMS if p.name == name) for name in ("mlp", "batchnorm"))
 
 

@@ -19,6 +19,15 @@ from partialsgd.method import Guard
 from partialsgd.testing.problems import Quadratic
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
 
+LAWS = {
+    "": methods.independent_subnets(2, 2),
+    "average": methods.independent_subnets(2, 2, shared="average"),
+    "criterion": methods.independent_subnets(
+        2, 3, shared="average", repartition="criterion", bound=1.1, measure_every=2
+    ),
+}
+REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic", "tied", "unused"))  # no hidden units, tied ones, not to be traced
+
 SHAPES = {mlp: (5,), cnn: (2, 6, 6)}
 HIDDEN = {mlp: (0, 2), cnn: (0, 3)}
 RATE = 0.2

@@ -9,6 +9,9 @@ from partialsgd import PartialSGD, methods
 from tests.methods.test_freezing import closure
 from tests.methods.test_stages import mlp
 
+LAWS = {"": methods.layerwise(2)}
+REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic",))
+
 
 def test_each_stage_is_trained_as_if_the_others_were_constants() -> None:
     """Against a loop that hands one stage after the other to an optimizer of its own, to the bit."""

@@ -16,6 +16,9 @@ from partialsgd._util.bitwise_select import rows_of
 from partialsgd.masks import Mask
 from partialsgd.testing.problems import PROBLEMS
 
+LAWS = {"": methods.meprop(3), "unmasked": methods.meprop(3, mask=False)}
+REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic",))
+
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 SIZES = (12, 20, 16, 24, 5)
 

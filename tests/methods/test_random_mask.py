@@ -8,6 +8,9 @@ from torch import nn
 
 from partialsgd import PartialSGD, methods
 
+LAWS = {"": methods.random_mask(0.4)}
+IDENTITY = [methods.random_mask(1.0)]
+
 
 def start(method):
     torch.manual_seed(0)

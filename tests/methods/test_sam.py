@@ -10,6 +10,13 @@ from partialsgd.testing.problems import PROBLEMS, Quadratic
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.methods.test_extragradient import points, trained
 
+LAWS = {
+    "": methods.sam(0.1),
+    "adaptive": methods.sam(0.5, adaptive=True),
+    "interval": methods.sam(0.1, interval=2),
+}
+IDENTITY = [methods.sam(0.0), methods.sam(0.0, adaptive=True)]
+
 
 def test_the_point_is_at_distance_rho_uphill() -> None:
     for rho in (0.01, 0.5):

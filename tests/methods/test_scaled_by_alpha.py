@@ -16,6 +16,12 @@ from partialsgd.testing.runs import Run, assert_same_bits
 from tests.families import family
 from tests.optimizer_zoo import COORDINATE_WISE
 
+LAWS = {
+    "": methods.scaled_by_alpha(methods.sam(0.5), every=2),
+    "dropout": methods.scaled_by_alpha(methods.dropout(0.3), every=2),
+}
+REFUSED_OPTIMIZERS = ("ASGD", "Rprop")  # α would be no factor of their step
+
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 RATE = 0.1
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from partialsgd import methods
 from partialsgd.methods._shared.settings import as_patterns, require_count, require_nonnegative, require_share
 
 
@@ -35,13 +34,3 @@ def test_counts_are_whole_and_at_least_one() -> None:
 def test_one_pattern_is_not_spelled_out() -> None:
     assert as_patterns("0.weight") == ("0.weight",)
     assert as_patterns(["a", "b"]) == ("a", "b")
-
-
-def test_what_is_not_a_method_is_named() -> None:
-    for build in (
-        lambda: methods.guarded(methods.sam),
-        lambda: methods.guarded(methods.sam(), fallback="plain"),
-        lambda: methods.compose(methods.sam(), "dropout"),
-    ):
-        with pytest.raises(TypeError, match=r"must be a Method, got .*methods\.sam\(\)"):
-            build()

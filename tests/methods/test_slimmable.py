@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from partialsgd import PartialSGD, methods, soft_cross_entropy
 from tests.families import family
 
+LAWS = {"": methods.slimmable(), "mean": methods.slimmable(combine="mean", distill=True)}
+
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
 

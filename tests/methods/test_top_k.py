@@ -10,6 +10,9 @@ from torch import nn
 
 from partialsgd import PartialSGD, methods
 
+LAWS = {"": methods.top_k(0.2), "layer": methods.top_k(0.2, scope="layer")}
+IDENTITY = [methods.top_k(1.0)]
+
 
 def run(gradients: dict[str, torch.Tensor], method):
     model = nn.ParameterDict({name: nn.Parameter(torch.zeros_like(g)) for name, g in gradients.items()})

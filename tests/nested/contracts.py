@@ -13,17 +13,8 @@ from torch.nn import functional as F
 from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, PartialSGD, Width, methods, nest
 from partialsgd.testing.contracts import *  # noqa: F403  # the laws: pytest collects them here
 from partialsgd.testing.problems import Problem
+from tests.methods.laws import OF_LEVELS
 
-METHODS: dict[str, dict[str, dict[str, Any]]] = {
-    "alternating": {
-        "plain": {},
-        "weights": {"weights": {"full": 1, "core": 2}, "lr": {"core": 0.5}},
-        "criterion": {"order": "criterion", "every": 2},
-    },
-    "only": {"core": {"level": "core"}},
-    "slimmable": {"sum": {}, "mean": {"combine": "mean", "distill": True}},
-    "sandwich": {"plain": {}},
-}
 COMPOSED = {
     "sam": lambda: methods.sam(0.1, interval=2),
     "top_k": lambda: methods.top_k(0.3),
@@ -80,13 +71,14 @@ def problem(request: pytest.FixtureRequest) -> Problem:
 
 
 @pytest.fixture(
-    params=[f"{name} {case}" for name, cases in METHODS.items() for case in cases] + [f"compose {c}" for c in COMPOSED]
+    params=[f"{name} {case}" for name, cases in OF_LEVELS.items() for case in cases]
+    + [f"compose {c}" for c in COMPOSED]
 )
 def method(request: pytest.FixtureRequest) -> Any:
-    name, case = request.param.split()
+    name, _, case = request.param.partition(" ")
     if name == "compose":
         return methods.compose(methods.alternating(), COMPOSED[case]())
-    return getattr(methods, name)(**METHODS[name][case])
+    return OF_LEVELS[name][case]
 
 
 OPTIMIZERS = {
