@@ -74,8 +74,8 @@ def count_levels(pruning: Pruning, parameters: Parameters, sparsities: Sequence[
     """Count at each weight the levels that keep it. They are nested, so these are the least sparse ones."""
     counts: dict[str, Tensor] = {}
     for sparsity in sparsities:
-        for name, kept in pruning.keep(parameters, sparsity).items():
-            counts[name] = counts[name] + kept if name in counts else kept.to(torch.uint8)
+        for name, is_in in pruning.keep(parameters, sparsity).items():
+            counts[name] = counts[name] + is_in if name in counts else is_in.to(torch.uint8)
     return counts
 
 

@@ -47,8 +47,8 @@ def freezing(
     require_count("every", every)
 
     def build(model: nn.Module) -> Method:
-        found = Stages(model, stages, cut=cut, method="freezing")
-        last = len(found) - 1
+        all_stages = Stages(model, stages, cut=cut, method="freezing")
+        last = len(all_stages) - 1
         shares = [start + (1 - start) * k / last for k in range(last)]
         ends = [steps * (r**3 if by == "cubic" else r) for r in shares]
 
@@ -56,15 +56,15 @@ def freezing(
             if by != "criterion":
                 return sum(context.t >= end for end in ends)
             if context.t % every == 0 or _FROZEN not in context.memory:
-                context.memory[_FROZEN] = longest_prefix(_norms(context, found), budget)
+                context.memory[_FROZEN] = longest_prefix(_norms(context, all_stages), budget)
             return int(context.memory[_FROZEN])
 
         def mask(context: Context) -> Mask:
-            return found.mask(context, range(frozen(context), len(found)))
+            return all_stages.mask(context, range(frozen(context), len(all_stages)))
 
         settings = f"budget={budget}, every={every}" if by == "criterion" else f"steps={steps}, start={start}"
-        name = f"freezing(by={by}, {settings}, stages={found})"
-        return Method(mask=mask, within=found.cut, structural=found.is_cut, name=name)
+        name = f"freezing(by={by}, {settings}, stages={all_stages})"
+        return Method(mask=mask, within=all_stages.cut, structural=all_stages.is_cut, name=name)
 
     return Method(build=build, name="freezing")
 

@@ -39,9 +39,9 @@ def guarded(
     require_count("every", every)
     of = by if isinstance(by, str) else getattr(by, "__name__", "function")
 
-    def refuses(sight: GradientPair) -> bool:
-        found = criteria_of(sight)
-        value = by(found) if callable(by) else float(getattr(found, by))
+    def refuses(pair: GradientPair) -> bool:
+        criteria = criteria_of(pair)
+        value = by(criteria) if callable(by) else float(getattr(criteria, by))
         return not 0 <= value <= bound
 
     def guard(method: Method, fallback: Method) -> Method:

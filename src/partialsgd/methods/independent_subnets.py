@@ -154,11 +154,11 @@ class _Split:
 
 
 def _hidden_units(model: nn.Module, hidden: Hidden | None, workers: int) -> tuple[Units, ...]:
-    found = neurons.hidden_units(model, hidden, caller="independent_subnets")
-    for units in found:
+    hidden_layers = neurons.hidden_units(model, hidden, caller="independent_subnets")
+    for units in hidden_layers:
         if units.count < workers:
             raise ValueError(f"{units.layers[0]!r} has {units.count} units and cannot be split among {workers} workers")
-    return found
+    return hidden_layers
 
 
 def _require_measurable(every: int, measure_every: int, bound: float) -> None:

@@ -26,13 +26,13 @@ def layerwise(
 
     def build(model: nn.Module) -> Method:
         Parameters(model).match(patterns)  # a pattern that covers nothing raises here, before hooks are put on
-        found = Stages(model, stages, cut=cut, method="layerwise")
+        all_stages = Stages(model, stages, cut=cut, method="layerwise")
 
         def mask(context: Context) -> Mask:
-            moving = found.mask(context, [min(context.t // every, len(found) - 1)])
+            moving = all_stages.mask(context, [min(context.t // every, len(all_stages) - 1)])
             return moving | masks.only(context.parameters, patterns) if patterns else moving
 
-        name = f"layerwise(every={every}, always={list(patterns)}, stages={found})"
-        return Method(mask=mask, within=found.cut, structural=found.is_cut, name=name)
+        name = f"layerwise(every={every}, always={list(patterns)}, stages={all_stages})"
+        return Method(mask=mask, within=all_stages.cut, structural=all_stages.is_cut, name=name)
 
     return Method(build=build, name="layerwise")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from partialsgd.meters.meter import CriteriaMeter, place_of
 from partialsgd.meters.summaries import latest
-from partialsgd.method import Branch, BranchesRule, Context, Method
+from partialsgd.method import Branch, Context, Method
 from partialsgd.methods._shared.parts import bind_parts
 from partialsgd.methods._shared.settings import require_count, require_method
 
@@ -17,8 +17,8 @@ def scaled_by_alpha(method: Method, *, every: int = 10) -> Method:
     """Scaled by α: a method's steps with the step size of the theorem, α γ, where α is measured.
 
     α is measured at every `every`-th step of each level, or of each mask of whole tensors, which takes the gradient
-    at x as well; that step has it already, and so have those up to the next measurement. Where the two gradients
-    point apart it is 0, and nothing moves. A scale that the method has of its own stays: the two are multiplied.
+    at x as well; that step and those up to the next measurement are scaled by it. Where the two gradients have a
+    negative inner product it is 0, and nothing moves. A scale of the method's own is multiplied with it.
     """
     require_method("method", method)
     require_count("every", every)
@@ -31,29 +31,22 @@ def _scaled(method: Method, every: int) -> Method:
     if method.guard is not None:
         raise ValueError("scale the method and guard that: guarded(scaled_by_alpha(…), …)")
 
-    def scale(context: Context) -> float:
-        return method.scale(context) * alpha(context)
+    def one_branch(context: Context) -> Sequence[Branch]:
+        branches = method.branches_at(context)
+        if len(branches) > 1:
+            raise ValueError(f"{method.name} takes {len(branches)} gradients in a step, and α is that of one")
+        return branches
 
     return replace(
         method,
-        scale=scale,
+        scale=lambda context: method.scale(context) * alpha(context),
         meter=CriteriaMeter(every=every, groups={}, alerts=None),
-        branches=None if method.branches is None else _one(method.branches, method.name),
+        branches=None if method.branches is None else one_branch,
         name=f"scaled_by_alpha({method.name}, every={every})",
     )
 
 
 def alpha(context: Context) -> float:
-    """The last measured α of this mask; 1 before the first, and where p ⊙ G̃ = 0 leaves nothing to scale."""
-    found = latest(context.measured, place_of(context, context.measured), "alpha")
-    return 1.0 if found is None or math.isnan(found) else found
-
-
-def _one(branches: BranchesRule, name: str) -> BranchesRule:
-    def checked(context: Context) -> Sequence[Branch]:
-        found = branches(context)
-        if len(found) > 1:
-            raise ValueError(f"{name} takes {len(found)} gradients in a step, and α is that of one")
-        return found
-
-    return checked
+    """Return the last measured α of this mask; 1 before the first, and where p ⊙ G̃ = 0 leaves nothing to scale."""
+    measured = latest(context.measured, place_of(context, context.measured), "alpha")
+    return 1.0 if measured is None or math.isnan(measured) else measured

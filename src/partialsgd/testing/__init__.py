@@ -1,1 +1,1 @@
-"""What a method must keep, as tests that any method can be put through: see `partialsgd.testing.contracts`."""
+"""The laws that every training method must keep, as tests for any method: see `partialsgd.testing.contracts`."""

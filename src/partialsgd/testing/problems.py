@@ -1,4 +1,4 @@
-"""f: small problems, each with one thing that a training method can get wrong."""
+"""Small problems to train on, each with one thing that a training method can get wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Problem:
     build: Callable[[], nn.Module]
     evaluate: Callable[[nn.Module, int], Tensor]
     is_random: bool = False
-    """Whether a forward pass draws from the global generator (dropout)."""
+    """True if a forward pass draws from the global generator (dropout)."""
 
     def model(self, seed: int = 0) -> nn.Module:
         """A new model; the global generator is left as it was."""
@@ -119,28 +119,26 @@ def _evaluate_quadratic(model: nn.Module, t: int) -> Tensor:
     return loss
 
 
-def _evaluate_vectors(model: nn.Module, t: int) -> Tensor:
-    return F.cross_entropy(model(_noise(t, 5, 6)), _labels(t, 3, 5))
-
-
-def _evaluate_images(model: nn.Module, t: int) -> Tensor:
-    return F.cross_entropy(model(_noise(t, 5, 1, 6, 6)), _labels(t, 3, 5))
-
-
 def _evaluate_tokens(model: nn.Module, t: int) -> Tensor:
     tokens = _labels(t, 11, 4, 5)
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def _evaluate_sometimes(model: nn.Module, t: int) -> Tensor:
-    return F.cross_entropy(model(_noise(t, 5, 6), t % 2 == 0), _labels(t, 3, 5))
+def _classify(*shape: int, sometimes: bool = False) -> Callable[[nn.Module, int], Tensor]:
+    """Return the loss of five inputs of this shape; with `sometimes`, the model is told whether t is even."""
+
+    def evaluate(model: nn.Module, t: int) -> Tensor:
+        x = _noise(t, 5, *shape)
+        return F.cross_entropy(model(x, t % 2 == 0) if sometimes else model(x), _labels(t, 3, 5))
+
+    return evaluate
 
 
 PROBLEMS = (
     Problem("quadratic", Quadratic, _evaluate_quadratic),
-    Problem("mlp", _mlp, _evaluate_vectors),
+    Problem("mlp", _mlp, _classify(6)),
     Problem("transformer", _transformer, _evaluate_tokens, is_random=True),
-    Problem("batchnorm", _batchnorm, _evaluate_images, is_random=True),
+    Problem("batchnorm", _batchnorm, _classify(1, 6, 6), is_random=True),
     Problem("tied", Tied, _evaluate_tokens),
-    Problem("unused", SometimesUnused, _evaluate_sometimes),
+    Problem("unused", SometimesUnused, _classify(6, sometimes=True)),
 )

@@ -1,4 +1,4 @@
-"""A training run to hold laws against: it can be stopped, copied and looked into."""
+"""Training runs for the laws: a run can be stopped, saved, resumed and compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 @final
 @dataclass
 class Run:
-    """A training run that can be stopped, copied and looked into."""
+    """A training run that can be stopped, saved, resumed and compared with another, to the bit."""
 
     problem: Problem
     make: MakeOptimizer
@@ -55,24 +55,50 @@ class Run:
         return self.sgd.step(self.closure(t))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every parameter, buffer and optimizer tensor, and the global generator."""
-        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        """Copy every parameter, buffer and optimizer tensor, and the state of the global generator."""
+        buffers = {f"model.{name}": buffer.detach().clone() for name, buffer in self.model.named_buffers()}
+        return self.trained() | buffers | {"rng": torch.get_rng_state()}
+
+    def trained(self) -> dict[str, Tensor]:
+        """Copy every parameter and optimizer tensor."""
+        tensors: dict[str, Tensor] = {f"model.{name}": p for name, p in self.model.named_parameters()}
         for name, p in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(p, {}).items():
-                if isinstance(value, Tensor):
-                    found[f"optimizer.{name}.{key}"] = value
-        return {name: value.detach().clone() for name, value in found.items()} | {"rng": torch.get_rng_state()}
+            state = self.optimizer.state.get(p, {}).items()
+            tensors |= {f"optimizer.{name}.{key}": value for key, value in state if isinstance(value, Tensor)}
+        return {name: value.detach().clone() for name, value in tensors.items()}
+
+    def coordinates(self) -> dict[tuple[str, str], Tensor]:
+        """Copy every tensor with one number a coordinate, by parameter and key of its state; the key of x is empty."""
+        tensors: dict[tuple[str, str], Tensor] = {}
+        for name, p in self.sgd.parameters.items():
+            tensors[name, ""] = p
+            tensors |= {(name, k): v for k, v in per_coordinate(self.optimizer.state.get(p, {}), p).items()}
+        return {key: value.detach().clone() for key, value in tensors.items()}
+
+    def scalars(self) -> dict[str, dict[str, float]]:
+        """Read the optimizer's numbers that belong to a whole tensor, such as its step."""
+        states = {name: (p, self.optimizer.state.get(p, {})) for name, p in self.sgd.parameters.items()}
+        return {
+            name: {
+                key: float(value)
+                for key, value in state.items()
+                if isinstance(value, (int, float))
+                or (isinstance(value, Tensor) and value.numel() == 1 and value.shape != p.shape)
+            }
+            for name, (p, state) in states.items()
+        }
+
+    def measured(self) -> dict[str, str]:
+        """Read the memory of the meters, with tensors and floats written out in full."""
+        memories = self.sgd.measured.items()
+        values = {f"{who} {key}": value for who, memory in memories for key, value in memory.items()}
+        return {key: repr(v.tolist() if isinstance(v, Tensor) else v) for key, v in values.items()}
 
     def save(self) -> dict[str, Any]:
-        """Through a file, without a pickle."""
+        """Return the state after it went through a file without a pickle."""
         file = io.BytesIO()
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "sgd": self.sgd.state_dict(),
-            "rng": torch.get_rng_state(),
-        }
-        torch.save(state, file)
+        parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "sgd": self.sgd}
+        torch.save({name: part.state_dict() for name, part in parts.items()} | {"rng": torch.get_rng_state()}, file)
         file.seek(0)
         loaded: dict[str, Any] = torch.load(file, weights_only=True)
         return loaded
@@ -96,19 +122,19 @@ _PROBED = CriteriaMeter(every=1, probe=dropout(0.5), alerts=None)
 
 @final
 class AlwaysMeasuring:
-    """The criteria of what is trained and of a probe, at every step, by a meter that is careless with the generator:
-    it is the driver that keeps law 4."""
+    """A meter of the trained branch and of a probe at every step, which draws from the global generator as well."""
 
     def requests(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
         torch.rand(2)
         return [*_PROBED.requests(context, trained), *_EVERY_STEP.requests(context, trained)]
 
-    def measure(self, sight: GradientPair) -> Criteria | None:
+    def measure(self, pair: GradientPair) -> Criteria | None:
         torch.rand(3)
-        return _EVERY_STEP.measure(sight)
+        return _EVERY_STEP.measure(pair)
 
 
 def failing_after(closure: Callable[[], Tensor], passes: int) -> Callable[[], Tensor]:
+    """Return a closure that raises in its pass number `passes`, counted from 0."""
     left = passes
 
     def run() -> Tensor:
@@ -120,40 +146,6 @@ def failing_after(closure: Callable[[], Tensor], passes: int) -> Callable[[], Te
         return loss
 
     return run
-
-
-def measured_of(run: Run) -> dict[str, str]:
-    """What the meters remember; tensors and floats as they are written out in full."""
-    found = {f"{who} {key}": value for who, memory in run.sgd.measured.items() for key, value in memory.items()}
-    return {key: repr(v.tolist() if isinstance(v, Tensor) else v) for key, v in found.items()}
-
-
-def parameters_of(run: Run) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in run.model.named_parameters()}
-
-
-def optimizer_tensors_of(run: Run) -> dict[str, Tensor]:
-    return {name: value for name, value in run.tensors().items() if name.startswith("optimizer.")}
-
-
-def coordinates_of(run: Run) -> dict[tuple[str, str], Tensor]:
-    found: dict[tuple[str, str], Tensor] = {}
-    for name, p in run.sgd.parameters.items():
-        found[name, ""] = p.detach().clone()
-        for key, value in per_coordinate(run.optimizer.state.get(p, {}), p).items():
-            found[name, key] = value.detach().clone()
-    return found
-
-
-def scalars_of(run: Run) -> dict[str, dict[str, float]]:
-    return {
-        name: {
-            k: float(v)
-            for k, v in run.optimizer.state.get(p, {}).items()
-            if isinstance(v, (int, float)) or (isinstance(v, Tensor) and v.numel() == 1 and v.shape != p.shape)
-        }
-        for name, p in run.sgd.parameters.items()
-    }
 
 
 def outside_of(mask: Mask, name: str, like: Tensor) -> Tensor:

@@ -42,16 +42,13 @@ class Pruning:
         if sparsity == 0:
             return {}
         scores = {name: self._scores(parameters[name].detach()) for name in self._prunable(parameters)}
-        kept: dict[str, Tensor] = {}
+        chosen: dict[str, Tensor] = {}
         for group in [scores] if self.scope == "global" else [{name: score} for name, score in scores.items()]:
             n = sum(score.numel() for score in group.values())
-            kept |= largest(group, max(1, n - round(sparsity * n)))  # a layer without weights would end the network
+            chosen |= largest(group, max(1, n - round(sparsity * n)))  # a layer without weights would end the network
         if self.unit == "weights":
-            return kept
-        shapes = {name: parameters[name].shape for name in kept}
-        return {
-            n: rows.view(-1, *[1] * (len(shapes[n]) - 1)).expand(shapes[n]).contiguous() for n, rows in kept.items()
-        }
+            return chosen
+        return {name: _over_rows(rows, parameters[name]) for name, rows in chosen.items()}
 
     def _scores(self, x: Tensor) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1) if self.unit == "rows" else x
