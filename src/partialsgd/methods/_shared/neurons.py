@@ -124,7 +124,8 @@ def _units(plan: NestPlan, group: UnitGroup, prefix: str) -> Units:
         places += _places(plan, name, {"weight": 0, "bias": 0})
     for name in group.consumers:
         linear_map = _linear_map(plan, name)
-        places += _places(plan, name, {"weight": 0 if linear_map.kind == "conv1d_hf" else 1}, linear_map.inputs // group.units)
+        dimension, times = 0 if linear_map.kind == "conv1d_hf" else 1, linear_map.inputs // group.units
+        places += _places(plan, name, {"weight": dimension}, times)
     layers, norms = (tuple(prefix + name for name in names) for names in (group.producer_names, group.norms))
     return Units(group.units, layers, tuple(p._replace(parameter=prefix + p.parameter) for p in places), norms)
 
