@@ -32,12 +32,12 @@ bench: $(INSTALLED)  ## the figures of benchmarks/README.md with two threads, me
 	$(BIN)/python -m benchmarks
 
 results: $(INSTALLED)  ## every method trained on digits, and with DATA=folder on CIFAR-10, into docs/results.md
-	$(BIN)/python -m benchmarks.methods --jobs 2 $(if $(DATA),--data $(DATA))
-	$(BIN)/python -m benchmarks.methods --write
+	$(BIN)/python -m studies.methods --jobs 2 $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m studies.write
 
 convergence: $(INSTALLED)  ## the criteria over trainings on the data in DATA=folder (45 minutes), into docs/convergence.md
-	$(BIN)/python -m benchmarks.convergence $(if $(DATA),--data $(DATA))
-	$(BIN)/python -m benchmarks.convergence --write
+	$(BIN)/python -m studies.convergence $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m studies.write
 
 setup: $(INSTALLED)  ## only the installation, with all extras
 

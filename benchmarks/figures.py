@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,8 +12,9 @@ from typing import Any, Literal, final
 import torch
 
 from benchmarks.harness import Estimate, Times, Track
+from studies import results
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parent / "results.jsonl"
 FEWEST_ROUNDS = 15
 THREADS = 2
 
@@ -76,11 +76,8 @@ class Record:
     torch: str = torch.__version__
     python: str = platform.python_version()
 
-    def save(self, folder: Path = RESULTS) -> Path:
-        folder.mkdir(exist_ok=True)
-        path = _path(folder, self.name, self.threads)
-        path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        return path
+    def save(self, file: Path = RESULTS) -> None:
+        results.put(file, asdict(self), key=["name", "threads"])
 
 
 def record(name: str, figures: Sequence[Figure], track: Track, others: float | None) -> Record:
@@ -88,14 +85,12 @@ def record(name: str, figures: Sequence[Figure], track: Track, others: float | N
     return Record(name, figures, track.threads, track.rounds, others, today)
 
 
-def _path(folder: Path, name: str, threads: int) -> Path:
-    return folder / (f"{name}.json" if threads == THREADS else f"{name}_{threads}_thread.json")
+def stored(file: Path = RESULTS) -> dict[tuple[str, int], Record]:
+    """The stored records by name and number of threads."""
+    records = (_record(fields) for fields in results.read(file))
+    return {(record.name, record.threads): record for record in records}
 
 
-def stored(name: str, threads: int = THREADS, folder: Path = RESULTS) -> Record | None:
-    path = _path(folder, name, threads)
-    if not path.exists():
-        return None
-    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    figures = [Figure(**{**f, "measured": Estimate(**f["measured"])}) for f in fields.pop("figures")]
-    return Record(figures=figures, **fields)
+def _record(fields: dict[str, Any]) -> Record:
+    figures = [Figure(**{**figure, "measured": Estimate(**figure["measured"])}) for figure in fields["figures"]]
+    return Record(**{**fields, "figures": figures})

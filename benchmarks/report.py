@@ -26,9 +26,9 @@ def screen(record: Record) -> Table:
 
 def tables(names: Sequence[str]) -> str:
     """All that is stored: with two threads, which the limits are meant for, and with one."""
-    parts = []
+    parts, by_name = [], stored()
     for threads, title in ((2, "Two threads"), (1, "One thread")):
-        if records := [found for name in names if (found := stored(name, threads)) is not None]:
+        if records := [by_name[name, threads] for name in names if (name, threads) in by_name]:
             parts.append(f"### {title}\n\n{_table(records)}")
     return "\n\n".join(parts)
 

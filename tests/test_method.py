@@ -54,6 +54,11 @@ def test_a_method_is_either_one_pair_or_several_branches() -> None:
         (Method(scale=lambda c: "half"), TypeError, "must return a number"),
         (Method(mask=lambda c: c.mask), RuntimeError, "reads context.mask before the mask is chosen"),
         (Method(branches=lambda c: []), ValueError, "gave no branch"),
+        (Method(project=lambda c: None), TypeError, "the rule 'project' returned None"),
+        (Method(project=lambda c: perturbations.add(dict(c.gradient))), RuntimeError, "reads context.gradient"),
+        (Method(correct=lambda c, g: None), TypeError, "the rule 'correct' returned None"),
+        (Method(mask=lambda c: masks.everything(PROBLEMS[1].model()[0])), ValueError, "the mask is of another model"),
+        (Method(perturb=lambda c: perturbations.add({"0.bias": torch.zeros(99)})), ValueError, r"'0\.bias' has shape"),
         (Method(branches=lambda c: [Branch(weight=0.0)], combine="mean"), ValueError, "gave no branch with a weight"),
     ],
 )

@@ -58,5 +58,7 @@ def test_the_inner_product_is_that_of_double_precision_to_seven_digits() -> None
 def test_the_distance_is_not_what_rounding_leaves_of_three_squares() -> None:
     a = torch.randn(300_000, generator=torch.Generator().manual_seed(0))
     b = a + 1e-4 * torch.randn(300_000, generator=torch.Generator().manual_seed(1))
-    assert float(vectors.apart(a, b)) == pytest.approx(float((a.double() - b.double()).square().sum()), rel=1e-5)
-    assert float(vectors.apart(a, a)) == 0
+    assert float(vectors.squared_distance(a, b)) == pytest.approx(
+        float((a.double() - b.double()).square().sum()), rel=1e-5
+    )
+    assert float(vectors.squared_distance(a, a)) == 0

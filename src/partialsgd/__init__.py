@@ -42,71 +42,27 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Alerts": "meters.alerts",
-    "Branch": "method",
-    "Context": "method",
-    "CriteriaMeter": "meters.criteria_meter",
-    "Depth": "nested",
-    "GradientPair": "method",
-    "GradientRequest": "method",
-    "Guard": "method",
-    "LayerSum": "nested",
-    "LowRank": "nested",
-    "Mask": "masks",
-    "Meter": "method",
-    "Method": "method",
-    "MetricsLog": "logging",
-    "Nested": "nested",
-    "OutputSum": "nested",
-    "PartialSGD": "engine.partial_sgd",
-    "Perturbation": "perturbations",
-    "Step": "engine.step",
-    "Vector": "vectors",
-    "Width": "nested",
-    "nest": "nested",
-    "soft_cross_entropy": "nested",
+_HOMES = {
+    "engine.partial_sgd": ("PartialSGD",),
+    "engine.step": ("Step",),
+    "logging": ("MetricsLog",),
+    "masks": ("Mask",),
+    "meters.alerts": ("Alerts",),
+    "meters.criteria_meter": ("CriteriaMeter",),
+    "method": ("Branch", "Context", "GradientPair", "GradientRequest", "Guard", "Meter", "Method"),
+    "nested": ("Depth", "LayerSum", "LowRank", "Nested", "OutputSum", "Width", "nest", "soft_cross_entropy"),
+    "perturbations": ("Perturbation",),
+    "vectors": ("Vector",),
 }
 _MODULES = ("export", "logging", "masks", "meters", "methods", "perturbations", "theory")
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Alerts",
-    "Branch",
-    "Context",
-    "CriteriaMeter",
-    "Depth",
-    "GradientPair",
-    "GradientRequest",
-    "Guard",
-    "LayerSum",
-    "LowRank",
-    "Mask",
-    "Meter",
-    "Method",
-    "MetricsLog",
-    "Nested",
-    "OutputSum",
-    "PartialSGD",
-    "Perturbation",
-    "Step",
-    "Vector",
-    "Width",
-    "__version__",
-    "export",
-    "logging",
-    "masks",
-    "meters",
-    "methods",
-    "nest",
-    "perturbations",
-    "soft_cross_entropy",
-    "theory",
-]
+__all__ = ["__version__", *_MODULES, *_HOME_OF]
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(import_module(f"partialsgd.{_HOME[name]}"), name)
+    if name in _HOME_OF:
+        return getattr(import_module(f"partialsgd.{_HOME_OF[name]}"), name)
     if name in _MODULES:
         return import_module(f"partialsgd.{name}")
     raise AttributeError(f"module 'partialsgd' has no attribute {name!r}")

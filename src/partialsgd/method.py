@@ -152,7 +152,7 @@ class Branch:
     whole: str | None = None
     """The level that a pass at x_t runs: `g.level` is this one, and `g.teacher` is None."""
     base: Perturbation = perturbations.NOWHERE
-    """Where `context.gradient` is taken: for a level of a nested model, at that level."""
+    """The point at which `context.gradient` is taken: for a level of a nested model, that level."""
     same_noise: bool = True
     """False if dropout masks have other shapes at x̃ than at x, so that both passes cannot draw the same noise."""
 
@@ -194,7 +194,7 @@ class GradientPair:
     """Both gradients were taken with dropout off, because x and x̃ do not draw the same noise."""
     loss: Tensor | None = None
     step_size: float | None = None
-    """How far a gradient moves x in the end, momentum and α included; None if an optimizer is not SGD."""
+    """The distance that a unit gradient moves x in the end, momentum and α included; None unless all is SGD."""
     process_group: dist.ProcessGroup | None = None
     """The processes that share these gradients, and must compute the same numbers from them."""
 
@@ -252,7 +252,7 @@ class Method:
     within: WithinRule = directly
     """A context manager around the trained pass: a backward pass that computes less (freezing, meProp)."""
     forget: MaskRule = nothing
-    """Where the optimizer's state is reset before the update."""
+    """The coordinates whose optimizer state is reset before the update."""
     guard: Guard | None = None
     """Compares both gradients, and may take another method's step instead."""
     meter: Meter | None = None
@@ -260,7 +260,7 @@ class Method:
     branches: BranchesRule | None = None
     """Several gradients in one step, in place of `mask` and `perturb`. If `context.level` is set, only that level's."""
     combine: Literal["sum", "mean"] = "sum"
-    """How branches are accumulated: Σ w g, or Σ w g / Σ w."""
+    """The combination of the branches' gradients: Σ w g, or Σ w g / Σ w."""
     structural: bool = field(default=False, kw_only=True)
     """Passes leave parameters out, so DistributedDataParallel must search for unused ones."""
     name: str = field(default="method", kw_only=True)

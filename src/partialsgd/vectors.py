@@ -64,7 +64,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def apart(a: Tensor, b: Tensor) -> Tensor:
+def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """‖a − b‖² in double precision, left on the device; on a CPU without a copy of the whole difference."""
     if a.device.type != "cpu":
         return inner(difference := a.float() - b.float(), difference)
@@ -96,7 +96,7 @@ def _products(mask: Mask, name: str, g: Tensor | None, h: Tensor | None) -> dict
     if h is g:
         return products | _products_of_equal(products["masked"])
     if h is not None:
-        products |= {"perturbed": inner(h, h), "inner": inner(g, h), "difference": apart(h, g)}
+        products |= {"perturbed": inner(h, h), "inner": inner(g, h), "difference": squared_distance(h, g)}
     return products
 
 

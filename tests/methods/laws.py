@@ -4,7 +4,8 @@
 - `LAWS`: methods by case; the case "" is the main one, which is tried on more problems than the others;
 - `REFUSED_PROBLEMS`: problems of `partialsgd.testing` that the method has no meaning on, and raises for;
 - `REFUSED_OPTIMIZERS`: optimizers that it raises for;
-- `IDENTITY`: settings in which it is plain training.
+- `REFUSED_SETTINGS`: settings with the message of the `ValueError` that they raise;
+- `IDENTITY`: methods in settings that must be plain training.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ METHODS = {
     for case, method in cases.items()
 }
 NAME_OF = {f"{name}_{case}" if case else name: name for name, cases in ALL.items() for case in cases}
-IDENTITIES = [method for name in ALL for method in of_test_file(name, "IDENTITY", [])]
+IDENTITIES = [(name, method) for name in ALL for method in of_test_file(name, "IDENTITY", [])]
 REFUSED_PROBLEMS = {
     (key, problem)
     for key, method in METHODS.items()

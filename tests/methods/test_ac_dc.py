@@ -10,7 +10,21 @@ from partialsgd import PartialSGD, methods
 from partialsgd.methods.ac_dc import phase_at
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
-from tests.identity import assert_is_plain
+
+LAWS = {
+    "": methods.ac_dc(0.6, warmup=1, sparse=2, dense=1),
+    "rows": methods.ac_dc(0.6, warmup=0, sparse=1, dense=1, until=4, scope="layer", unit="rows"),
+}
+IDENTITY = [methods.ac_dc(0.0, warmup=1, sparse=1, dense=1)]
+REFUSED_SETTINGS = [
+    ({"sparsity": -0.1}, r"sparsity must be in \[0, 1\)"),
+    ({"sparse": 0}, "sparse must be a whole number of at least 1"),
+    ({"dense": 0}, "dense must be a whole number of at least 1"),
+    ({"warmup": -1}, "warmup must be a whole number of at least 0"),
+    ({"warmup": 10, "until": 9}, "until must be a whole number of at least 10, got 9"),
+    ({"scope": "row"}, "scope must be one of"),
+    ({"unit": "neurons"}, "unit must be one of"),
+]
 
 LAWS = {
     "": methods.ac_dc(0.6, warmup=1, sparse=2, dense=1),
@@ -212,24 +226,3 @@ def test_a_skipped_step_at_the_start_of_a_phase_prunes_and_forgets_nothing(first
     assert sgd.step(lambda: loss_of(model, 9) * float("nan")).skipped
     assert_same_bits(before, values(model))
     assert float(optimizer.state[model[0].weight]["step"]) == counted
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
-def test_without_sparsity_it_is_plain_training_to_the_bit(problem) -> None:
-    """Nothing is restored then, so nothing is forgotten either."""
-    method = methods.ac_dc(0.0, warmup=1, sparse=1, dense=1)
-    assert_is_plain(problem, method)
-
-
-def test_settings_are_checked() -> None:
-    for settings, message in (
-        ({"sparsity": -0.1}, r"sparsity must be in \[0, 1\)"),
-        ({"sparse": 0}, "sparse must be a whole number of at least 1"),
-        ({"dense": 0}, "dense must be a whole number of at least 1"),
-        ({"warmup": -1}, "warmup must be a whole number of at least 0"),
-        ({"warmup": 10, "until": 9}, "until must be a whole number of at least 10, got 9"),
-        ({"scope": "row"}, "scope must be one of"),
-        ({"unit": "neurons"}, "unit must be one of"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            methods.ac_dc(**settings)

@@ -23,6 +23,17 @@ LAWS = {
     "weights": methods.alternating(weights={"full": 1, "core": 2}, lr={"core": 0.5}),
     "criterion": methods.alternating(order="criterion", every=2),
 }
+REFUSED_SETTINGS = [
+    ({"order": ["core"], "weights": {"core": 1.0}}, "one of them"),
+    ({"order": "criterion", "weights": {"core": 1.0}}, "one of them"),
+    ({"weights": {"core": 0.0}}, "must not be empty"),
+    ({"order": []}, "must not be empty"),
+    ({"weights": {"core": -1.0}}, "weights of 'core' must not be negative"),
+    ({"lr": {"core": float("nan")}}, "lr of 'core' must not be negative"),
+    *(({"order": order}, f"or 'criterion'; got '{order}'") for order in ("core", "criteria")),
+    ({"every": 5}, "every=5 is how often order='criterion' measures"),
+    ({"order": "criterion", "every": 0}, "every must be a whole number"),
+]
 
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
@@ -353,26 +364,7 @@ def test_by_criterion_it_can_be_composed_and_guarded() -> None:
         assert_same_bits(runs[0][1], state)
 
 
-def test_what_it_refuses() -> None:
-    nested = family()
-    with pytest.raises(ValueError, match="no level 'small'; there are 'core', 'full'"):
-        methods.alternating(order=["small"]).bind(nested)
-    with pytest.raises(ValueError, match="no level 'small'"):
-        methods.alternating(lr={"small": 1.0}).bind(nested)
-    with pytest.raises(ValueError, match="one of them"):
-        methods.alternating(order=["core"], weights={"core": 1.0})
-    with pytest.raises(ValueError, match="must not be empty"):
-        methods.alternating(weights={"core": 0.0})
-    with pytest.raises(ValueError, match="must not be empty"):
-        methods.alternating(order=[])
-    with pytest.raises(ValueError, match="negative"):
-        methods.alternating(weights={"core": -1.0})
-    with pytest.raises(ValueError, match="one of them"):
-        methods.alternating(order="criterion", weights={"core": 1.0})
-    for order in ("core", "criteria"):
-        with pytest.raises(ValueError, match=rf"a list of levels such as .*, or 'criterion'; got '{order}'"):
-            methods.alternating(order=order)
-    with pytest.raises(ValueError, match="every=5 is how often order='criterion' measures"):
-        methods.alternating(every=5)
-    with pytest.raises(ValueError, match="every must be a whole number"):
-        methods.alternating(order="criterion", every=0)
+def test_levels_that_are_not_there_are_refused() -> None:
+    for settings in ({"order": ["small"]}, {"lr": {"small": 1.0}}):
+        with pytest.raises(ValueError, match="no level 'small'; there are 'core', 'full'"):
+            methods.alternating(**settings).bind(family())

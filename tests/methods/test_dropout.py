@@ -13,6 +13,10 @@ from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
 LAWS = {"": methods.dropout(0.7), "neurons": methods.dropout(0.7, unit="neurons")}
 REFUSED_PROBLEMS = {"neurons": ("quadratic", "tied", "unused")}  # no hidden units, none of their own, not to be traced
 IDENTITY = [methods.dropout(1.0), methods.dropout(1.0, unit="neurons")]
+REFUSED_SETTINGS = [
+    ({"unit": "channels"}, "unit must be one of weights, neurons; got 'channels'"),
+    ({"keep": 0.0}, "keep must be in"),
+]
 
 
 def net() -> nn.Module:
@@ -174,39 +178,12 @@ def test_layers_can_be_named_where_the_network_cannot_be_traced() -> None:
         methods.dropout(0.5, hidden=("detour", "head"))
 
 
-def test_everything_kept_is_plain_training_and_looks_for_no_structure() -> None:
-    runs = []
-    for method in (methods.plain(), methods.dropout(1.0, unit="neurons")):
-        model = SometimesUnused()
-        torch.manual_seed(0)
-        for p in model.parameters():
-            nn.init.normal_(p)
-        sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.1), method)
-
-        def closure(model=model):
-            loss = model(torch.ones(2, 6), True).square().sum()
-            loss.backward()
-            return loss
-
-        for _ in range(3):
-            sgd.step(closure)
-        runs.append(list(model.parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
 def test_one_mask_serves_the_batch_and_nothing_is_rescaled() -> None:
     model = net()
     mask, seen = step(model, methods.dropout(0.5))
     kept = [x[torch.as_tensor(mask[n]).expand_as(x)] for n, x in zip(mask, seen["x"], strict=True)]
     original = [p[torch.as_tensor(mask[n]).expand_as(p)] for n, p in net().named_parameters()]
     assert all(torch.equal(a, b) for a, b in zip(kept, original, strict=True))
-
-
-def test_bad_settings_are_named() -> None:
-    with pytest.raises(ValueError, match="weights, neurons; got 'channels'"):
-        methods.dropout(unit="channels")
-    with pytest.raises(ValueError, match="keep must be in"):
-        methods.dropout(0.0)
 
 
 def test_a_model_without_hidden_units_of_its_own_is_refused_rather_than_left_alone() -> None:

@@ -12,7 +12,19 @@ from torch import nn
 from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
-from tests.identity import assert_is_plain
+
+LAWS = {
+    "": methods.dynamic_pruning(0.6, every=2),
+    "rows": methods.dynamic_pruning(0.6, every=3, ramp=4, scope="layer", unit="rows"),
+}
+IDENTITY = [methods.dynamic_pruning(0.0, every=2)]
+REFUSED_SETTINGS = [
+    ({"sparsity": 1.0}, r"sparsity must be in \[0, 1\)"),
+    ({"every": 0}, "every must be a whole number of at least 1"),
+    ({"ramp": -1}, "ramp must be a whole number of at least 0"),
+    ({"scope": "row"}, "scope must be one of"),
+    ({"unit": "neurons"}, "unit must be one of"),
+]
 
 LAWS = {
     "": methods.dynamic_pruning(0.6, every=2),
@@ -129,11 +141,6 @@ def test_only_what_a_pattern_covers_is_pruned() -> None:
     assert (seen[0]["0.weight"] != 0).all() and int((seen[0]["3.weight"] == 0).sum()) == 60
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
-def test_without_sparsity_it_is_plain_training_to_the_bit(problem) -> None:
-    assert_is_plain(problem, methods.dynamic_pruning(0.0, every=2))
-
-
 def test_a_run_stopped_between_two_refreshes_goes_on_with_the_same_choice() -> None:
     def sgd(parameters):
         return torch.optim.SGD(parameters, 0.5, momentum=0.9)
@@ -147,15 +154,3 @@ def test_a_run_stopped_between_two_refreshes_goes_on_with_the_same_choice() -> N
     for t in range(6, 10):
         resumed.step(t)
     assert_same_bits(whole.tensors(), resumed.tensors())
-
-
-def test_settings_are_checked() -> None:
-    for settings, message in (
-        ({"sparsity": 1.0}, r"sparsity must be in \[0, 1\)"),
-        ({"every": 0}, "every must be a whole number of at least 1"),
-        ({"ramp": -1}, "ramp must be a whole number of at least 0"),
-        ({"scope": "row"}, "scope must be one of"),
-        ({"unit": "neurons"}, "unit must be one of"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            methods.dynamic_pruning(**settings)

@@ -11,7 +11,20 @@ from torch import nn
 from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
-from tests.identity import assert_is_plain
+
+LAWS = {
+    "": methods.dynamic_sparsity((0.3, 0.6), every=2),
+    "accumulated": methods.dynamic_sparsity((0.6,), scope="layer", accumulate=True),
+}
+IDENTITY = [methods.dynamic_sparsity((), accumulate=a, combine="mean") for a in (False, True)]
+REFUSED_SETTINGS = [
+    ({"levels": (0.0, 0.5)}, r"a level is a sparsity in \(0, 1\), got 0"),
+    ({"levels": (0.5, 1)}, r"a level is a sparsity in \(0, 1\), got 1"),
+    ({"levels": (0.5, 0.5)}, "must be different"),
+    ({"every": 0}, "every must be a whole number"),
+    ({"scope": "row"}, "scope must be one of"),
+    ({"combine": "max"}, "combine must be"),
+]
 
 LAWS = {
     "": methods.dynamic_sparsity((0.3, 0.6), every=2),
@@ -179,23 +192,3 @@ def test_a_run_may_stop_anywhere(stop: int) -> None:
     for t in range(stop, 9):
         resumed.step(t)
     assert_same_bits(whole.tensors(), resumed.tensors())
-
-
-@pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
-def test_without_levels_it_is_plain_training_to_the_bit(problem, accumulate: bool) -> None:
-    method = methods.dynamic_sparsity((), accumulate=accumulate, combine="mean")
-    assert_is_plain(problem, method)
-
-
-def test_settings_are_checked() -> None:
-    for settings, message in (
-        ({"levels": (0.0, 0.5)}, r"a level is a sparsity in \(0, 1\), got 0"),
-        ({"levels": (0.5, 1)}, r"a level is a sparsity in \(0, 1\), got 1"),
-        ({"levels": (0.5, 0.5)}, "must be different"),
-        ({"every": 0}, "every must be a whole number"),
-        ({"scope": "row"}, "scope must be one of"),
-        ({"combine": "max"}, "combine must be"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            methods.dynamic_sparsity(**settings)

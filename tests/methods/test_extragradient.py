@@ -10,7 +10,8 @@ from partialsgd.testing.problems import PROBLEMS, Quadratic
 from partialsgd.testing.runs import Run, assert_same_bits
 
 LAWS = {"": methods.extragradient(0.02), "past": methods.extragradient(0.02, past=True)}
-IDENTITY = [methods.extragradient(0.0)]
+IDENTITY = [methods.extragradient(0.0), methods.extragradient(0.0, past=True)]
+REFUSED_SETTINGS = [({"eta": -1}, "eta must not be negative, got -1")]
 
 
 def points(method) -> tuple[list[torch.Tensor], Quadratic]:
@@ -97,13 +98,3 @@ def test_a_skipped_step_is_not_the_past() -> None:
     before = dict(run.sgd.memory)
     assert run.sgd.step(lambda: run.closure(1)() * float("nan")).skipped
     assert_same_bits(before, run.sgd.memory)
-
-
-@pytest.mark.parametrize("past", [True, False])
-def test_no_distance_is_plain_training_to_the_bit(past: bool) -> None:
-    assert_same_bits(trained(methods.extragradient(0, past=past)), trained(methods.plain()))
-
-
-def test_eta_must_not_be_negative() -> None:
-    with pytest.raises(ValueError, match="eta must not be negative, got -1"):
-        methods.extragradient(-1)

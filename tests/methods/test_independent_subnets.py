@@ -27,6 +27,18 @@ LAWS = {
     ),
 }
 REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic", "tied", "unused"))  # no hidden units, tied ones, not to be traced
+IDENTITY = [methods.independent_subnets(1, 2, shared="average")]
+REFUSED_SETTINGS = [
+    ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
+    ({"every": 0}, "every must be"),
+    ({"shared": "sum"}, "shared must be one of hold, average; got 'sum'"),
+    ({"repartition": "often"}, "repartition must be one of rounds, criterion; got 'often'"),
+    ({"repartition": "criterion", "bound": 0.5}, "bound must be at least 1, which c_align never is below"),
+    ({"bound": 3.0}, "bound=3.0 belongs to repartition='criterion', and this has 'rounds'"),
+    ({"measure_every": 3}, "measure_every=3 belongs to repartition='criterion'"),
+    ({"repartition": "criterion", "measure_every": 0}, "measure_every must be a whole number"),
+    ({"repartition": "criterion", "every": 3}, "measure_every=5 leaves rounds unmeasured"),
+]
 
 SHAPES = {mlp: (5,), cnn: (2, 6, 6)}
 HIDDEN = {mlp: (0, 2), cnn: (0, 3)}
@@ -175,17 +187,6 @@ def test_the_split_is_of_the_round_and_the_same_after_a_resume() -> None:
     assert not torch.equal(
         masks(run(other, reseeded, 1, (5,)))[0], masks(run(fresh.parameters.model, fresh, 1, (5,)))[0]
     )
-
-
-def test_one_worker_that_trains_everything_is_plain_training_to_the_bit() -> None:
-    runs = []
-    for make in (lambda _: methods.plain(), lambda m: methods.independent_subnets(1, 2, shared="average")):
-        model = ready(mlp()).float()
-        sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.01), make(model))
-        run(model, sgd, 6, (5,))
-        assert sgd.memory == {}
-        runs.append(model.state_dict())
-    assert all(torch.equal(a, runs[1][n]) for n, a in runs[0].items())
 
 
 def test_copies_of_what_is_shared_wait_in_memory_and_the_mean_is_in_place_between_rounds() -> None:
@@ -382,26 +383,10 @@ def test_by_criterion_a_resumed_run_ends_its_rounds_at_the_same_steps() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_what_has_no_meaning_is_refused() -> None:
-    for options, message in (
-        ({"repartition": "often"}, "repartition must be one of rounds, criterion; got 'often'"),
-        ({"repartition": "criterion", "bound": 0.5}, "bound must be at least 1, which c_align never is below"),
-        ({"bound": 3.0}, "bound=3.0 belongs to repartition='criterion', and this has 'rounds'"),
-        ({"measure_every": 3}, "measure_every=3 belongs to repartition='criterion'"),
-        ({"repartition": "criterion", "measure_every": 0}, "measure_every must be a whole number"),
-        ({"repartition": "criterion", "every": 3}, "measure_every=5 leaves rounds unmeasured"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            methods.independent_subnets(**options)
+def test_models_that_cannot_be_split_are_refused() -> None:
     assert "repartition" not in methods.independent_subnets().name, "a state of before is still one of it"
-    with pytest.raises(ValueError, match="workers must be a whole number of at least 1, got 0"):
-        methods.independent_subnets(0)
-    with pytest.raises(ValueError, match="every must be"):
-        methods.independent_subnets(every=0)
-    with pytest.raises(ValueError, match="shared must be one of hold, average; got 'sum'"):
-        methods.independent_subnets(shared="sum")
+    assert "hidden=(('0', '2'),)" in methods.independent_subnets(hidden=("0", "2")).name
     with pytest.raises(ValueError, match="'2' has 7 units and cannot be split among 8 workers"):
         methods.independent_subnets(8).bind(mlp())
     with pytest.raises(ValueError, match="Quadratic has no hidden units"):
         methods.independent_subnets().bind(Quadratic())
-    assert "hidden=(('0', '2'),)" in methods.independent_subnets(hidden=("0", "2")).name

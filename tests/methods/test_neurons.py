@@ -154,7 +154,7 @@ def test_what_cannot_be_found_out_says_to_name_the_layers() -> None:
     with pytest.raises(ValueError, match=r"sieve finds no hidden units in Branching.*hidden=\("):
         neurons.hidden_units(Branching(), caller="sieve")
     assert neurons.hidden_units(Branching(), ("a", "b"), caller="sieve")[0].count == 4
-    with pytest.raises(ValueError, match=r"hidden must name makers and a taker"):
+    with pytest.raises(ValueError, match=r"hidden must name layers that make units"):
         neurons.hidden_units(Branching(), "a", caller="sieve")
     gated = nn.Sequential(nn.Linear(3, 4), nn.GLU(), nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"sieve cannot tell .* at '1', a GLU"):

@@ -10,6 +10,9 @@ from partialsgd import PartialSGD, methods
 
 LAWS = {"": methods.random_mask(0.4)}
 IDENTITY = [methods.random_mask(1.0)]
+REFUSED_SETTINGS = [
+    ({"keep": keep}, r"keep must be in \(0, 1\].*methods\.plain\(\)") for keep in (0.0, -0.1, 1.1, float("nan"))
+]
 
 
 def start(method):
@@ -40,9 +43,3 @@ def test_where_limits_the_mask_and_the_rest_always_moves() -> None:
     model, sgd = start(methods.random_mask(0.3, where=("0.weight",)))
     mask = sgd.step(closure(model)).mask
     assert mask["0.bias"] is True and mask["1.weight"] is True
-
-
-@pytest.mark.parametrize("keep", [0.0, -0.1, 1.1, float("nan")])
-def test_a_bad_share_is_refused(keep: float) -> None:
-    with pytest.raises(ValueError, match=r"keep must be in \(0, 1\].*methods\.plain\(\)"):
-        methods.random_mask(keep)

@@ -14,8 +14,10 @@ from torch import nn
 import partialsgd
 from partialsgd import Context, Method, PartialSGD, methods, nest
 from partialsgd.parameters import Parameters
+from partialsgd.testing.problems import PROBLEMS
+from partialsgd.testing.runs import Run, assert_same_bits
 from tests.families import family
-from tests.methods.laws import ALL, OF_LEVELS
+from tests.methods.laws import ALL, IDENTITIES, OF_LEVELS, of_test_file
 
 SOURCE = Path(partialsgd.__file__).parent
 ROOT = SOURCE.parents[1]
@@ -91,6 +93,26 @@ def test_rules_beside_build_would_be_lost_and_are_refused() -> None:
     assert Method(build=lambda model: Method(name="made"), name="mine").bind(mlp()).name == "made"
 
 
+@pytest.mark.parametrize("name", methods.NAMES)
+def test_settings_that_make_no_sense_are_refused_before_a_model_is_known(name: str) -> None:
+    for settings, message in of_test_file(name, "REFUSED_SETTINGS", []):
+        with pytest.raises(ValueError, match=message):
+            getattr(methods, name)(**settings)
+
+
+@pytest.mark.parametrize(("name", "identity"), IDENTITIES, ids=lambda value: getattr(value, "name", value))
+def test_the_identity_setting_of_a_method_is_plain_training_to_the_bit(name: str, identity: Method) -> None:
+    """Parameters, buffers, Adam's state and the global generator, in one pass a step."""
+    refused = of_test_file(name, "REFUSED_PROBLEMS", {}).get("", ())
+    for problem in (problem for problem in PROBLEMS if problem.name not in refused):
+        runs = [Run(problem, torch.optim.Adam, method, False) for method in (methods.plain(), identity)]
+        for t in range(5):
+            for run in runs:
+                torch.manual_seed(t)
+                assert run.step(t).backwards == 1
+        assert_same_bits(*(run.tensors() for run in runs))
+
+
 def test_what_is_not_a_method_is_named() -> None:
     for build in (
         lambda: methods.guarded(methods.sam),
@@ -99,3 +121,14 @@ def test_what_is_not_a_method_is_named() -> None:
     ):
         with pytest.raises(TypeError, match=r"must be a Method, got .*methods\.sam\(\)"):
             build()
+
+
+def test_a_pattern_that_is_a_string_is_one_pattern() -> None:
+    for make in (
+        methods.random_mask,
+        methods.dropout,
+        methods.dynamic_pruning,
+        methods.ac_dc,
+        methods.dynamic_sparsity,
+    ):
+        assert make(where="0.weight").name == make(where=["0.weight"]).name

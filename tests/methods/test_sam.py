@@ -8,7 +8,19 @@ import torch
 from partialsgd import Branch, Method, PartialSGD, methods
 from partialsgd.testing.problems import PROBLEMS, Quadratic
 from partialsgd.testing.runs import Run, assert_same_bits
-from tests.methods.test_extragradient import points, trained
+from tests.methods.test_extragradient import points
+
+LAWS = {
+    "": methods.sam(0.1),
+    "adaptive": methods.sam(0.5, adaptive=True),
+    "interval": methods.sam(0.1, interval=2),
+}
+IDENTITY = [methods.sam(0.0), methods.sam(0.0, adaptive=True, interval=2)]
+REFUSED_SETTINGS = [
+    ({"rho": -0.1}, "rho must not be negative, got -0.1"),
+    ({"rho": float("nan")}, "rho must not be negative"),
+    *(({"interval": wrong}, f"interval must be a whole number of at least 1, got {wrong}") for wrong in (0, -1, 1.5)),
+]
 
 LAWS = {
     "": methods.sam(0.1),
@@ -111,18 +123,3 @@ def test_a_resumed_run_takes_its_turns_where_it_would_have(stop: int) -> None:
     resumed.load(saved)
     assert [resumed.step(t).backwards for t in range(stop, 10)] == counted[stop:]
     assert_same_bits(whole.tensors(), resumed.tensors())
-
-
-def test_no_distance_is_plain_training_to_the_bit() -> None:
-    assert_same_bits(trained(methods.sam(0, interval=2)), trained(methods.plain()))
-
-
-def test_the_interval_must_be_a_number_of_steps() -> None:
-    for wrong in (0, -1, 1.5):
-        with pytest.raises(ValueError, match=f"interval must be a whole number of at least 1, got {wrong}"):
-            methods.sam(0.1, interval=wrong)
-
-
-def test_rho_must_not_be_negative() -> None:
-    with pytest.raises(ValueError, match="rho must not be negative"):
-        methods.sam(-0.1)

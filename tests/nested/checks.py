@@ -1,4 +1,4 @@
-"""What tests of several files ask: is a model as it was, and is a level one function in all three of its forms."""
+"""Checks for several test files: a model is unchanged, and a level is one function masked, structural and extracted."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ COMPOSED = {
     "top_k": lambda: methods.top_k(0.3),
     "compressed": lambda: methods.compressed_gradient(0.3),
 }
-"""What alternating is composed with."""
+"""The methods that alternating is composed with."""
 
 
 def layers() -> nn.Sequential:

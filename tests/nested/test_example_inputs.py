@@ -21,7 +21,7 @@ def test_a_batch_is_a_mapping_a_tuple_or_the_one_argument() -> None:
     assert as_call({"a": x}) == ((), {"a": x})
 
     class Encoding(dict[str, Tensor]):
-        """As tokenizers give it."""
+        """The kind of mapping that tokenizers return."""
 
     assert as_call(Encoding(a=x)) == ((), {"a": x})
 

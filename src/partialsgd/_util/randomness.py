@@ -1,4 +1,4 @@
-"""(seed, t, branch, name) ↦ bits: the same draw on every rank, every device and after every resume."""
+"""Random bits as a function of (seed, t, branch, name), equal on every rank, every device and after a resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHUNK = 1 << 16  # 64-bit words at a time: the dozen integer passes below stay 
 
 
 def key(*parts: int | str) -> int:
-    """A stable 64-bit number for a place in a run; no call count, no global generator."""
+    """A stable 64-bit number from the parts, without a call count or a global generator."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 

@@ -1,4 +1,4 @@
-"""ξ_t: two passes of one step see the same noise, and the second leaves no trace in the buffers."""
+"""Snapshots of random generators, buffers and modes: two passes of a step see the same noise (ξ_t)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @final
 class RandomState:
-    """The global torch generators as they are now: the CPU's, and those of the GPUs that the model uses."""
+    """A copy of the global torch generators: the CPU's, and those of the GPUs that the model uses."""
 
     def __init__(self, model: nn.Module) -> None:
         self._cpu = torch.get_rng_state()
@@ -21,14 +21,14 @@ class RandomState:
 
     @property
     def is_now(self) -> bool:
-        """Whether nothing was drawn since."""
+        """True if nothing was drawn since the copy."""
         states = [(self._cpu, torch.get_rng_state())]
         states += [(state, torch.cuda.get_rng_state(device)) for device, state in self._cuda.items()]
         return all(torch.equal(then, now) for then, now in states)
 
     def has_drawn_like(self, other: RandomState, begin: RandomState) -> bool:
-        """Whether as many numbers were drawn since `begin` here as there. Of a GPU only none can be told to be as many:
-        its generator advances alike for tensors of different sizes."""
+        """True if both passes advanced the generator by the same amount since `begin`. On a GPU this can only be told
+        when neither drew anything: its generator advances alike for tensors of different sizes."""
         gpus_are_still = all(torch.equal(begin._cuda[d], s[d]) for s in (self._cuda, other._cuda) for d in s)
         return torch.equal(self._cpu, other._cpu) and gpus_are_still
 
@@ -40,7 +40,7 @@ class RandomState:
 
 @final
 class Modes:
-    """Whether each module of the model is in training, as it is now."""
+    """A copy of the training mode of each module."""
 
     def __init__(self, model: nn.Module) -> None:
         self._saved = [(module, module.training) for module in model.modules()]
@@ -52,7 +52,7 @@ class Modes:
 
 @final
 class Buffers:
-    """The model's buffers (BatchNorm statistics among them) as they are now."""
+    """A copy of the model's buffers, BatchNorm statistics among them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -67,7 +67,7 @@ class Buffers:
 
 @final
 class Snapshot:
-    """Noise and buffers as they are now, to begin again from."""
+    """Generators and buffers, to begin again from."""
 
     def __init__(self, model: nn.Module) -> None:
         self.noise = RandomState(model)
@@ -79,13 +79,13 @@ class Snapshot:
 
 
 def draws(model: nn.Module) -> bool:
-    """Whether a module of the model is dropout, and on. What else draws is seen when it has."""
+    """True if a dropout module of the model is on. Other noise is noticed after it was drawn."""
     return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in model.modules())
 
 
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
-    """No dropout inside: every module is as in evaluation, but those that keep statistics of batches, and RNNs."""
+    """Put every module in evaluation mode inside, except those that keep statistics of batches, and RNNs."""
     modes = Modes(model)
     try:
         for module in model.modules():

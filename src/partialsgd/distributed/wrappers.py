@@ -1,4 +1,4 @@
-"""What DistributedDataParallel needs to know of a step."""
+"""DistributedDataParallel around the model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,8 @@ def data_parallel(model: nn.Module) -> DistributedDataParallel | None:
     return model
 
 
-def gradients_are_views(model: nn.Module) -> bool:
-    """Whether `.grad` is a view into a buffer that the next backward overwrites."""
-    ddp = data_parallel(model)
-    return ddp is not None and bool(ddp.gradient_as_bucket_view)
-
-
 def require_unused_search(model: nn.Module) -> None:
-    """A pass that leaves parameters out is silently not reduced unless DDP looks for unused ones."""
+    """Raise unless DDP searches for unused parameters: it would not reduce a pass that leaves parameters out."""
     ddp = data_parallel(model)
     if ddp is not None and not ddp.find_unused_parameters:
         raise ValueError(

@@ -49,7 +49,7 @@ class Measurement:
     """The gradient at x of the first branch, and the noise that it began with, for the requests of the others."""
 
     def ask(self, step: StepInProgress, plan: BranchPlan) -> list[tuple[str, GradientRequest]]:
-        """What the guard and the meters request in this branch. All branches are asked for before the first one."""
+        """Ask guard and meters for their requests in this branch. All branches are asked for before the first one."""
         if not self._requests:
             noise = RandomState(plan.context.parameters.model) if self.meters else None
             self._requests = [self._ask(step, number, plan.context) for number in range(len(step.branches))]
@@ -92,8 +92,8 @@ class Measurement:
 
     def follow_fallback(self, step: StepInProgress) -> None:
         """The guard has refused. What it compared was shown; requests for the trained gradient go to the fallback's."""
-        kept = [(who, request) for who, request in self._requests[0] if request.trained_only]
-        self._requests = [[(who, replace(request, branch=b)) for who, request in kept] for b in step.branches]
+        moved = [(who, request) for who, request in self._requests[0] if request.trained_only]
+        self._requests = [[(who, replace(request, branch=b)) for who, request in moved] for b in step.branches]
         self.guard = None
 
     def _ask(self, step: StepInProgress, number: int, context: Context) -> list[tuple[str, GradientRequest]]:
@@ -145,7 +145,7 @@ class _Pair:
     at_x: Vector | None = None
     at_perturbed: Vector | None = None
     context: Context | None = None
-    """That of another branch than the trained one."""
+    """The context of a branch that is not trained; None for the trained one."""
     moves: bool = False
     """δx moves numbers, and how far is measured by the pass at x̃."""
     structural: bool = False

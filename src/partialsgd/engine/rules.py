@@ -112,7 +112,7 @@ def project(rules: Method, context: Context) -> Perturbation:
 
 
 def forget(rules: Method, context: Context) -> Mask | None:
-    """Where the optimizer's state is reset; None for nowhere."""
+    """The coordinates whose optimizer state is reset; None for none."""
     if rules.forget is method.nothing:
         return None
     chosen = _ask(rules.forget, context, "forget", Mask)

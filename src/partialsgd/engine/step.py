@@ -112,9 +112,9 @@ class StepInProgress:
     def record(self, branch: Branch, losses: Sequence[Tensor | None], outputs: Any) -> None:
         """The first pass of a branch gives its loss, the first branch the teacher of the others."""
         self.passes += [(branch.level, loss) for loss in losses]
-        known = [loss for loss in losses if loss is not None]
-        if known and len(self.losses) == self.branches_done:
-            self.losses.append((branch.level, sum(known[1:], known[0])))
+        assigned = [loss for loss in losses if loss is not None]
+        if assigned and len(self.losses) == self.branches_done:
+            self.losses.append((branch.level, sum(assigned[1:], assigned[0])))
         if self.branches_done == 0:
             self.teacher = outputs
 

@@ -98,25 +98,22 @@ class Depth:
 
     def __post_init__(self) -> None:
         require_choice("pick", self.pick, ("first", "even"))
-        if not self._keeps():
+        if not as_tuple(self.keep):
             raise ValueError("keep must be a number of blocks, or several; it is empty")
-        for keep in self._keeps():
+        for keep in as_tuple(self.keep):
             if isinstance(keep, float):
                 _require_ratios(keep)
             elif isinstance(keep, (bool, str)) or not isinstance(keep, int) or keep < 1:
                 raise ValueError(f"keep must be a number of blocks, at least 1, or a share of them; got {keep!r}")
 
-    def _keeps(self) -> tuple[int | float, ...]:
-        return tuple(self.keep) if isinstance(self.keep, Sequence) and not isinstance(self.keep, str) else (self.keep,)
-
     def count(self, total: int) -> int:
         """Return how many of `total` blocks stay."""
-        keep = self._keeps()[0]
-        return max(1, round(keep * total)) if isinstance(keep, float) else keep
+        keep = as_tuple(self.keep)[0]
+        return max(1, round(keep * total)) if isinstance(keep, float) else int(keep)
 
     def split(self) -> list[tuple[str, Depth]]:
-        names = (_ratio_name(keep) if isinstance(keep, float) else str(keep) for keep in self._keeps())
-        return [(name, replace(self, keep=keep)) for name, keep in zip(names, self._keeps(), strict=True)]
+        keeps = as_tuple(self.keep)
+        return [(_ratio_name(k) if isinstance(k, float) else str(k), replace(self, keep=k)) for k in keeps]
 
 
 @final
@@ -177,8 +174,8 @@ def chains_of(hidden: Hidden | None) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(str(pattern) for pattern in chain) for chain in chains)
 
 
-def as_tuple(ratio: Ratio) -> tuple[float, ...]:
-    return tuple(ratio) if isinstance(ratio, Sequence) else (ratio,)
+def as_tuple(value: Ratio) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
 def as_patterns(patterns: Patterns) -> tuple[str, ...]:
@@ -226,9 +223,8 @@ def _ratio_name(ratio: float) -> str:
 
 
 def _require_ratios(ratio: Ratio) -> None:
-    ratios = (ratio,) if isinstance(ratio, str) else as_tuple(ratio)
-    if not ratios:
+    if not as_tuple(ratio):
         raise ValueError("at least one ratio is needed, and the list is empty")
-    for value in ratios:
+    for value in as_tuple(ratio):
         if isinstance(value, (bool, str)) or not isinstance(value, (int, float)) or not 0 < value <= 1:
             raise ValueError(f"a ratio must be in (0, 1], got {value!r}")

@@ -1,1 +1,1 @@
-"""Everything that has to be known about a torch optimizer to mask its step exactly."""
+"""Knowledge of torch optimizers that an exact masked step needs."""

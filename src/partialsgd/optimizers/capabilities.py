@@ -1,4 +1,4 @@
-"""What an optimizer does is found out on 64 numbers of a throw-away instance, not looked up by its name."""
+"""Probes of an optimizer on 64 numbers of a throw-away instance, so that no list of names is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_from_torch(optimizer: Optimizer) -> bool:
 
 
 def initial_state(optimizer: Optimizer, group: Mapping[str, Any], entry: str) -> float:
-    """What a coordinate's state holds before its first step: zero, with two exceptions in torch."""
+    """The value of a coordinate's state before its first step: zero, with two exceptions in torch."""
     if isinstance(optimizer, torch.optim.Rprop) and entry == "step_size":
         return float(group["lr"])
     if isinstance(optimizer, torch.optim.Adagrad) and entry == "sum":
@@ -33,7 +33,7 @@ def per_coordinate(state: Mapping[str, Any], parameter: Tensor) -> dict[str, Ten
 
 
 Probe: TypeAlias = Callable[[Optimizer, Mapping[str, Any]], str | None]
-"""None if the optimizer, with the options of this group, can do a thing; else why it cannot."""
+"""Returns None if the optimizer, with the options of this group, can do a thing, else the reason why not."""
 
 
 def why_not_coordinate_wise(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
@@ -49,7 +49,7 @@ def why_not_coordinate_wise(optimizer: Optimizer, group: Mapping[str, Any]) -> s
                 return "it couples the coordinates of a tensor: half a tensor moves otherwise than in the whole"
         if not is_from_torch(optimizer):
             return _why_not_held(optimizer, group)
-    except Exception as error:  # a foreign constructor may want anything
+    except Exception as error:  # a constructor from outside torch may need anything
         return f"a throw-away instance could not be stepped ({type(error).__name__}: {error})"
     return None
 
@@ -82,13 +82,13 @@ def why_not_scalable(optimizer: Optimizer, group: Mapping[str, Any]) -> str | No
         before = _value(stepper).clone()
         stepper.param_groups[0]["lr"] *= 0.0
         _step(stepper, _directions(3))
-    except Exception as error:  # a foreign constructor may want anything
+    except Exception as error:  # a constructor from outside torch may need anything
         return f"a throw-away instance could not be stepped ({type(error).__name__}: {error})"
     return None if torch.equal(before, _value(stepper)) else "its step does not follow the learning rate of the moment"
 
 
 def restart(optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter) -> None:
-    """Forget a tensor: its state is dropped, or set to its start by the one optimizer that makes it beforehand."""
+    """Reset a tensor's state: drop it, or set it to its start for Adagrad, which makes it beforehand."""
     if not isinstance(optimizer, torch.optim.Adagrad):
         optimizer.state.pop(parameter, None)
         return
@@ -107,13 +107,13 @@ def _starts_anew(
         new = _instance(optimizer, group, _value(old).clone())
         for stepper in (old, new):
             _step(stepper, _directions(30))
-    except Exception:  # a foreign constructor may want anything
+    except Exception:  # a constructor from outside torch may need anything
         return False
     return torch.equal(_value(old), _value(new))
 
 
 def _why_not_held(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
-    """What a foreign optimizer keeps of a coordinate must be visible, and zero at the start."""
+    """The per-coordinate state of an optimizer from outside torch must be visible, and zero at the start."""
     stepper = _instance(optimizer, {**group, "weight_decay": 0.0}, _points())
     _step(stepper, torch.zeros(_SHAPE))
     parameter = stepper.param_groups[0]["params"][0]

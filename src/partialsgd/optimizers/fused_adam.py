@@ -1,4 +1,4 @@
-"""x_{t+1} of a fused Adam on a CPU, a piece at a time: what is held is put back before it leaves the cache.
+"""Fused Adam on a CPU, a piece at a time: held coordinates are put back before they leave the cache.
 
 The fused kernel works coordinate by coordinate, so that calling it for one piece of a tensor after another gives
 the same bits; saved and restored piece by piece, what lies outside the mask is read from memory once, not four times.
@@ -22,7 +22,7 @@ _KERNELS = frozenset({"aten::_fused_adam_", "aten::_fused_adamw_"})
 
 
 def is_piecewise(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> bool:
-    """Whether this parameter is large, and moved by nothing but a kernel that can be called in pieces."""
+    """True if this parameter is large, and only a kernel that can be called in pieces moves it."""
     if type(optimizer) not in (Adam, AdamW) or not group.get("fused") or parameter.numel() <= _PIECE:
         return False
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
@@ -37,7 +37,7 @@ def is_piecewise(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tens
 
 @final
 class Piecewise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
-    """While it is on, a fused step leaves alone what the masks of its parameters exclude."""
+    """Makes fused steps inside this mode leave coordinates outside the masks of their parameters unchanged."""
 
     def __init__(self, masks: Mapping[Tensor, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
@@ -59,7 +59,7 @@ class Piecewise(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
 
 
 def _step_rows(kernel: Any, mask: Tensor, row: Sequence[Tensor | None], options: Mapping[str, Any]) -> None:
-    """One parameter of which whole rows move: they are taken out, stepped and put back; the others are not read."""
+    """Step a parameter that moves by whole rows: they are taken out, stepped and put back; the others are not read."""
     rows = rows_of(mask)
     assert rows is not None  # the caller has looked
     inside = rows.nonzero().squeeze(1)
@@ -72,7 +72,7 @@ def _step_rows(kernel: Any, mask: Tensor, row: Sequence[Tensor | None], options:
 
 
 def _step(kernel: Any, mask: Tensor, row: Sequence[Tensor | None], options: Mapping[str, Any]) -> None:
-    """One parameter: its row is itself, its gradient, its moments, and the count of its steps."""
+    """Step one parameter. Its row is the parameter, its gradient, its moments, and the count of its steps."""
     columns = [t.detach().view(-1) if t is not None and t.shape == mask.shape else t for t in row]
     split = [torch.split(t, _PIECE) if t is not None and t.dim() == 1 else t for t in columns]
     numbers = [[piece.view(torch.int32) for piece in t] for k, t in enumerate(split) if isinstance(t, tuple) and k != 1]

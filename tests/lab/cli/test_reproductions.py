@@ -9,7 +9,7 @@ import pytest
 
 from partialsgd.lab.cli.reproductions import Reproduce, _in_short
 from partialsgd.lab.reproduce import EXPERIMENTS
-from partialsgd.lab.reproduce.plans import Scale
+from partialsgd.lab.reproduce.experiment import Scale
 from tests.lab.cli.calls import Call, as_text, require_wrong
 
 

@@ -1,4 +1,4 @@
-"""Runs that were never trained: the files of a run, with numbers of our choice."""
+"""Runs that were never trained: the files of a run, with chosen numbers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.plans import Cell, Experiment, Grid, Line, Row, Together, always
-from partialsgd.lab.reproduce.printed import Printed
+from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Grid, Line, Row, always
+from partialsgd.lab.reproduce.paper import Printed
+from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.training.settings import Settings
 from partialsgd.logging import metrics_log
 
-Looks = Sequence[Mapping[str, Mapping[str, float]]]
+Evaluations = Sequence[Mapping[str, Mapping[str, float]]]
 
 GRID = Grid((Cell(0.1, 0), Cell(0.2, 5)), {"epochs": 1})
 
 
 def run(
     path: Path,
-    looks: Looks,
+    evaluations: Evaluations,
     test: Mapping[str, float] | None,
     *,
     flops: Mapping[str, float] | None = None,
@@ -31,12 +31,12 @@ def run(
     seconds: float = 10.0,
     score: str = "accuracy",
 ) -> Path:
-    """Ten steps an epoch, a look after each epoch; without test scores it has diverged."""
+    """Write a run of ten steps an epoch, evaluated after each epoch; without test scores it has diverged."""
     path.mkdir(parents=True)
-    told = replace(settings or Images(epochs=len(looks)), out=str(path))
+    told = replace(settings or Images(epochs=len(evaluations)), out=str(path))
     path.joinpath("config.json").write_text(json.dumps({"recipe": told.recipe, "settings": asdict(told)}))
     lines = []
-    for epoch, levels in enumerate(looks, 1):
+    for epoch, levels in enumerate(evaluations, 1):
         for step in range(10):
             more: dict[str, Any] = {"t": 10 * (epoch - 1) + step, "level": None, "loss": {}, "lr": 0.1, "backwards": 1}
             more["epoch"] = epoch - 1 + (step + 1) / 10
@@ -52,19 +52,25 @@ def run(
         level: {
             "parameters": 1000 if level == "full" else 400,
             "share": 1.0,
-            "updates": 10 * len(looks) if each.get(level) else 0,
+            "updates": 10 * len(evaluations) if each.get(level) else 0,
             "flops": each.get(level, 0.0),
             "latency": 0.01,
             "test": {score: value},
         }
         for level, value in test.items()
     }
-    summary = {"recipe": told.recipe, "score": score, "steps": 10 * len(looks), "seconds": seconds, "levels": levels}
+    summary = {
+        "recipe": told.recipe,
+        "score": score,
+        "steps": 10 * len(evaluations),
+        "seconds": seconds,
+        "levels": levels,
+    }
     path.joinpath("summary.json").write_text(json.dumps({**summary, "extras": {}, "versions": {}}))
     return path
 
 
-def look(**accuracies: float) -> dict[str, dict[str, float]]:
+def valid(**accuracies: float) -> dict[str, dict[str, float]]:
     return {level: {"accuracy": value, "loss": 1 - value} for level, value in accuracies.items()}
 
 
@@ -75,7 +81,7 @@ def experiment(rows: Sequence[Row], **changes: Any) -> Experiment:
         title="Table 9",
         score="accuracy",
         factor=100.0,
-        judge="accuracy",
+        criterion="accuracy",
         grid=GRID,
         rows=lambda folder: rows,
         lines=lambda folder: [
@@ -84,10 +90,18 @@ def experiment(rows: Sequence[Row], **changes: Any) -> Experiment:
             Line("1/2", "full", "alone", "full", "full"),
             Line("1/2", "full", "jointly", "joint", "full", None, "joint"),
         ],
-        together=lambda folder: [Together("r = 1/2", "joint", {"core": "core", "full": "full"})],
+        comparisons=lambda folder: [Comparison("r = 1/2", "joint", {"core": "core", "full": "full"})],
         choices=lambda folder: ["A choice."],
     )
     return replace(made, **changes)
+
+
+def open_folder(path: Path) -> RunFolder:
+    return RunFolder(path, experiment(trio()))
+
+
+def opened(plan: Experiment, path: Path) -> tuple[Experiment, RunFolder]:
+    return plan, RunFolder(path, plan)
 
 
 def trio(seeds: int = 2) -> list[Row]:
@@ -99,7 +113,7 @@ def trio(seeds: int = 2) -> list[Row]:
     ]
 
 
-def search(folder: Folder, row: str, merits: Sequence[float], grid: Grid = GRID) -> None:
+def search(folder: RunFolder, row: str, values: Sequence[float], grid: Grid = GRID) -> None:
     """The cells of a row's grid, with these accuracies."""
-    for cell, merit in zip(grid.cells, merits, strict=True):
-        run(folder.cell(row, cell), [look(full=merit)], {"full": merit})
+    for cell, value in zip(grid.cells, values, strict=True):
+        run(folder.cell(row, cell), [valid(full=value)], {"full": value})

@@ -1,4 +1,4 @@
-"""What the figures show, read back from what was drawn."""
+"""The contents of the figures, read back from what was drawn."""
 
 from __future__ import annotations
 
@@ -10,35 +10,39 @@ import pytest
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import figures
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.numbers import found
-from partialsgd.lab.reproduce.plans import Together
-from tests.lab.reproduce.made import experiment, look, run, trio
+from partialsgd.lab.reproduce.experiment import Comparison
+from partialsgd.lab.reproduce.numbers import collect
+from partialsgd.lab.reproduce.run_folder import RunFolder
+from tests.lab.reproduce.made import experiment, open_folder, run, trio, valid
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    folder = Folder(tmp_path)
+def folder(tmp_path: Path) -> RunFolder:
+    folder = open_folder(tmp_path)
     for seed, value in enumerate((0.6, 0.7)):
         told: Any = {"settings": Images(seed=seed, epochs=2)}
         run(
-            folder.run("core", seed), [look(full=0.2), look(full=value)], {"full": value}, flops={"full": 100.0}, **told
+            folder.run("core", seed),
+            [valid(full=0.2), valid(full=value)],
+            {"full": value},
+            flops={"full": 100.0},
+            **told,
         )
-        joint = [look(core=0.3, full=0.4), look(core=0.5, full=0.8)]
+        joint = [valid(core=0.3, full=0.4), valid(core=0.5, full=0.8)]
         costs = {"core": 60.0 + seed, "full": 140.0}
         run(folder.run("joint", seed), joint, {"core": 0.5, "full": 0.8}, flops=costs, **told)
     return folder
 
 
-def test_each_network_stands_at_its_size(folder: Folder) -> None:
-    figure = figures.against_size(found(experiment(trio()), folder))
+def test_each_network_stands_at_its_size(folder: RunFolder) -> None:
+    figure = figures.against_size(collect(experiment(trio()), folder))
     drawn = {each.get_label(): each for each in figure.axes[0].containers}
     alone, jointly = (drawn[label].lines[0] for label in ("alone", "jointly"))
     assert list(alone.get_xdata()) == [1000] and list(alone.get_ydata()) == pytest.approx([65.0])
     assert list(jointly.get_xdata()) == [400, 1000] and list(jointly.get_ydata()) == pytest.approx([50.0, 80.0])
 
 
-def test_curves_are_over_the_flops_of_the_run_so_far(folder: Folder) -> None:
+def test_curves_are_over_the_flops_of_the_run_so_far(folder: RunFolder) -> None:
     figure = figures.along_the_training(experiment(trio()), folder)
     assert figure is not None
     lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
@@ -49,13 +53,13 @@ def test_curves_are_over_the_flops_of_the_run_so_far(folder: Folder) -> None:
     assert list(lines["full jointly"].get_ydata()) == pytest.approx([40.0, 80.0])
 
 
-def test_a_curve_looks_the_same_in_every_panel_also_where_the_first_lacks_one(folder: Folder) -> None:
-    run(folder.run("other", 0), [look(core=0.3, full=0.4)], {"core": 0.3, "full": 0.4})
+def test_a_curve_looks_the_same_in_every_panel_also_where_the_first_lacks_one(folder: RunFolder) -> None:
+    run(folder.run("other", 0), [valid(core=0.3, full=0.4)], {"core": 0.3, "full": 0.4})
     both = [
-        Together("r = 1/4", "other", {"core": "untrained", "full": "full"}),
-        Together("r = 1/2", "joint", {"core": "core", "full": "full"}),
+        Comparison("r = 1/4", "other", {"core": "untrained", "full": "full"}),
+        Comparison("r = 1/2", "joint", {"core": "core", "full": "full"}),
     ]
-    figure = figures.along_the_training(experiment(trio(), together=lambda folder: both), folder)
+    figure = figures.along_the_training(experiment(trio(), comparisons=lambda folder: both), folder)
     assert figure is not None
     first, second = ({line.get_label(): line.get_color() for line in axes.get_lines()} for axes in figure.axes)
     assert {"core jointly", "core alone", "full jointly"} == set(second) and len(set(second.values())) == 3
@@ -68,17 +72,17 @@ def test_a_curve_looks_the_same_in_every_panel_also_where_the_first_lacks_one(fo
 
 
 def test_without_a_joint_run_there_are_no_curves(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    run(folder.run("core", 0), [look(full=0.2)], {"full": 0.2})
+    folder = open_folder(tmp_path)
+    run(folder.run("core", 0), [valid(full=0.2)], {"full": 0.2})
     assert figures.along_the_training(experiment(trio()), folder) is None
-    assert list(figures.drawn(experiment(trio()), Folder(tmp_path / "empty"), {"lines": []})) == []
+    assert list(figures.draw(experiment(trio()), open_folder(tmp_path / "empty"), {"lines": []})) == []
 
 
-def test_the_same_numbers_give_the_same_bytes(folder: Folder, tmp_path: Path) -> None:
-    numbers = found(experiment(trio()), folder)
+def test_the_same_numbers_give_the_same_bytes(folder: RunFolder, tmp_path: Path) -> None:
+    numbers = collect(experiment(trio()), folder)
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
-        for name, figure in figures.drawn(experiment(trio()), folder, numbers):
+        for name, figure in figures.draw(experiment(trio()), folder, numbers):
             for path in figures.write(figure, tmp_path / place, name):
                 assert path.stat().st_size > 1000
     first, second = (sorted((tmp_path / place).iterdir()) for place in ("a", "b"))
@@ -87,11 +91,11 @@ def test_the_same_numbers_give_the_same_bytes(folder: Folder, tmp_path: Path) ->
     ElementTree.parse(first[1])
 
 
-def test_of_several_ratios_each_point_says_its_own(folder: Folder) -> None:
-    numbers = found(experiment(trio()), folder)
+def test_of_several_ratios_each_point_says_its_own(folder: RunFolder) -> None:
+    numbers = collect(experiment(trio()), folder)
     assert not figures.against_size(numbers).axes[0].texts
-    run(folder.run("full", 0), [look(full=0.9)], {"full": 0.9})
-    lines = found(experiment(trio()), folder)["lines"]
+    run(folder.run("full", 0), [valid(full=0.9)], {"full": 0.9})
+    lines = collect(experiment(trio()), folder)["lines"]
     other = [{**line, "group": "1/4", "row": line["row"].replace("joint", "joint-4")} for line in lines]
     texts = figures.against_size({**numbers, "lines": [*lines, *other]}).axes[0].texts
     assert sorted(text.get_text() for text in texts) == ["1/2", "1/2", "1/4", "1/4"]  # jointly; alone they are shared

@@ -1,4 +1,4 @@
-"""Means, costs and distances, from made runs whose numbers are known."""
+"""Means, costs, distances and medians, from made runs whose numbers are known."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 
 import pytest
 
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.numbers import found
-from partialsgd.lab.reproduce.plans import Cell, Together
-from tests.lab.reproduce.made import GRID, experiment, look, run, search, trio
+from partialsgd.lab.recipes.images.settings import Images
+from partialsgd.lab.reproduce.experiment import Cell, Comparison, Figure
+from partialsgd.lab.reproduce.numbers import collect
+from partialsgd.lab.reproduce.run_folder import RunFolder
+from partialsgd.logging import metrics_log
+from tests.lab.reproduce.made import GRID, experiment, open_folder, run, search, trio, valid
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> RunFolder:
     """Two seeds. Alone the core ends at 0.70 and 0.72; jointly it comes there in the third epoch, or never."""
-    folder = Folder(tmp_path)
+    folder = open_folder(tmp_path)
     search(folder, "core", [0.5, 0.2])
     for seed, (core, full) in enumerate([(0.70, 0.90), (0.72, 0.88)]):
         options: Any = {"flops": {"full": 300.0}, "seconds": 30.0}
         seeded = {"settings": _seeded(seed)}
-        run(folder.run("core", seed), [look(full=core - 0.3), look(full=core)], {"full": core}, **options | seeded)
+        run(folder.run("core", seed), [valid(full=core - 0.3), valid(full=core)], {"full": core}, **options | seeded)
         costly = {"flops": {"full": 600.0}, "seconds": 60.0} | seeded
-        run(folder.run("full", seed), [look(full=full), look(full=full - 0.01)], {"full": full}, **costly)
-        joint = [look(core=0.4, full=0.6), look(core=0.5, full=0.89), look(core=0.699, full=0.9)]
+        run(folder.run("full", seed), [valid(full=full), valid(full=full - 0.01)], {"full": full}, **costly)
+        joint = [valid(core=0.4, full=0.6), valid(core=0.5, full=0.89), valid(core=0.699, full=0.9)]
         both = {"flops": {"core": 150.0, "full": 300.0}, "seconds": 45.0} | seeded
         run(folder.run("joint", seed), joint, {"core": 0.69, "full": 0.89}, **both)
     return folder
 
 
 def _seeded(seed: int) -> Any:
-    from partialsgd.lab.recipes.images.settings import Images
-
     return Images(seed=seed, epochs=3)
 
 
-def test_a_line_has_the_scores_of_all_seeds_in_the_papers_unit(folder: Folder) -> None:
-    core, jointly, full, _ = found(experiment(trio()), folder)["lines"]
+def test_a_line_has_the_scores_of_all_seeds_in_the_papers_unit(folder: RunFolder) -> None:
+    core, jointly, full, _ = collect(experiment(trio()), folder)["lines"]
     assert core["scores"] == pytest.approx({"0": 70.0, "1": 72.0}) and core["paper"] == "50.00 (1.00)"
     assert jointly["scores"] == jointly["equal_flops"] == pytest.approx({"0": 69.0, "1": 69.0})
     assert core["equal_flops"] == {} and full["paper"] is None
@@ -47,46 +47,46 @@ def test_a_line_has_the_scores_of_all_seeds_in_the_papers_unit(folder: Folder) -
     assert (jointly["epoch_seconds"], jointly["epoch_flops"], jointly["parameters"]) == (15.0, 150.0, 400)
 
 
-def test_the_joint_run_costs_less_than_both(folder: Folder) -> None:
-    (cost,) = found(experiment(trio()), folder)["costs"]
+def test_the_joint_run_costs_less_than_both(folder: RunFolder) -> None:
+    (cost,) = collect(experiment(trio()), folder)["costs"]
     assert (cost["joint_flops"], cost["alone_flops"]) == (450.0, 900.0)
     assert (cost["joint_seconds"], cost["alone_seconds"]) == (45.0, 90.0)
 
 
-def test_times_are_medians_for_a_machine_is_disturbed_now_and_then(folder: Folder) -> None:
+def test_times_are_medians_for_a_machine_is_disturbed_now_and_then(folder: RunFolder) -> None:
     for row, seconds in (("core", 900.0), ("full", 900.0), ("joint", 1.0)):
         levels = {"core": 0.1, "full": 0.1} if row == "joint" else {"full": 0.1}
-        run(folder.run(row, 2), [look(**levels)] * 2, levels, seconds=seconds, settings=_seeded(2))
-    numbers = found(experiment(trio(3)), folder)
+        run(folder.run(row, 2), [valid(**levels)] * 2, levels, seconds=seconds, settings=_seeded(2))
+    numbers = collect(experiment(trio(3)), folder)
     assert (numbers["costs"][0]["joint_seconds"], numbers["costs"][0]["alone_seconds"]) == (45.0, 90.0)
     assert numbers["lines"][0]["epoch_seconds"] == 15.0
 
 
-def test_starts_are_judged_by_the_first_seed_also_if_it_diverged(folder: Folder) -> None:
-    starts = {start: Together(start, f"joint-{start}", {"core": "core"}) for start in ("zero", "svd", "matched")}
-    run(folder.run("joint-zero", 0), [look(core=0.9, full=0.9)], None)
-    run(folder.run("joint-zero", 1), [look(core=0.9, full=0.9)], {"core": 0.9, "full": 0.9})
-    run(folder.run("joint-svd", 0), [look(core=0.3, full=0.5)], {"core": 0.3, "full": 0.5})
-    zero, svd, matched = found(experiment(trio(), starts=starts), folder)["starts"]
-    assert (zero["is_known"], zero["merit"]) == (True, None)
-    assert (svd["is_known"], svd["merit"]) == (True, pytest.approx(0.4))
-    assert (matched["is_known"], matched["merit"]) == (False, None)
+def test_starts_are_judged_by_the_first_seed_also_if_it_diverged(folder: RunFolder) -> None:
+    starts = {start: Comparison(start, f"joint-{start}", {"core": "core"}) for start in ("zero", "svd", "matched")}
+    run(folder.run("joint-zero", 0), [valid(core=0.9, full=0.9)], None)
+    run(folder.run("joint-zero", 1), [valid(core=0.9, full=0.9)], {"core": 0.9, "full": 0.9})
+    run(folder.run("joint-svd", 0), [valid(core=0.3, full=0.5)], {"core": 0.3, "full": 0.5})
+    zero, svd, matched = collect(experiment(trio(), starts=starts), folder)["starts"]
+    assert (zero["is_known"], zero["selection_score"]) == (True, None)
+    assert (svd["is_known"], svd["selection_score"]) == (True, pytest.approx(0.4))
+    assert (matched["is_known"], matched["selection_score"]) == (False, None)
 
 
-def test_cells_of_an_earlier_grid_are_shown_and_not_chosen(folder: Folder) -> None:
-    run(folder.cell("core", Cell(1e-05, 60)), [look(full=0.99)], {"full": 0.99})
-    grid = found(experiment(trio()), Folder(folder.path))["grid"]
+def test_cells_of_an_earlier_grid_are_shown_and_not_chosen(folder: RunFolder) -> None:
+    run(folder.cell("core", Cell(1e-05, 60)), [valid(full=0.99)], {"full": 0.99})
+    grid = collect(experiment(trio()), open_folder(folder.path))["grid"]
     told = [(row["lr"], row["warm_up"], row["chosen"], row["earlier"]) for row in grid]
     assert told == [(0.1, 0, True, False), (0.2, 5, False, False), (1e-05, 60, False, True)]
 
 
-def test_what_diverged_at_equal_flops_is_counted(folder: Folder) -> None:
-    run(folder.run("core-flops", 0), [look(full=0.1)], None)
-    assert found(experiment(trio()), folder)["lines"][0]["equal_flops_diverged"] == 1
+def test_what_diverged_at_equal_flops_is_counted(folder: RunFolder) -> None:
+    run(folder.run("core-flops", 0), [valid(full=0.1)], None)
+    assert collect(experiment(trio()), folder)["lines"][0]["equal_flops_diverged"] == 1
 
 
-def test_a_level_is_near_at_the_first_look_within_half_a_point(folder: Folder) -> None:
-    core, full = found(experiment(trio()), folder)["near"]
+def test_a_level_is_near_at_the_first_look_within_half_a_point(folder: RunFolder) -> None:
+    core, full = collect(experiment(trio()), folder)["near"]
     first, second = core["seeds"].values()
     assert first["goal"] == pytest.approx(69.5)
     assert first["jointly"] == pytest.approx(450.0)  # 69.9 in the third of three epochs: all FLOPs of the run
@@ -97,50 +97,98 @@ def test_a_level_is_near_at_the_first_look_within_half_a_point(folder: Folder) -
     assert full["seeds"]["1"]["jointly"] == pytest.approx(300.0)  # 89 in the second
 
 
-def test_seeds_are_compared_with_the_same_seed(folder: Folder) -> None:
-    run(folder.run("joint", 7), [look(core=0.9, full=0.9)], {"core": 0.9, "full": 0.9}, settings=_seeded(7))
-    core, _ = found(experiment(trio()), folder)["near"]
+def test_seeds_are_compared_with_the_same_seed(folder: RunFolder) -> None:
+    run(folder.run("joint", 7), [valid(core=0.9, full=0.9)], {"core": 0.9, "full": 0.9}, settings=_seeded(7))
+    core, _ = collect(experiment(trio()), folder)["near"]
     assert list(core["seeds"]) == ["0", "1"]
 
 
-def test_the_whole_grid_is_there_with_what_was_chosen(folder: Folder) -> None:
-    grid = found(experiment(trio()), folder)["grid"]
+def test_the_whole_grid_is_there_with_what_was_chosen(folder: RunFolder) -> None:
+    grid = collect(experiment(trio()), folder)["grid"]
     assert [(row["row"], row["lr"], row["chosen"]) for row in grid] == [("core", 0.1, True), ("core", 0.2, False)]
-    run(folder.cell("joint", GRID.cells[0]), [look(full=0.1)], None)
-    assert found(experiment(trio()), folder)["grid"][-1]["merit"] is None
+    run(folder.cell("joint", GRID.cells[0]), [valid(full=0.1)], None)
+    assert collect(experiment(trio()), folder)["grid"][-1]["selection_score"] is None
 
 
-def test_diverged_runs_are_counted_not_averaged(folder: Folder) -> None:
-    run(folder.run("core", 2), [look(full=0.1)], None)
-    core = found(experiment(trio(3)), folder)["lines"][0]
+def test_diverged_runs_are_counted_not_averaged(folder: RunFolder) -> None:
+    run(folder.run("core", 2), [valid(full=0.1)], None)
+    core = collect(experiment(trio(3)), folder)["lines"][0]
     assert core["diverged"] == 1 and len(core["scores"]) == 2
 
 
 def test_without_runs_there_are_no_numbers(tmp_path: Path) -> None:
-    nothing = found(experiment(trio()), Folder(tmp_path))
+    nothing = collect(experiment(trio()), open_folder(tmp_path))
     assert nothing["costs"] == nothing["near"] == nothing["grid"] == []
     assert all(line["scores"] == {} and line["parameters"] is None for line in nothing["lines"])
 
 
-def test_a_seed_keeps_its_name_when_another_has_diverged(folder: Folder) -> None:
+def test_a_seed_keeps_its_name_when_another_has_diverged(folder: RunFolder) -> None:
     shutil.rmtree(folder.run("core", 0))
-    run(folder.run("core", 0), [look(full=0.1)], None, settings=_seeded(0))
-    numbers = found(experiment(trio()), Folder(folder.path))
+    run(folder.run("core", 0), [valid(full=0.1)], None, settings=_seeded(0))
+    numbers = collect(experiment(trio()), open_folder(folder.path))
     assert numbers["lines"][0]["scores"] == pytest.approx({"1": 72.0})
     assert list(numbers["near"][0]["seeds"]) == ["1"]
     assert numbers["costs"][0]["seeds"] == [1]
 
 
-def test_costs_are_of_the_seeds_that_all_rows_have(folder: Folder) -> None:
+def test_costs_are_of_the_seeds_that_all_rows_have(folder: RunFolder) -> None:
     both = {"flops": {"core": 1e6, "full": 1e6}, "settings": _seeded(2)}
-    run(folder.run("joint", 2), [look(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, **both)
-    (cost,) = found(experiment(trio(3)), folder)["costs"]
+    run(folder.run("joint", 2), [valid(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, **both)
+    (cost,) = collect(experiment(trio(3)), folder)["costs"]
     assert cost["seeds"] == [0, 1] and cost["joint_flops"] == 450.0
 
 
-def test_the_libraries_are_those_that_trained(folder: Folder) -> None:
+def test_the_libraries_are_those_that_trained(folder: RunFolder) -> None:
     path = folder.run("core", 0) / "summary.json"
     told = json.loads(path.read_text())
     path.write_text(json.dumps({**told, "versions": {"torch": "1.0"}, "extras": {"signature": "nrefs:1"}}))
-    numbers = found(experiment(trio()), folder)
+    numbers = collect(experiment(trio()), folder)
     assert numbers["versions"] == [{"torch": "1.0"}] and numbers["signature"] == ["nrefs:1"]
+
+
+def measured(folder: RunFolder, row: str, seed: int, cosines: list[float]) -> None:
+    """A measurement at each step; c_norm is the step's number, c_align the inverse of the cosine."""
+    path = run(folder.run(row, seed), [valid(full=0.5)], {"full": 0.5}, settings=Images(seed=seed))
+    lines = []
+    for t, cosine in enumerate(cosines):
+        one = {"level": None, "c_norm": float(t), "c_sim": 0.5, "c_align": 1 / cosine, "cosine": cosine}
+        groups = {"layers": {**one, "c_norm": 10.0 * t}}
+        step = {"t": t, "level": None, "loss": {}, "lr": 0.1, "backwards": 1, "epoch": 1.0}
+        lines.append(metrics_log.to_line({**step, "criteria": [{**one, "groups": groups}]}))
+    (path / "metrics.jsonl").write_bytes(b"".join(lines))
+
+
+def criteria(figure: Figure, folder: RunFolder) -> Any:
+    return collect(experiment(trio(), figure=figure), folder)["criteria"]
+
+
+def test_criteria_are_medians_of_the_second_half_and_squared(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    measured(folder, "dropout", 0, [0.1, 0.1, 0.1, 0.5, 0.5, 0.8])
+    measured(folder, "dropout", 1, [0.1, 0.1, 0.1, 0.5, 0.25, -0.5])
+    (found,) = criteria(Figure(2, {"with dropout": "dropout", "never trained": "x"}), folder)
+    assert (found["curve"], found["row"], found["of"], found["seeds"]) == ("with dropout", "dropout", "network", [0, 1])
+    assert found["c_norm²"] == [16.0, 16.0] and found["c_sim²"] == [0.25, 0.25]
+    assert found["c_align²"] == pytest.approx([4.0, 16.0])  # of 4, 16 and what has no bound the second is in the middle
+    assert found["cosine"] == pytest.approx([0.6, 0.25 / 3]) and found["negative"] == pytest.approx([0.0, 1 / 3])
+
+
+def test_where_most_steps_go_uphill_there_is_no_bound(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    measured(folder, "dropout", 0, [0.5, 0.5, -0.5, -0.5])
+    (found,) = criteria(Figure(2, {"with dropout": "dropout"}), folder)
+    assert found["c_align²"] == [None]  # JSON has no infinity
+
+
+def test_a_group_of_layers_has_rows_of_its_own(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    measured(folder, "dropout", 0, [0.5, 0.5])
+    whole, layers = criteria(Figure(4, {"a": "dropout"}, group="layers"), folder)
+    assert (whole["of"], whole["c_norm²"]) == ("network", [1.0])
+    assert (layers["of"], layers["c_norm²"]) == ("layers", [100.0])
+
+
+def test_where_no_cosine_is_defined_there_is_no_row(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    measured(folder, "dropout", 0, [0.5, float("nan"), float("nan")])
+    assert criteria(Figure(2, {"with dropout": "dropout"}), folder) == []

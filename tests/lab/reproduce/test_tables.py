@@ -1,8 +1,7 @@
-"""An experiment's numbers as they are read."""
+"""An experiment's numbers as tables."""
 
 from __future__ import annotations
 
-import csv
 import io
 from pathlib import Path
 
@@ -10,22 +9,22 @@ import pytest
 from rich.console import Console
 
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.reproduce import layout, tables
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.numbers import Found, found
-from tests.lab.reproduce.made import experiment, look, run, search, trio
+from partialsgd.lab.reproduce import tables
+from partialsgd.lab.reproduce.numbers import Numbers, collect
+from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
+from tests.lab.reproduce.made import experiment, open_folder, run, search, trio, valid
 
 
 @pytest.fixture
-def numbers(tmp_path: Path) -> Found:
-    folder = Folder(tmp_path)
+def numbers(tmp_path: Path) -> Numbers:
+    folder = open_folder(tmp_path)
     search(folder, "core", [0.5, 0.2])
     for seed, value in enumerate((0.7, 0.72)):
         seeded = {"settings": Images(seed=seed, epochs=1)}
-        run(folder.run("core", seed), [look(full=value)], {"full": value}, **seeded)
-        run(folder.run("joint", seed), [look(core=0.5, full=0.8)], {"core": 0.6, "full": 0.8}, **seeded)
-    run(folder.run("full", 0), [look(full=0.9)], {"full": 0.9})
-    return found(experiment(trio()), folder)
+        run(folder.run("core", seed), [valid(full=value)], {"full": value}, **seeded)
+        run(folder.run("joint", seed), [valid(core=0.5, full=0.8)], {"core": 0.6, "full": 0.8}, **seeded)
+    run(folder.run("full", 0), [valid(full=0.9)], {"full": 0.9})
+    return collect(experiment(trio()), folder)
 
 
 def test_means_have_their_deviation_in_brackets_as_the_paper_prints_them() -> None:
@@ -35,7 +34,7 @@ def test_means_have_their_deviation_in_brackets_as_the_paper_prints_them() -> No
     assert tables.spread([1.0, None]) == "no bound"
 
 
-def test_the_papers_numbers_stand_beside_ours(numbers: Found) -> None:
+def test_the_papers_numbers_stand_beside_ours(numbers: Numbers) -> None:
     text = tables.markdown(numbers)
     assert "| 1/2 | core | alone | 50.00 (1.00) | 71.00 (1.41) |\n" in text
     assert "| 1/2 | core | jointly | 60.00 | 60.00 (0.00) |\n" in text
@@ -43,7 +42,7 @@ def test_the_papers_numbers_stand_beside_ours(numbers: Found) -> None:
     assert "- A choice." in text
 
 
-def test_equal_flops_have_a_column_once_another_row_has_them(numbers: Found) -> None:
+def test_equal_flops_have_a_column_once_another_row_has_them(numbers: Numbers) -> None:
     assert "FLOPs" not in tables.tables(numbers)[0].note  # the joint run has its own
     numbers["lines"][0]["equal_flops"] = {"0": 73.0}
     table = tables.tables(numbers)[0]
@@ -53,31 +52,31 @@ def test_equal_flops_have_a_column_once_another_row_has_them(numbers: Found) -> 
     )
 
 
-def test_what_is_not_reached_is_said(numbers: Found) -> None:
+def test_what_is_not_reached_is_said(numbers: Numbers) -> None:
     near = next(table for table in tables.tables(numbers) if table.title.startswith("Within"))
     assert near.rows[0] == ("r = 1/2", "core", "0", "69.50", "not reached", "100")
     assert near.rows[1][4] == "not reached"
 
 
-def test_the_cost_has_its_ratios(numbers: Found) -> None:
+def test_the_cost_has_its_ratios(numbers: Numbers) -> None:
     cost = next(table for table in tables.tables(numbers) if table.title.startswith("What the joint"))
     assert cost.rows == (("r = 1/2", "200", "200", "1.00", "10 s", "20 s", "0.50"),)
 
 
-def test_the_chosen_cell_is_marked(numbers: Found) -> None:
+def test_the_chosen_cell_is_marked(numbers: Numbers) -> None:
     grid = tables.tables(numbers)[-1]
     assert [row[1:] for row in grid.rows] == [("0.1", "0", "0.5000", "✓"), ("0.2", "5", "0.2000", "")]
 
 
-def test_a_loss_is_shown_as_it_is_measured(numbers: Found) -> None:
-    numbers["judge"] = "loss"
-    numbers["grid"][0]["merit"] = -3.25
+def test_a_loss_is_shown_as_it_is_measured(numbers: Numbers) -> None:
+    numbers["criterion"] = "loss"
+    numbers["grid"][0]["selection_score"] = -3.25
     assert tables.tables(numbers)[-1].rows[0][3] == "3.2500"
-    numbers["grid"][0]["merit"] = None
+    numbers["grid"][0]["selection_score"] = None
     assert tables.tables(numbers)[-1].rows[0][3] == "diverged"
 
 
-def test_a_group_without_a_run_of_its_own_is_not_shown(numbers: Found) -> None:
+def test_a_group_without_a_run_of_its_own_is_not_shown(numbers: Numbers) -> None:
     """The whole network alone stands beside every ratio; it does not make one."""
     other = {**numbers["lines"][2], "group": "1/8"}
     numbers["lines"] = [other, *numbers["lines"]]
@@ -86,39 +85,21 @@ def test_a_group_without_a_run_of_its_own_is_not_shown(numbers: Found) -> None:
     assert {row[0] for row in tables.tables(numbers)[0].rows} == {"1/8"}
 
 
-def test_csv_has_a_row_for_each_seed(numbers: Found) -> None:
-    rows = list(csv.DictReader(io.StringIO(tables.as_csv(numbers))))
-    core = [row for row in rows if (row["network"], row["trained"]) == ("core", "alone")]
-    assert [(row["seed"], float(row["accuracy"])) for row in core] == [
-        ("0", pytest.approx(70)),
-        ("1", pytest.approx(72)),
-    ]
-    assert core[0]["paper"] == "50.00 (1.00)" and core[0]["at equal FLOPs"] == ""
-
-
-def test_every_table_fits_into_eighty_columns(numbers: Found) -> None:
-    page = io.StringIO()
-    console = Console(file=page, width=80)
-    for table in tables.tables(numbers):
-        console.print(layout.rich_table(table))
-    assert "…" not in page.getvalue()
-
-
-def start(name: str, *scores: float | str | None, merit: float | None, is_known: bool = True) -> Found:
+def start(name: str, *scores: float | str | None, merit: float | None, is_known: bool = True) -> Numbers:
     told = dict(zip(("core_alone", "core", "full"), scores, strict=True))
-    return {"start": name, **told, "is_known": is_known, "merit": merit}
+    return {"start": name, **told, "is_known": is_known, "selection_score": merit}
 
 
-def starts_of(numbers: Found) -> tuple[tuple[str, ...], ...]:
+def starts_of(numbers: Numbers) -> tuple[tuple[str, ...], ...]:
     return next(table for table in tables.tables(numbers) if table.title.startswith("How the low-rank")).rows
 
 
-def test_a_start_that_is_not_trained_yet_has_not_diverged(numbers: Found) -> None:
+def test_a_start_that_is_not_trained_yet_has_not_diverged(numbers: Numbers) -> None:
     numbers["starts"] = [start("svd", 1.0, None, None, merit=None, is_known=False)]
     assert starts_of(numbers) == (("svd", "1.00", "–", "–", "–"),)
 
 
-def test_no_start_is_the_best_before_all_are_known(numbers: Found) -> None:
+def test_no_start_is_the_best_before_all_are_known(numbers: Numbers) -> None:
     numbers["starts"] = [start("zero", 1.0, 2.0, 3.0, merit=-2.0), start("svd", 1.0, 2.0, 3.0, merit=None)]
     numbers["starts"][1]["is_known"] = False
 
@@ -126,50 +107,65 @@ def test_no_start_is_the_best_before_all_are_known(numbers: Found) -> None:
         return [row[0] for row in starts_of(numbers) if "best" in row[0]]
 
     assert marked() == []
-    numbers["starts"][1] |= {"is_known": True, "merit": -1.5}
+    numbers["starts"][1] |= {"is_known": True, "selection_score": -1.5}
     assert marked() == ["svd (best by validation)"]
-    numbers["starts"][1]["merit"] = None  # it has diverged
+    numbers["starts"][1]["selection_score"] = None  # it has diverged
     assert marked() == ["zero (best by validation)"]
 
 
-def test_a_start_whose_runs_have_diverged_is_shown_as_such(numbers: Found) -> None:
+def test_a_start_whose_runs_have_diverged_is_shown_as_such(numbers: Numbers) -> None:
     numbers["starts"] = [start("svd", "diverged", "diverged", "diverged", merit=None)]
     assert starts_of(numbers) == (("svd", "diverged", "diverged", "diverged", "diverged"),)
 
 
-def test_what_diverged_at_equal_flops_is_said_in_its_column(numbers: Found) -> None:
+def test_what_diverged_at_equal_flops_is_said_in_its_column(numbers: Numbers) -> None:
     numbers["lines"][0]["equal_flops_diverged"] = 2
     assert tables.tables(numbers)[0].rows[0][-2:] == ("71.00 (1.41)", "–, 2 diverged")
 
 
 @pytest.mark.parametrize(("score", "groups"), [("accuracy", ["network"]), ("BLEU", ["network", "layers"])])
 def test_the_criteria_fit_into_eighty_columns_and_say_of_what_they_are(
-    numbers: Found, score: str, groups: list[str]
+    numbers: Numbers, score: str, groups: list[str]
 ) -> None:
     values = {key: [11.11, 12.34] for key in ("c_norm²", "c_sim²", "c_align²", "cosine")}
     curve = {"curve": "without dropout", "row": "core", "seeds": [0, 1], "negative": [0.1, 0.3]}
     numbers |= {"score": score, "criteria": [{**curve, "of": group} | values for group in groups]}
     (table,) = tables.tables(numbers)
     page = io.StringIO()
-    Console(file=page, width=80).print(layout.rich_table(table))
+    Console(file=page, width=80).print(tables.to_rich(table))
     assert "…" not in page.getvalue() and ("layers" in page.getvalue()) == (len(groups) == 2)
     assert len({len(row) for row in (table.head, *table.rows)}) == 1 and ("of" in table.head) == (len(groups) == 2)
 
 
-def test_the_criteria_of_a_figure_have_a_row_for_each_seed(numbers: Found) -> None:
-    values = {"c_norm²": [1.0, 2.0], "c_sim²": [1.0, 1.0], "c_align²": [None, 4.0], "cosine": [0.1, 0.2]}
-    curve = {"curve": "with dropout", "row": "core", "of": "network", "seeds": [0, 2], "negative": [0.0, 0.5]}
-    numbers["criteria"] = [curve | values]
-    rows = list(csv.DictReader(io.StringIO(tables.as_csv(numbers))))
-    assert [(row["seed"], row["c_align²"]) for row in rows] == [("0", ""), ("2", "4.0")]
+SIZES = Table("Sizes", ("r", "network", "BLEU"), (("1/4", "core", "1.00"), ("1/8", "core", "–")), words=2, note="Told.")
 
 
-def test_csv_tells_of_lines_that_have_only_diverged(numbers: Found) -> None:
-    numbers["lines"][0] |= {"scores": {}, "diverged": 3, "equal_flops_diverged": 1, "parameters": None}
-    (row,) = [
-        row
-        for row in csv.DictReader(io.StringIO(tables.as_csv(numbers)))
-        if (row["network"], row["trained"]) == ("core", "alone")
+def test_in_markdown_words_stand_left_and_numbers_right() -> None:
+    assert to_markdown(SIZES, level=3).splitlines() == [
+        "### Sizes",
+        "",
+        "| r | network | BLEU |",
+        "| --- | --- | --: |",
+        "| 1/4 | core | 1.00 |",
+        "| 1/8 | core | – |",
+        "",
+        "Told.",
     ]
-    told = ("seed", "accuracy", "diverged", "diverged at equal FLOPs", "parameters")
-    assert [row[key] for key in told] == ["", "", "3", "1", ""]
+
+
+def test_in_a_terminal_a_line_parts_what_differs_in_the_first_column() -> None:
+    page = io.StringIO()
+    Console(file=page, width=40).print(to_rich(SIZES))
+    lines = [line.strip() for line in page.getvalue().splitlines()]
+    first, second = (next(k for k, line in enumerate(lines) if ratio in line) for ratio in ("1/4", "1/8"))
+    assert lines[0] == "Sizes" and lines[-1] == "Told."
+    assert second == first + 2 and lines[first + 1].startswith("├")
+
+
+def test_a_wide_table_keeps_every_letter_in_eighty_columns() -> None:
+    head = ("r", "network", "trained", "parameters", "FLOPs", "FLOPs, paper", "ours, as it counts", "time")
+    row = ("1/2", "core", "alternating", "11,173,962", "1.18e+12", "3.13e+13", "3.99e+11", "36.1 s")
+    page = io.StringIO()
+    Console(file=page, width=80).print(to_rich(Table("Sizes", head, (row,), words=3)))
+    (line,) = (line for line in page.getvalue().splitlines() if "core" in line)
+    assert line.replace("│", " ").split() == " ".join(row).split() and len(line) <= 80

@@ -1,4 +1,4 @@
-"""What is handed out: a plain network that computes the same, or nothing."""
+"""`extract` returns a plain network that computes the same, or raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a level costs: sums by hand, and a nested model that is as it was."""
+"""The cost of a level, counted by hand; profiling leaves the nested model unchanged."""
 
 from __future__ import annotations
 

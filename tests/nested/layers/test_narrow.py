@@ -170,7 +170,7 @@ def test_padded_outputs_have_their_width_and_zeros_in_the_places_of_missing_unit
 def test_the_sum_over_columns_is_the_joined_product(
     shape: tuple[int, ...], bias: bool, joins: bool, monkeypatch
 ) -> None:
-    """Where only the inputs are nested the rectangles are joined for many places alone."""
+    """If only the inputs are nested, the blocks are joined for many positions and summed over for few."""
     monkeypatch.setattr(LinearMap, "is_worth_merging", lambda self, x: joins)
     layer = nn.Linear(6, 5, bias=bias).double()
     form = linear_map_of(layer)

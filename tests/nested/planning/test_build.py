@@ -1,4 +1,4 @@
-"""What each spec claims: which layers, at which levels, and which it leaves."""
+"""The layers that each spec matches at each level, and those that it leaves."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_packed_query_key_and_value(order: str) -> None:
 
 
 def test_several_queries_of_one_key_keep_the_same_units() -> None:
-    """As in grouped-query attention; there is one head of keys for two of queries."""
+    """Grouped-query attention has one head of keys for two of queries."""
     model = shaken(nn.ModuleDict({"q": nn.Linear(3, 8, bias=False), "k": nn.Linear(3, 4, bias=False)}))
     cut = Cut(UnitGroup(2, (Producer("q", 4), Producer("k", 2)), pads=True), {"core": 1}, "norm")
     site = NestPlan(model, Switch(("core", "full")))

@@ -29,9 +29,9 @@ class Reproduce:
 
     name: Literal["table1a", "table1b", "table2a", "table2b", "table3", "figure2", "figure3", "figure4"]
     """table1a, table1b, table2a, table2b, table3, figure2, figure3 or figure4."""
-    scale: Literal["smoke", "laptop", "deep", "paper"] = "laptop"
-    """The same experiment in other sizes: to see that it works; for two CPU cores; that with six blocks on each side
-    of the Transformer; or the paper's, for whoever has a GPU and its data."""
+    scale: Literal["smoke", "laptop", "paper"] = "laptop"
+    """The size of networks and data: minutes, to see that it works; hours on two CPU cores; or the paper's, which needs
+    a GPU and its data."""
     data: str | None = None
     """The folder with the corpus or the images; by default what needs no file."""
     source: str | None = None
@@ -43,11 +43,13 @@ class Reproduce:
     start: Literal["zero", "svd", "matched"] | None = None
     """How the low-rank layers of Table 1 start; by default all three are tried at r = 1/32, and the best is used."""
     epochs: int | None = None
-    """Of each row, where the scale's are too many; the runs of another number need another --out."""
+    """Epochs of each row, where the scale's are too many; the runs of another number need another --out."""
+    layers: int | None = None
+    """Blocks on each side of a Transformer, where the paper's six are wanted at laptop scale; learning rates go down as
+    the number goes up."""
     rows: tuple[str, ...] = ()
     """Only these: the name of a row, a part of names (1/32, joint), a pattern ("core-*"), or ROW@CELL for a cell that
-    was not chosen (core-1_32-zero@lr0.006-warm240); distilled, half and warm, and in Table 3 core and full, are trained
-    only if they are named."""
+    was not chosen (core-1_32-zero@lr0.006-warm240); core and full of Table 3 are trained only if they are named."""
     jobs: int = 1
     """Trainings side by side, of one thread each where there are several."""
     out: Path | None = None
@@ -56,20 +58,20 @@ class Reproduce:
     """Train nothing: make the table and the figures of the runs that are there."""
 
     def __post_init__(self) -> None:
-        for option in ("seeds", "jobs", "epochs"):
+        for option in ("seeds", "jobs", "epochs", "layers"):
             if (number := getattr(self, option)) is not None and number < 1:
                 raise WrongCall(f"--{option} must be a whole number, at least 1; got {number}")
 
     def __call__(self) -> None:
         from rich.console import Console
 
-        from partialsgd.lab.reproduce.plans import Asked
-        from partialsgd.lab.reproduce.reproducing import reproduce, show
+        from partialsgd.lab.reproduce.experiment import Request
+        from partialsgd.lab.reproduce.reproduce import reproduce, show
 
-        asked = Asked(self.scale, self.data, self.source, self.target, self.seeds, self.start, self.epochs)
-        options: dict[str, Any] = {"rows": self.rows, "at_once": self.jobs, "out": self.out}
-        found, failures = reproduce(self.name, asked, **options, train=not self.show)
-        show(found, Console())
+        options = (self.scale, self.data, self.source, self.target, self.seeds, self.start, self.epochs, self.layers)
+        where: dict[str, Any] = {"rows": self.rows, "at_once": self.jobs, "out": self.out}
+        numbers, failures = reproduce(self.name, Request(*options), **where, train=not self.show)
+        show(numbers, Console())
         if failures:
             raise RuntimeError(_in_short(failures))
 

@@ -69,7 +69,7 @@ class Compare:
             raise WrongCall(f"--seeds must be a whole number, at least 1; got {self.seeds}")
 
     def __call__(self, settings: Settings) -> None:
-        from partialsgd.lab.recipes.comparing import compare
+        from partialsgd.lab.reproduce.compare import compare
 
         compare(settings, budget=self.budget, seeds=self.seeds)
 

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: which runs each takes, and the printed numbers beside ours."""
+"""Experiments: the paper's tables and figures, and joint against separate training."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from partialsgd.lab.reproduce.plans import Asked, Experiment
+    from partialsgd.lab.reproduce.experiment import Experiment, Request
 
-__all__ = ["EXPERIMENTS", "experiment"]
+__all__ = ["EXPERIMENTS", "make_experiment"]
 
 EXPERIMENTS: dict[str, str] = {
     "table1a": "BLEU on IWSLT14: a Transformer and its low-rank core, r = 1/4, 1/8, 1/32",
@@ -20,15 +20,20 @@ EXPERIMENTS: dict[str, str] = {
     "figure3": "The cosine on CIFAR-10, trained with and without dropout",
     "figure4": "Criteria 1 to 3 of a Transformer's half width, standard and alternating",
 }
-"""By name, in the order of the paper."""
+"""The experiments by name, in the order of the paper."""
 
-_MODULES = {"table1": "translations", "table2": "translations", "table3": "pictures", "figure": "criteria"}
+_MODULES = {
+    "table1": "transformer_tables",
+    "table2": "transformer_tables",
+    "table3": "images_table",
+    "figure": "criteria_figures",
+}
 
 
-def experiment(name: str, asked: Asked) -> Experiment:
-    """The runs and the table of an experiment, as it was asked for."""
+def make_experiment(name: str, request: Request) -> Experiment:
+    """The experiment of that name, for the options of `partialsgd reproduce`."""
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
     module = next(module for start, module in _MODULES.items() if name.startswith(start))
-    made: Experiment = import_module(f"partialsgd.lab.reproduce.{module}").experiment(name, asked)
+    made: Experiment = import_module(f"partialsgd.lab.reproduce.{module}").experiment(name, request)
     return made

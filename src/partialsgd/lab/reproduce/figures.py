@@ -7,10 +7,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from partialsgd.lab.reproduce import elsewhere
-from partialsgd.lab.reproduce.folder import Folder
-from partialsgd.lab.reproduce.numbers import Found, curve
-from partialsgd.lab.reproduce.plans import Experiment, Figure
+from partialsgd.lab.reproduce.experiment import Experiment, Figure
+from partialsgd.lab.reproduce.numbers import Numbers, shown_comparisons, validation_curve
+from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.logging import figures
 from partialsgd.logging.series import Series
 
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 KINDS = ("png", "svg")
 
 
-def drawn(experiment: Experiment, folder: Folder, found: Found) -> Iterator[tuple[str, Drawn]]:
+def draw(experiment: Experiment, folder: RunFolder, numbers: Numbers) -> Iterator[tuple[str, Drawn]]:
     """Each figure that the finished runs give, by name."""
     if experiment.figure is not None:
-        yield from of_the_paper(folder, experiment.figure)
+        yield from paper_figure(folder, experiment.figure)
         return
-    if any(line["scores"] for line in found["lines"]):
-        yield "size", against_size(found)
+    if any(line["scores"] for line in numbers["lines"]):
+        yield "size", against_size(numbers)
     if curves := along_the_training(experiment, folder):
         yield "curves", curves
 
@@ -43,10 +42,10 @@ def write(figure: Drawn, to: Path, name: str) -> list[Path]:
     return paths
 
 
-def of_the_paper(folder: Folder, figure: Figure) -> Iterator[tuple[str, Drawn]]:
+def paper_figure(folder: RunFolder, figure: Figure) -> Iterator[tuple[str, Drawn]]:
     """Figure 2, 3 or 4 from what was measured; every curve has the seeds that are at their end."""
     runs = {
-        label: [ended.path / "metrics.jsonl" for ended in folder.scored(row)]
+        label: [run.path / "metrics.jsonl" for run, _ in folder.scored(row)]
         for label, row in figure.curves.items()
         if folder.scored(row)
     }
@@ -58,7 +57,7 @@ def of_the_paper(folder: Folder, figure: Figure) -> Iterator[tuple[str, Drawn]]:
         yield f"criteria-{figure.group}", figures.plot_criteria(runs, **options)
 
 
-def against_size(found: Found) -> Drawn:
+def against_size(numbers: Numbers) -> Drawn:
     """The score of each network over its parameters: what a size buys, alone and jointly.
 
     Where there are several ratios each point says its own, but for the whole network alone, which has none.
@@ -67,7 +66,7 @@ def against_size(found: Found) -> Drawn:
 
     sheet = figures.new_figure(1)
     axes = sheet.axes[0]
-    scored = [line for line in found["lines"] if line["scores"]]
+    scored = [line for line in numbers["lines"] if line["scores"]]
     groups: dict[str, set[str]] = {}
     for line in scored:
         groups.setdefault(line["row"], set()).add(line["group"])
@@ -84,19 +83,18 @@ def against_size(found: Found) -> Drawn:
                 side: Any = {"ha": "left", "xytext": (6, 0)} if number % 2 else {"ha": "right", "xytext": (-6, 0)}
                 text: Any = {"fontsize": figures.SMALL - 1, "color": look["color"], "va": "center"}
                 axes.annotate(line["group"], (line["parameters"], mean), textcoords="offset points", **side, **text)
-    figures.finish_panel(axes, f"{found['score']} (test)")
+    figures.finish_panel(axes, f"{numbers['score']} (test)")
     axes.set_xlabel("parameters", fontsize=figures.LARGE)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.margins(x=0.18 if is_several else 0.1, y=0.1)
     return figures.finish_figure(sheet, None)
 
 
-def along_the_training(experiment: Experiment, folder: Folder) -> Drawn | None:
+def along_the_training(experiment: Experiment, folder: RunFolder) -> Drawn | None:
     """The validation score over the training FLOPs, joint and alone; a panel for each ratio."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    joint = [each for each in elsewhere.together(experiment, folder) if folder.scored(each.joint)]
+    joint = [each for each in shown_comparisons(experiment, folder) if folder.scored(each.joint)]
     drawn = [(each.label, dict(_curves(experiment, folder, each.joint, each.alone))) for each in joint]
     shown = [(label, curves) for label, curves in drawn if any(curves.values())]
     if not shown:
@@ -114,15 +112,15 @@ def along_the_training(experiment: Experiment, folder: Folder) -> Drawn | None:
 
 
 def _curves(
-    experiment: Experiment, folder: Folder, joint: str, alone: Mapping[str, str]
+    experiment: Experiment, folder: RunFolder, joint: str, alone: Mapping[str, str]
 ) -> Iterator[tuple[str, list[Series]]]:
     """By label, the same labels for every ratio; those without a finished run have no series."""
     for level, row in alone.items():
-        for label, ended, name in (
+        for label, runs, name in (
             (f"{level} jointly", folder.scored(joint), level),
             (f"{level} alone", folder.scored(row), "full"),
         ):
-            yield label, _series([curve(each, name, experiment) for each in ended])
+            yield label, _series([validation_curve(run, summary, name, experiment) for run, summary in runs])
 
 
 def _series(curves: Sequence[Sequence[tuple[float, float]]]) -> list[Series]:

@@ -1,83 +1,101 @@
-"""An experiment's numbers as tables, as a page of Markdown and as CSV."""
+"""An experiment's numbers as tables, in a terminal and as Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal, final
 
-from partialsgd.lab.reproduce import reading
-from partialsgd.lab.reproduce.layout import Table, as_markdown
-from partialsgd.lab.reproduce.numbers import NEAR, Found
+from rich.table import Table as RichTable
+
+from partialsgd.lab.reproduce import findings
+from partialsgd.lab.reproduce.numbers import NEAR, Numbers
+
+_TERMINAL = 80
 
 _NONE = "–"
 _OUTCOMES = ("scores", "equal_flops", "diverged", "equal_flops_diverged")
 _MEASURED = ("c_norm²", "c_sim²", "c_align²", "cosine")
 _SHARED = "full"
-"""The row that stands in every group, and makes none by itself."""
+"""The row that stands in every group and alone is not worth a group."""
 
 
-def tables(found: Found) -> list[Table]:
-    """The paper's table first, then what it took, and how it was tuned; those without a number are left out."""
-    if found["criteria"]:
-        return [_criteria(found)]
-    every = [_main(found), _epochs(found), _costs(found), _near(found), _starts(found), _grid(found), _elsewhere(found)]
+@final
+@dataclass(frozen=True)
+class Table:
+    """Cells of text, in rows and columns."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 1
+    """How many columns from the left hold words, not numbers."""
+    note: str = ""
+
+
+def to_markdown(table: Table, level: int = 2) -> str:
+    line = [" --- "] * table.words + [" --: "] * (len(table.head) - table.words)
+    body = [f"| {' | '.join(row)} |" for row in table.rows]
+    lines = [f"{'#' * level} {table.title}", "", f"| {' | '.join(table.head)} |", f"|{'|'.join(line)}|", *body]
+    return "\n".join([*lines, "", table.note] if table.note else lines)
+
+
+def to_rich(table: Table) -> RichTable:
+    """A table for the terminal: one that is too wide loses its padding, and no cell is cut."""
+    heads = [max(map(len, name.split()), default=0) for name in table.head]  # a head may be broken between words
+    widths = [max([head, *(len(row[k]) for row in table.rows)]) for k, head in enumerate(heads)]
+    is_wide = sum(widths) + 3 * len(widths) + 1 > _TERMINAL
+    rich = RichTable(title=table.title, caption=table.note or None, padding=(0, 0 if is_wide else 1))
+    for k, name in enumerate(table.head):
+        justify: Literal["left", "right"] = "left" if k < table.words else "right"
+        rich.add_column(name, justify=justify, min_width=widths[k] if is_wide else heads[k], overflow="fold")
+    for k, row in enumerate(table.rows):
+        ends = k + 1 < len(table.rows) and table.rows[k + 1][0] != row[0]
+        rich.add_row(*row, end_section=ends)
+    return rich
+
+
+def tables(numbers: Numbers) -> list[Table]:
+    """The paper's table, then costs and tuning; tables without a row are left out."""
+    if numbers["criteria"]:
+        return [_criteria(numbers)]
+    every = [
+        _main(numbers),
+        _epochs(numbers),
+        _costs(numbers),
+        _near(numbers),
+        _starts(numbers),
+        _grid(numbers),
+        _other_cells(numbers),
+    ]
     return [table for table in every if table.rows]
 
 
-def markdown(found: Found) -> str:
-    first, *more = [as_markdown(table) for table in tables(found)] or [""]
-    parts = [f"# {found['title']}", first, in_words(found), *more, choices(found), made_with(found)]
+def markdown(numbers: Numbers) -> str:
+    first, *more = [to_markdown(table) for table in tables(numbers)] or [""]
+    parts = [f"# {numbers['title']}", first, bullets(numbers), *more, choices(numbers), versions(numbers)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def in_words(found: Found) -> str:
-    return "\n".join(f"- {sentence}" for sentence in reading.sentences(found))
+def bullets(numbers: Numbers) -> str:
+    return "\n".join(f"- {sentence}" for sentence in findings.sentences(numbers))
 
 
-def choices(found: Found) -> str:
-    return "\n".join(["## Choices that the paper leaves open", "", *(f"- {choice}" for choice in found["choices"])])
+def choices(numbers: Numbers) -> str:
+    return "\n".join(["## Choices that the paper leaves open", "", *(f"- {choice}" for choice in numbers["choices"])])
 
 
-def made_with(found: Found) -> str:
-    """The libraries of the runs; one line each where they differ."""
-    lines = [", ".join(f"{name} {version}" for name, version in each.items()) for each in found["versions"]]
-    return "\n".join(f"Made with {line}." for line in [*lines, *(f"sacrebleu's {each}" for each in found["signature"])])
-
-
-def as_csv(found: Found) -> str:
-    """The lines of the paper's table, or the criteria of a figure, with a row for each seed."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(_criteria_cells(found) if found["criteria"] else _line_cells(found))
-    return text.getvalue()
-
-
-def _line_cells(found: Found) -> Iterator[list[Any]]:
-    costs = ("parameters", "epoch_flops", "epoch_seconds")
-    gone = ("diverged", "equal_flops_diverged")
-    heads = ("seed", found["score"], "at equal FLOPs", "diverged", "diverged at equal FLOPs")
-    yield ["ratio", "network", "trained", "paper", *heads, *costs]
-    for line in found["lines"]:
-        only_diverged = [""] if any(line[key] for key in gone) else []
-        for seed in sorted({*line["scores"], *line["equal_flops"]}, key=int) or only_diverged:
-            scores = (line[key].get(seed, "") for key in ("scores", "equal_flops"))
-            rest = ("" if line[key] is None else line[key] for key in (*gone, *costs))
-            yield [*_words(line), line["paper"] or "", seed, *scores, *rest]
-
-
-def _criteria_cells(found: Found) -> Iterator[list[Any]]:
-    keys = (*_MEASURED, "negative")
-    yield ["trained", "of", "seed", *keys]
-    for row in found["criteria"]:
-        for seed, *values in zip(row["seeds"], *(row[key] for key in keys), strict=True):
-            yield [row["curve"], row["of"], seed, *("" if value is None else value for value in values)]
+def versions(numbers: Numbers) -> str:
+    """The library versions of the runs; a line for each set of versions."""
+    lines = [", ".join(f"{name} {version}" for name, version in each.items()) for each in numbers["versions"]]
+    return "\n".join(
+        f"Made with {line}." for line in [*lines, *(f"sacrebleu's {each}" for each in numbers["signature"])]
+    )
 
 
 def spread(values: Iterable[float | None]) -> str:
-    """The mean, and in brackets the deviation of the sample, as the paper prints them."""
+    """The mean with the sample deviation in brackets, as the paper prints them."""
     values = list(values)
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
@@ -85,15 +103,15 @@ def spread(values: Iterable[float | None]) -> str:
     return f"{fmean(known):.2f}" + (f" ({stdev(known):.2f})" if len(known) > 1 else "")
 
 
-def _shown(found: Found) -> list[Mapping[str, Any]]:
-    """Lines with something to show, of the groups that have more than the row which stands in all of them."""
-    known = [line for line in found["lines"] if any(line[key] for key in _OUTCOMES)]
+def _shown(numbers: Numbers) -> list[Mapping[str, Any]]:
+    """Lines with a result, of groups that have more than the shared row."""
+    known = [line for line in numbers["lines"] if any(line[key] for key in _OUTCOMES)]
     groups = {line["group"] for line in known if line["row"] != _SHARED} or {line["group"] for line in known[:1]}
     return [line for line in known if line["group"] in groups]
 
 
-def _main(found: Found) -> Table:
-    lines = _shown(found)
+def _main(numbers: Numbers) -> Table:
+    lines = _shown(numbers)
     seeds = max((len(line[key]) for line in lines for key in ("scores", "equal_flops")), default=0)
     is_equal = any(line["equal_flops"] not in ({}, line["scores"]) or line["equal_flops_diverged"] for line in lines)
     equal = [(_ours(line["equal_flops"], line["equal_flops_diverged"], seeds),) if is_equal else () for line in lines]
@@ -104,15 +122,15 @@ def _main(found: Found) -> Table:
     head = ("r", "network", "trained", "paper", "ours", *(("at equal FLOPs",) if is_equal else ()))
     ours = "alternating training" if any(line["trained"] == "alternating" for line in lines) else "the joint run"
     note = (
-        f"{found['score']} on the test data: mean (deviation) of {seeds} seed{'s' * (seeds > 1)}, unless told. "
+        f"{numbers['score']} on the test data: mean (deviation) of {seeds} seed{'s' * (seeds > 1)}, unless told. "
         "The paper's is of its own data and sizes."
     ) + (f" At equal FLOPs: with as many training FLOPs as {ours}." if is_equal else "")
     return Table("Beside the paper", head, rows, words=3, note=note)
 
 
-def _epochs(found: Found) -> Table:
-    """What an epoch takes; where the paper prints FLOPs, these and ours as it counts them."""
-    lines = [line for line in _shown(found) if line["scores"]]
+def _epochs(numbers: Numbers) -> Table:
+    """The cost of an epoch; where the paper prints FLOPs, these and ours as it counts them."""
+    lines = [line for line in _shown(numbers) if line["scores"]]
     is_printed = any(line["paper_epoch_flops"] for line in lines)
     more = ("FLOPs, paper", "ours, as it counts") if is_printed else ()
     rows = tuple(
@@ -138,14 +156,14 @@ def _words(line: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _ours(scores: Mapping[str, float], diverged: int, seeds: int) -> str:
-    """A mean of fewer seeds than other lines have says so."""
+    """Mean and deviation, and how many seeds if other lines have more."""
     few = f", {len(scores)} seed{'s' * (len(scores) > 1)}" if 0 < len(scores) < seeds else ""
     return spread(scores.values()) + few + (f", {diverged} diverged" if diverged else "")
 
 
-def _criteria(found: Found) -> Table:
-    scores = {line["row"]: spread(line["scores"].values()) for line in found["lines"]}
-    of = ("of",) if any(row["of"] != "network" for row in found["criteria"]) else ()
+def _criteria(numbers: Numbers) -> Table:
+    scores = {line["row"]: spread(line["scores"].values()) for line in numbers["lines"]}
+    of = ("of",) if any(row["of"] != "network" for row in numbers["criteria"]) else ()
     rows = tuple(
         (
             *(row[key] for key in ("curve", *of)),
@@ -153,17 +171,17 @@ def _criteria(found: Found) -> Table:
             f"{fmean(row['negative']):.0%}",
             scores[row["row"]],
         )
-        for row in found["criteria"]
+        for row in numbers["criteria"]
     )
     note = (
         "Medians, of the cosine the mean, over the second half of each training; mean (deviation) of the seeds. "
-        f"< 0: how often the cosine is negative. {found['score']}: of the whole network on the test data."
+        f"< 0: how often the cosine is negative. {numbers['score']}: of the whole network on the test data."
     )
-    head = ("trained", *of, *_MEASURED, "< 0", found["score"])
+    head = ("trained", *of, *_MEASURED, "< 0", numbers["score"])
     return Table("The criteria", head, rows, words=1 + len(of), note=note)
 
 
-def _costs(found: Found) -> Table:
+def _costs(numbers: Numbers) -> Table:
     head = ("", "FLOPs jointly", "alone, together", "ratio", "time jointly", "alone, together", "ratio")
     rows = tuple(
         (
@@ -173,17 +191,17 @@ def _costs(found: Found) -> Table:
             *(f"{row[key]:,.0f} s" for key in ("joint_seconds", "alone_seconds")),
             f"{row['joint_seconds'] / row['alone_seconds']:.2f}",
         )
-        for row in found["costs"]
+        for row in numbers["costs"]
         if row["alone_flops"]
     )
     return Table("What the joint run costs against separate ones", head, rows)
 
 
-def _near(found: Found) -> Table:
+def _near(numbers: Numbers) -> Table:
     head = ("", "level", "seed", f"alone, less {NEAR}", "jointly after FLOPs", "alone after FLOPs")
     rows = tuple(
         (row["label"], row["level"], seed, f"{one['goal']:.2f}", _after(one["jointly"]), _after(one["alone"]))
-        for row in found["near"]
+        for row in numbers["near"]
         for seed, one in row["seeds"].items()
     )
     note = (
@@ -191,23 +209,29 @@ def _near(found: Found) -> Table:
         f"within {NEAR} of the best look that it has alone. A look comes after each epoch, on validation data; of "
         "translations it is by a greedy search for the first pairs."
     )
-    return Table(f"Within {NEAR} {found['score']} of the same level alone", head, rows, words=3, note=note)
+    return Table(f"Within {NEAR} {numbers['score']} of the same level alone", head, rows, words=3, note=note)
 
 
-def _starts(found: Found) -> Table:
+def _starts(numbers: Numbers) -> Table:
     scores = ("core_alone", "core", "full")
-    known = [row for row in found["starts"] if any(row[key] is not None for key in scores)]
-    is_over = len(found["starts"]) > 1 and all(row["is_known"] for row in found["starts"])  # none is the best of one
-    best = max((row["merit"] for row in found["starts"] if row["merit"] is not None), default=None) if is_over else None
+    known = [row for row in numbers["starts"] if any(row[key] is not None for key in scores)]
+    is_over = len(numbers["starts"]) > 1 and all(
+        row["is_known"] for row in numbers["starts"]
+    )  # none is the best of one
+    best = (
+        max((row["selection_score"] for row in numbers["starts"] if row["selection_score"] is not None), default=None)
+        if is_over
+        else None
+    )
     rows = tuple(
         (
-            row["start"] + (" (best by validation)" if row["merit"] == best and best is not None else ""),
+            row["start"] + (" (best by validation)" if row["selection_score"] == best and best is not None else ""),
             *(_score(row[key]) for key in scores),
-            _merit(row["merit"], found["judge"]) if row["is_known"] else _NONE,
+            _selection(row["selection_score"], numbers["criterion"]) if row["is_known"] else _NONE,
         )
         for row in known
     )
-    head = ("start", "core alone", "core jointly", "full jointly", f"validation {found['judge']}, jointly")
+    head = ("start", "core alone", "core jointly", "full jointly", f"validation {numbers['criterion']}, jointly")
     return Table("How the low-rank layers start", head, rows, note="With seed 0, at the cell that the grid chose.")
 
 
@@ -215,12 +239,18 @@ def _score(value: float | str | None) -> str:
     return _NONE if value is None else value if isinstance(value, str) else f"{value:.2f}"
 
 
-def _grid(found: Found) -> Table:
+def _grid(numbers: Numbers) -> Table:
     rows = tuple(
-        (row["row"], f"{row['lr']:g}", str(row["warm_up"]), _merit(row["merit"], found["judge"]), "✓" * row["chosen"])
-        for row in found["grid"]
+        (
+            row["row"],
+            f"{row['lr']:g}",
+            str(row["warm_up"]),
+            _selection(row["selection_score"], numbers["criterion"]),
+            "✓" * row["chosen"],
+        )
+        for row in numbers["grid"]
     )
-    head = ("row", "learning rate", "warm-up", f"validation {found['judge']}", "chosen")
+    head = ("row", "learning rate", "warm-up", f"validation {numbers['criterion']}", "chosen")
     note = (
         "Every row that is tuned is tuned over the same cells, with as many looks. The number is the mean over trained "
         "levels. Cells that only some rows have are of an earlier grid, and are not chosen from."
@@ -228,7 +258,7 @@ def _grid(found: Found) -> Table:
     return Table("The grid", head, rows, note=note)
 
 
-def _elsewhere(found: Found) -> Table:
+def _other_cells(numbers: Numbers) -> Table:
     rows = tuple(
         (
             row["row"],
@@ -236,14 +266,14 @@ def _elsewhere(found: Found) -> Table:
             str(row["warm_up"]),
             row["level"],
             _ours(row["scores"], row["diverged"], len(row["scores"])),
-            _merit(row["merit"], found["judge"]),
+            _selection(row["selection_score"], numbers["criterion"]),
             "✓" * row["chosen"],
             "✓" * row["shown"],
         )
-        for row in found["elsewhere"]
+        for row in numbers["other_cells"]
     )
-    judged = f"validation {found['judge']}"
-    head = ("row", "learning rate", "warm-up", "level", found["score"], judged, "chosen", "shown")
+    validation = f"validation {numbers['criterion']}"
+    head = ("row", "learning rate", "warm-up", "level", numbers["score"], validation, "chosen", "shown")
     note = (
         "Chosen: by the grid of short runs. Shown above: the best of these by validation, which is told of seed 0. A "
         "network that is trained alone has one level, which is called full."
@@ -251,10 +281,10 @@ def _elsewhere(found: Found) -> Table:
     return Table("Whole runs at several cells of the grid", head, rows, note=note)
 
 
-def _merit(merit: float | None, judge: str) -> str:
-    if merit is None:
+def _selection(score: float | None, criterion: str) -> str:
+    if score is None:
         return "diverged"
-    return f"{-merit if judge == 'loss' else merit:.4f}"
+    return f"{-score if criterion == 'loss' else score:.4f}"
 
 
 def _after(flops: float | None) -> str:

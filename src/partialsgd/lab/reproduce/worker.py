@@ -1,96 +1,56 @@
-"""Runs, one after the other, in a process of their own: jobs come in as lines of JSON, and each is answered by one.
+"""A worker process: it reads jobs as lines of JSON from its standard input, and answers each with one line.
 
-The process that gives the jobs holds the other end of the standard input. When that one ends, however it ends, the
-present run saves its state and this process ends too: a reproduction that was killed leaves nothing behind that trains.
+The process that gives the jobs holds the other end of that pipe. When it ends, even by a kill, the current run saves
+its state and the worker ends too, so that nothing goes on training unattended.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
-import time
 import traceback
-from pathlib import Path
+from collections.abc import Mapping
 from queue import Queue
 from typing import Any
 
-from partialsgd.export import files
-from partialsgd.lab.recipes import RECIPES
-from partialsgd.lab.reproduce.same import require_same
-from partialsgd.lab.runs.metrics import FAILED
-from partialsgd.lab.runs.run import Run
-from partialsgd.lab.training import loop
+from partialsgd.lab.reproduce.worker_pool import function_of
 from partialsgd.lab.training.errors import WrongCall
-from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.stopping import Stopped
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a training prints is none of the answers
-    given: Queue[str | None] = Queue()
-    threading.Thread(target=_receive, args=[given], daemon=True).start()
-    while (line := given.get()) is not None:
+    os.dup2(2, 1)  # whatever a training prints goes to the log
+    lines: Queue[str | None] = Queue()
+    threading.Thread(target=_receive, args=[lines], daemon=True).start()
+    while (line := lines.get()) is not None:
         job = json.loads(line)
-        print(json.dumps(_done(_settings(job["recipe"], job["settings"]))), file=answers, flush=True)
+        print(json.dumps(work(job["label"], job["call"], job["arguments"])), file=answers, flush=True)
 
 
-def work(settings: Settings) -> None:
-    """Make the run, or go on with it. Numbers that leave the finite are an outcome, and are kept as one."""
-    assert settings.out is not None  # a job says where its run lies
-    run = Run(Path(settings.out))
+def work(label: str, call: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Call `module:function` and return its result or its error; the traceback goes to the log."""
     try:
-        if not (run.path / "config.json").exists():
-            shutil.rmtree(run.path / files.STAGE, ignore_errors=True)  # a kill before the first file
-            loop.train(settings, show=False)
-            return
-        require_same(run.path, settings)
-        _wait_for(run)
-        loop.resume(run, places=settings, show=False)
-    except FloatingPointError as error:
-        run.write(FAILED, {"error": str(error)})
-
-
-def _done(settings: Settings) -> dict[str, str]:
-    """What went wrong, if something did; where, is for the log."""
-    try:
-        work(settings)
+        return {"result": function_of(call)(**arguments)}
     except Stopped:
         sys.exit(0)
     except WrongCall as error:
-        print(f"{settings.out} has failed: {error}", file=sys.stderr)
+        print(f"{label} failed: {error}", file=sys.stderr)
         return {"wrong call": str(error)}
     except Exception as error:
-        print(f"{settings.out} has failed", file=sys.stderr)
+        print(f"{label} failed", file=sys.stderr)
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
-    return {}
 
 
-def _settings(recipe: str, values: dict[str, Any]) -> Settings:
-    frozen: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return RECIPES[recipe](**frozen)
-
-
-def _receive(given: Queue[str | None]) -> None:
+def _receive(lines: Queue[str | None]) -> None:
     for line in sys.stdin:
-        given.put(line)
-    given.put(None)  # a run in its last step takes the signal and still comes to its end
+        lines.put(line)
+    lines.put(None)  # a run in its last step catches the signal and still finishes
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _wait_for(run: Run) -> None:
-    """The process that trained it before may still be saving."""
-    for _ in range(60):
-        try:
-            with run.locked():
-                return
-        except RuntimeError:
-            time.sleep(1.0)
 
 
 if __name__ == "__main__":

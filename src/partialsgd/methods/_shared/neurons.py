@@ -123,8 +123,9 @@ def _units(plan: NestPlan, group: UnitGroup, prefix: str) -> Units:
     for name in group.norms:
         places += _places(plan, name, {"weight": 0, "bias": 0})
     for name in group.consumers:
-        form = _linear_map(plan, name)
-        places += _places(plan, name, {"weight": 0 if form.kind == "conv1d_hf" else 1}, form.inputs // group.units)
+        linear_map = _linear_map(plan, name)
+        dimension, times = 0 if linear_map.kind == "conv1d_hf" else 1, linear_map.inputs // group.units
+        places += _places(plan, name, {"weight": dimension}, times)
     layers, norms = (tuple(prefix + name for name in names) for names in (group.producer_names, group.norms))
     return Units(group.units, layers, tuple(p._replace(parameter=prefix + p.parameter) for p in places), norms)
 
@@ -140,6 +141,6 @@ def _places(plan: NestPlan, layer: str, dimensions: dict[str, int], times: int =
 
 
 def _linear_map(plan: NestPlan, name: str) -> LinearMap:
-    form = linear_map_of(plan.modules[name])
-    assert isinstance(form, LinearMap)  # checked when the group was found
-    return form
+    linear_map = linear_map_of(plan.modules[name])
+    assert isinstance(linear_map, LinearMap)  # checked when the group was found
+    return linear_map

@@ -58,8 +58,8 @@ def _linear_map(plan: NestPlan, name: str) -> LinearMap:
 def _names_by_wildcard_text(plan: NestPlan, pattern: str) -> dict[tuple[str, ...], str]:
     """Return each matching module by the text before the pattern and the texts of its wildcards."""
     regex = re.compile(r"(?:(.*)\.)?" + "".join(_as_regex(part) for part in re.split(_WILDCARD, pattern)))
-    found = ((regex.fullmatch(name), name) for name in plan.match([pattern]))
-    return {tuple(text or "" for text in match.groups()): name for match, name in found if match}
+    names = ((regex.fullmatch(name), name) for name in plan.match([pattern]))
+    return {tuple(text or "" for text in match.groups()): name for match, name in names if match}
 
 
 def _as_regex(part: str) -> str:

@@ -1,0 +1,240 @@
+"""`partialsgd compare`: all levels trained at once, against each level trained alone."""
+
+from __future__ import annotations
+
+import ast
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal, TypeAlias, final
+
+from rich.console import Console
+
+from partialsgd._util.files import read_json, write_json
+from partialsgd.lab.recipes import build
+from partialsgd.lab.reproduce.run_folder import Summary, total_flops
+from partialsgd.lab.reproduce.run_job import RunJob
+from partialsgd.lab.reproduce.runner import run_jobs
+from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
+from partialsgd.lab.reproduce.worker_pool import ThisProcess, WorkerPool
+from partialsgd.lab.runs.metrics import FAILED
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import launch, loop
+from partialsgd.lab.training.batch_plan import Deal
+from partialsgd.lab.training.errors import AlreadyThere, WrongCall
+from partialsgd.lab.training.settings import Settings, require_at_least
+
+Budget: TypeAlias = Literal["epochs", "updates", "flops"]
+
+_MULTI_LEVEL = ("alternating", "slimmable", "sandwich")
+"""The methods that train several levels."""
+_COUNTED_BATCHES = 64
+"""Batches over which the FLOPs of a step are averaged."""
+_BUDGETS = {"epochs": "the same epochs", "updates": "the same updates", "flops": "the FLOPs of the whole joint run"}
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """A level, or all of them, trained in one way: means over the seeds."""
+
+    level: str
+    trained: str
+    scores: tuple[float, ...]
+    """One score for each seed; none for all levels together."""
+    updates: float
+    flops: float
+    seconds: float | None
+    """None for a level of a joint run, whose time cannot be separated."""
+
+
+@final
+@dataclass(frozen=True)
+class Pair:
+    """The summaries of the runs with one seed."""
+
+    seed: int
+    joint: Summary
+    alone: Mapping[str, Summary]
+
+
+def compare(settings: Settings, *, budget: Budget = "epochs", seeds: int = 1, jobs: int = 1) -> list[Row]:
+    """Train jointly and alone, `seeds` times each, in the directory `settings.out`; finished runs are kept.
+
+    The joint run has the settings as they are. A smaller level alone is the same nested model from the same start, of
+    which only that level moves. The whole network alone is not nested, and starts as an ordinary network.
+    """
+    require_at_least("seeds", seeds, 1)
+    if getattr(settings, "nest", "") == "none":
+        raise WrongCall("--nest none has one level, and nothing to compare it with; choose another")
+    if settings.probe is not None:
+        raise WrongCall("--probe is for one training: the whole network alone has no core to measure; leave it out")
+    if jobs > 1 and launch.processes().num_processes > 1:
+        raise WrongCall("--jobs is for a single process; under torchrun or accelerate leave it out")
+    default = f"runs/compare-{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = Path(launch.from_main(settings.out or default))
+    settings = loop.pinned(settings)
+    _alone_method(settings.method, "plain")  # raises now, not after the joint training
+    console = launch.console()
+    console.print(f"The runs are made in {out}; with --out {out} the same call goes on there", highlight=False)
+    each_seed = [replace(settings, seed=settings.seed + k) for k in range(seeds)]
+    workers = WorkerPool(jobs, out / "logs") if jobs > 1 else ThisProcess()
+    failures = run_jobs(lambda: [job for one in each_seed for job in _ready(one, budget, out)], workers, console)
+    if failures:
+        raise RuntimeError("; ".join(failures))
+    pairs = [_pair(one, out) for one in each_seed]
+    rows = summarize(pairs)
+    if launch.processes().is_main_process:
+        table = to_table(rows, pairs, budget)
+        out.joinpath("compare.md").write_text(to_markdown(table, level=1) + "\n", encoding="utf-8")
+        write_json(out / "compare.json", to_json(rows, pairs, budget))
+        Console().print(to_rich(table))
+        console.print(f"The runs and the table are in {out}", highlight=False)
+    return rows
+
+
+def _ready(settings: Settings, budget: Budget, out: Path) -> Iterator[RunJob]:
+    """The runs of one seed that can be trained now: the joint one, and then each level alone."""
+    joint = _joint_path(settings, out)
+    if (summary := _summary(RunJob(joint.name, joint, settings))) is None:
+        yield RunJob(joint.name, joint, settings)
+        return
+    levels = list(summary["levels"])
+    for level in levels:
+        path = _alone_path(settings, level, out)
+        alone = within_budget(alone_settings(settings, level, levels), level, summary, budget)
+        if _summary(job := RunJob(path.name, path, alone)) is None:
+            yield job
+
+
+def _summary(job: RunJob) -> Summary | None:
+    """The summary of a run, if it is finished; raises if it has other settings, or diverged."""
+    if not job.is_started:
+        return None
+    stored = replace(Run(job.path).settings, out=None, threads=None)  # these say where a run was made
+    if stored != replace(job.settings, out=None, threads=None):
+        raise AlreadyThere(f"{job.path} is a run with other settings; give another --out, or remove it")
+    if job.has_diverged:
+        raise FloatingPointError(read_json(job.path / FAILED)["error"])
+    return Run(job.path).summary
+
+
+def _joint_path(settings: Settings, out: Path) -> Path:
+    return out / f"joint-seed{settings.seed}"
+
+
+def _alone_path(settings: Settings, level: str, out: Path) -> Path:
+    return out / f"{level.replace('/', '_')}-alone-seed{settings.seed}"
+
+
+def _pair(settings: Settings, out: Path) -> Pair:
+    joint = read_json(_joint_path(settings, out) / "summary.json")
+    alone = {level: read_json(_alone_path(settings, level, out) / "summary.json") for level in joint["levels"]}
+    return Pair(settings.seed, joint, alone)
+
+
+def alone_settings(settings: Settings, level: str, levels: list[str]) -> Settings:
+    """The settings that train a level by itself; what the method does beside choosing levels stays."""
+    if level == levels[-1] and hasattr(settings, "nest"):
+        changes: Any = {"nest": "none", "method": _alone_method(settings.method, "plain")}
+        return replace(settings, **changes)
+    return replace(settings, method=_alone_method(settings.method, f"only({level!r})"))
+
+
+def _alone_method(method: str, alone: str) -> str:
+    """The method's text with `alone` in the place of the part that chooses the levels."""
+    tree = ast.parse(method.strip(), mode="eval").body
+    if _name(tree) in _MULTI_LEVEL:
+        return alone
+    if isinstance(tree, ast.Call) and _name(tree) == "compose" and len(tree.args) == 2:
+        first, second = tree.args
+        if _name(first) in _MULTI_LEVEL:
+            return ast.unparse(second) if alone == "plain" else f"compose({alone}, {ast.unparse(second)})"
+    raise WrongCall(
+        f"--method {method} does not say how to train a level alone; give one of {', '.join(_MULTI_LEVEL)}, or "
+        "compose(one of them, another method), which the level alone then has too"
+    )
+
+
+def _name(node: ast.expr) -> str:
+    called = node.func if isinstance(node, ast.Call) else node
+    return called.id if isinstance(called, ast.Name) else ""
+
+
+def within_budget(settings: Settings, level: str, joint: Summary, budget: Budget) -> Settings:
+    """The settings with as many steps as the budget gives a level alone."""
+    if budget == "epochs":
+        return settings
+    if budget == "updates":
+        return replace(settings, max_steps=max(1, joint["levels"][level]["updates"]))
+    per_step, per_epoch = _flops_per_step(settings, level)
+    steps = max(1, round(total_flops(joint) / per_step))
+    return replace(settings, max_steps=steps, epochs=math.ceil(steps / per_epoch))
+
+
+def _flops_per_step(settings: Settings, level: str) -> tuple[float, int]:
+    """FLOPs of a step at a level, averaged over some batches, and the steps of an epoch."""
+    task, ranks = build(settings), launch.processes().num_processes
+    count = len(task.batches)
+    flops = [task.flops(level, task.batches.make(0, k)) for k in range(0, count, max(1, count // _COUNTED_BATCHES))]
+    steps = len(Deal(task.batches, settings.accumulate, 0, ranks))
+    return fmean(flops) * settings.accumulate * ranks, steps
+
+
+def summarize(pairs: Sequence[Pair]) -> list[Row]:
+    """For each level jointly and alone, and the cost of all of them."""
+    levels = list(pairs[0].joint["levels"])
+    rows = [_row(pairs, level, trained) for level in levels for trained in ("jointly", "alone")]
+    return [*rows, _total(rows, "jointly", fmean(pair.joint["seconds"] for pair in pairs)), _total(rows, "alone", None)]
+
+
+def _row(pairs: Sequence[Pair], level: str, trained: str) -> Row:
+    summaries = [pair.joint if trained == "jointly" else pair.alone[level] for pair in pairs]
+    own = [summary["levels"][level] for summary in summaries]
+    return Row(
+        level,
+        trained,
+        tuple(row["test"][summary["score"]] for row, summary in zip(own, summaries, strict=True)),
+        fmean(row["updates"] for row in own),
+        fmean(row["flops"] for row in own),
+        None if trained == "jointly" else fmean(summary["seconds"] for summary in summaries),
+    )
+
+
+def _total(rows: Sequence[Row], trained: str, seconds: float | None) -> Row:
+    own = [row for row in rows if row.trained == trained]
+    total = sum(row.seconds or 0.0 for row in own) if seconds is None else seconds
+    return Row("all", trained, (), sum(row.updates for row in own), sum(row.flops for row in own), total)
+
+
+def to_table(rows: Sequence[Row], pairs: Sequence[Pair], budget: str) -> Table:
+    first, seeds = pairs[0].joint, ", ".join(str(pair.seed) for pair in pairs)
+    means = f"; means ± deviations of {len(pairs)} runs" if len(pairs) > 1 else ""
+    return Table(
+        title=f"{first['recipe']}: jointly and alone; alone each level gets {_BUDGETS[budget]}",
+        head=("level", "trained", first["score"], "updates", "training FLOPs", "time"),
+        rows=tuple(_cells(row) for row in rows),
+        words=2,
+        note=f"{first['score']} on the test data, seed{'s' if len(pairs) > 1 else ''} {seeds}{means}",
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    seconds = "" if row.seconds is None else f"{row.seconds:,.0f} s"
+    return row.level, row.trained, spread(row.scores), f"{row.updates:,.0f}", f"{row.flops:.3g}", seconds
+
+
+def to_json(rows: Sequence[Row], pairs: Sequence[Pair], budget: str) -> dict[str, Any]:
+    first, seeds = pairs[0].joint, [pair.seed for pair in pairs]
+    described = {"recipe": first["recipe"], "budget": budget, "score": first["score"], "seeds": seeds}
+    return {**described, "rows": [asdict(row) for row in rows]}
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean, and the sample deviation of several values."""
+    if not values:
+        return ""
+    return f"{fmean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")

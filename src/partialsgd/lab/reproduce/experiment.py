@@ -1,0 +1,180 @@
+"""The parts of an experiment: the grid it is tuned on, the rows that are trained, the lines of its table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
+
+from partialsgd.lab.reproduce.paper import Printed
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings
+
+if TYPE_CHECKING:
+    from partialsgd.lab.reproduce.run_folder import RunFolder
+
+Scale: TypeAlias = Literal["smoke", "laptop", "paper"]
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """The options of `partialsgd reproduce` that decide which runs an experiment has."""
+
+    scale: Scale = "laptop"
+    data: str | None = None
+    source: str | None = None
+    target: str | None = None
+    seeds: int = 3
+    start: str | None = None
+    """How the low-rank layers start; None tries every start and uses the best."""
+    epochs: int | None = None
+    """Epochs of the rows that are shown; None takes those of the scale."""
+    layers: int | None = None
+    """Blocks on each side of a Transformer; None takes those of the scale."""
+
+    def refuse(self, name: str, *options: str) -> None:
+        """Raise for options that the experiment would ignore."""
+        for option in options:
+            if getattr(self, option) is not None:
+                raise WrongCall(f"--{option} {getattr(self, option)} has no effect on {name}; leave it out")
+
+    def default_out(self, name: str) -> Path:
+        """The default run folder: one for each experiment, scale, depth and corpus."""
+        depth = f"-{self.layers}layers" if self.layers else ""
+        data = f"-{os.path.basename(os.path.abspath(self.data))}" if self.data else ""
+        return Path("runs") / "reproduce" / f"{name}-{self.scale}{depth}{data}"
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """A learning rate and a warm-up."""
+
+    lr: float
+    warm_up: int
+
+    @property
+    def name(self) -> str:
+        return f"lr{self.lr:g}-warm{self.warm_up}"
+
+    @classmethod
+    def from_name(cls, name: str) -> Cell | None:
+        """The cell of that name; None if no cell has it."""
+        lr, _, warm_up = name.removeprefix("lr").partition("-warm")
+        try:
+            cell = cls(float(lr), int(warm_up))
+        except ValueError:
+            return None
+        return cell if cell.name == name else None
+
+    def apply(self, settings: Settings) -> Settings:
+        changes: Any = {"lr": self.lr, "warm_up": self.warm_up}
+        return replace(settings, **changes)
+
+
+@final
+@dataclass(frozen=True)
+class Grid:
+    """The cells that every row is tuned on."""
+
+    cells: tuple[Cell, ...]
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that make the runs of the search shorter."""
+
+
+MakeSettings: TypeAlias = "Callable[[RunFolder, int], Settings | None]"
+"""The settings of a row for a seed, given the finished runs; None while a run that it depends on is missing."""
+
+
+def always(settings: Settings) -> MakeSettings:
+    """Settings that depend on no other run."""
+    return lambda folder, seed: settings
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One way of training, with several seeds."""
+
+    name: str
+    make: MakeSettings
+    seeds: int
+    tuned_as: str | None
+    """The row whose grid chooses the cell, mostly this one; None if `make` sets learning rate and warm-up."""
+    waits_for: str = ""
+    """The runs that `make` needs, in words."""
+    optional: bool = False
+    """An optional row is trained only if `--rows` names it."""
+    block: str = ""
+    """Consecutive rows of one block are trained seed by seed, so that a whole table is there early."""
+    keywords: tuple[str, ...] = ()
+    """Words that select it in `--rows`, beside the parts of its name."""
+
+
+@final
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: one network of one row, beside the paper's number."""
+
+    group: str
+    """The ratio, within which lines are compared."""
+    network: str
+    trained: str
+    row: str
+    level: str
+    printed: Printed | None = None
+    equal_flops: str | None = None
+    """The row that trains the same network with the FLOPs of the joint run."""
+    printed_flops: float | None = None
+    """FLOPs of an epoch in the paper."""
+
+
+@final
+@dataclass(frozen=True)
+class Comparison:
+    """A joint row, and for each level the row that trains the same network alone."""
+
+    label: str
+    joint: str
+    alone: Mapping[str, str]
+
+
+@final
+@dataclass(frozen=True)
+class Figure:
+    """The curves of one of the paper's figures."""
+
+    number: Literal[2, 3, 4]
+    curves: Mapping[str, str]
+    """The row of each label."""
+    smooth: int = 1
+    """Measurements in the running median that is drawn."""
+    group: str | None = None
+    """A group of layers to draw as well."""
+
+
+@final
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure of the paper."""
+
+    name: str
+    title: str
+    score: str
+    factor: float
+    """From a run's score to the paper's: accuracies are printed in percent."""
+    criterion: str
+    """The validation number that chooses cells and starts; a loss is minimised."""
+    grid: Grid
+    rows: Callable[[RunFolder], Sequence[Row]]
+    """The rows in order of value; finished runs decide on later ones."""
+    lines: Callable[[RunFolder], Sequence[Line]]
+    comparisons: Callable[[RunFolder], Sequence[Comparison]]
+    choices: Callable[[RunFolder], Sequence[str]]
+    """Sentences on what the paper leaves open and what is done here."""
+    starts: Mapping[str, Comparison] = field(default_factory=dict)
+    """For each start of the low-rank layers the rows that compare it."""
+    figure: Figure | None = None

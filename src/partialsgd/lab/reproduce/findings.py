@@ -1,0 +1,108 @@
+"""The numbers in sentences: how far joint training is ahead or behind, here and in the paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from statistics import fmean, stdev
+from typing import Any
+
+from partialsgd.lab.reproduce.numbers import Numbers
+
+_STUDENT = {2: 12.71, 3: 4.31, 4: 3.19, 5: 2.78}
+"""Standard errors that a mean difference must exceed to be called one, at 5 %, by seeds; beyond these a little less."""
+_MANY = 2.58
+_OURS = {"jointly": "jointly trained", "alternating": "by alternating training"}
+_OTHERS = {
+    "alone": "the one trained alone",
+    "slimmable": "that of slimmable training",
+}
+
+
+def sentences(numbers: Numbers) -> list[str]:
+    """A sentence for each comparison that finished runs allow, for each cost, and for each edge of the grid."""
+    return [*_compared(numbers), *_costs(numbers), *_edges(numbers)]
+
+
+def _compared(numbers: Numbers) -> Iterator[str]:
+    """The paper's method against each other one, for each network of each ratio."""
+    for group, network in dict.fromkeys((line["group"], line["network"]) for line in numbers["lines"]):
+        own = [line for line in numbers["lines"] if (line["group"], line["network"]) == (group, network)]
+        for ours in (line for line in own if line["trained"] in _OURS):
+            for other in (line for line in own if line["trained"] in _OTHERS):
+                text = _describe_difference(numbers, ours, other) or _diverged(numbers, ours, other)
+                if text:
+                    yield f"r = {group}, {network}: {text}."
+
+
+def _describe_difference(numbers: Numbers, ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    if not set(ours["scores"]) & set(other["scores"]):
+        return ""
+    difference, doubt = _difference(ours["scores"], other["scores"], numbers["score"])
+    text = f"{_OURS[ours['trained']]} it is {difference} {_OTHERS[other['trained']]}, of as many epochs{doubt}"
+    if set(ours["scores"]) & set(other["equal_flops"]):
+        difference, doubt = _difference(ours["scores"], other["equal_flops"], numbers["score"])
+        text += f"; {difference} it at equal FLOPs{doubt}"
+    if gone := [f"{line['diverged']} {line['trained']}" for line in (ours, other) if line["diverged"]]:
+        text += f"; diverged and left out: {', '.join(gone)}"
+    if ours["paper"] and other["paper"]:
+        text += f" (paper: {_signed(_printed(ours['paper']) - _printed(other['paper']))} at equal epochs)"
+    return text
+
+
+def _diverged(numbers: Numbers, ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """A sentence for two lines of which one has no score, because all of its runs diverged."""
+    parts = []
+    for line in (ours, other):
+        if line["diverged"] and not line["scores"]:
+            parts.append(f"{line['trained']}, every run has diverged ({line['diverged']})")
+        elif line["scores"]:
+            parts.append(f"{line['trained']} it reaches {numbers['score']} {fmean(line['scores'].values()):.2f}")
+    return "; ".join(parts) if any(line["diverged"] and not line["scores"] for line in (ours, other)) else ""
+
+
+def _difference(ours: Mapping[str, float], other: Mapping[str, float], score: str) -> tuple[str, str]:
+    """How far ahead, seed by seed with those that both have, and what is to be text if that may be chance."""
+    differences = [ours[seed] - other[seed] for seed in ours if seed in other]
+    seeds, difference = len(differences), fmean(differences)
+    if seeds < 2:
+        has_more = len(ours) > 1 or len(other) > 1
+        return _points(difference, score), ", with the one seed that both have" if has_more else ", by one seed"
+    is_clear = abs(difference) > _STUDENT.get(seeds, _MANY) * stdev(differences) / math.sqrt(seeds)
+    return _points(difference, score), "" if is_clear else f", which {seeds} seeds cannot tell from chance"
+
+
+def _points(difference: float, score: str) -> str:
+    unit = score if score == "BLEU" else "points"
+    return f"{abs(difference):.2f} {unit} {'ahead of' if difference >= 0 else 'behind'}"
+
+
+def _signed(difference: float) -> str:
+    return f"{abs(difference):.2f} {'ahead' if difference >= 0 else 'behind'}"
+
+
+def _printed(text: str) -> float:
+    return float(text.split(" ")[0])
+
+
+def _costs(numbers: Numbers) -> Iterator[str]:
+    for row in numbers["costs"]:
+        if row["alone_flops"]:
+            flops, seconds = (row[f"joint_{unit}"] / row[f"alone_{unit}"] for unit in ("flops", "seconds"))
+            yield (
+                f"{row['label']}: the joint run took {flops:.2f} of the FLOPs of the separate runs together, and "
+                f"{seconds:.2f} of their time, each with whatever ran beside it."
+            )
+
+
+def _edges(numbers: Numbers) -> Iterator[str]:
+    """Chosen cells at an edge of the grid: better ones may lie outside."""
+    cells = [row for row in numbers["grid"] if not row["earlier"]]
+    chosen = [row for row in cells if row["chosen"]]
+    rates, warm_ups = ({row[key] for row in cells} for key in ("lr", "warm_up"))
+    outermost = {min(rates), max(rates)} if len(rates) > 1 else set()
+    if rows := [row["row"] for row in chosen if row["lr"] in outermost]:
+        names = ", ".join(rows)
+        yield f"The chosen learning rate is the outermost of the grid for {names}: better ones may lie beyond."
+    if len(warm_ups) > 1 and chosen and all(row["warm_up"] == max(warm_ups) for row in chosen):
+        yield f"Every row chose the longest warm-up of the grid, {max(warm_ups)} steps: longer ones may be better."

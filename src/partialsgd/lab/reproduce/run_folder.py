@@ -1,0 +1,201 @@
+"""The runs of an experiment on disk: `grid/<row>/<cell>` to choose a cell by, `rows/<row>/seed<k>` to show.
+
+A run of the right name is used only if its settings are those that the experiment asks for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeAlias, final
+
+from partialsgd.lab.reproduce.experiment import Cell, Experiment, Row
+from partialsgd.lab.runs.metrics import FAILED, evaluation
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training.errors import AlreadyThere
+from partialsgd.lab.training.settings import Settings
+from partialsgd.logging import metrics_log
+
+Summary: TypeAlias = dict[str, Any]
+
+AT = "@"
+"""Stands between a row and a cell in the name of whole runs at a cell that the grid did not choose."""
+
+_RETRAIN = "remove that directory and repeat the command to train it again"
+_PLACE_SETTINGS = frozenset({"out", "threads"})
+"""Settings that say where a run was made, not what it is."""
+_LEVEL_SETTINGS = frozenset({"ratio", "init"})
+"""Settings without effect on a network without levels."""
+_PATH_PARTS = {"data": 1, "start": 2, "teacher": 2}
+"""How many last parts of a path must agree: a folder may have been moved, and a run stores the hash of its data."""
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation on the validation data."""
+
+    steps: int
+    epoch: float
+    levels: Mapping[str, Mapping[str, float]]
+
+
+@final
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that ended, with a score or because it diverged."""
+
+    path: Path
+
+    @cached_property
+    def settings(self) -> Settings:
+        if not (self.path / "config.json").is_file():
+            raise ValueError(f"{self.path} is damaged: it ended, and has no config.json; {_RETRAIN}")
+        return Run(self.path).settings
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """The run's summary; None if the training diverged."""
+        return Run(self.path).summary
+
+    @cached_property
+    def evaluations(self) -> list[Evaluation]:
+        evaluations = list(_read_evaluations(self.path / "metrics.jsonl"))
+        if not evaluations and self.summary is not None:
+            raise ValueError(f"{self.path} is damaged: its metrics.jsonl is missing or has no evaluation; {_RETRAIN}")
+        return evaluations
+
+    @property
+    def epochs(self) -> float:
+        """The epochs that were trained: every run evaluates after its last step."""
+        return self.evaluations[-1].epoch
+
+    def selection_score(self, criterion: str) -> float:
+        """The best validation mean over the trained levels; larger is better, and −inf if the run diverged."""
+        if self.summary is None:
+            return -math.inf
+        trained = [level for level, row in self.summary["levels"].items() if row["updates"]]
+        sign = -1.0 if criterion == "loss" else 1.0
+        scores = [sign * fmean(each.levels[level][criterion] for level in trained) for each in self.evaluations]
+        return max((score for score in scores if not math.isnan(score)), default=-math.inf)
+
+
+@final
+class RunFolder:
+    """The directory of an experiment. Nothing is stored outside its runs, so a kill loses nothing."""
+
+    def __init__(self, path: Path, experiment: Experiment) -> None:
+        self.path = path
+        self.grid, self.criterion = experiment.grid, experiment.criterion
+        self._finished: dict[Path, FinishedRun] = {}
+
+    def cell(self, row: str, cell: Cell) -> Path:
+        return self.path / "grid" / row / cell.name
+
+    def run(self, row: str, seed: int) -> Path:
+        return self.path / "rows" / row / f"seed{seed}"
+
+    def finished(self, path: Path) -> FinishedRun | None:
+        """The run at a path if it ended. Finished runs do not change, so each is read once."""
+        if path not in self._finished and any((path / name).exists() for name in ("summary.json", FAILED)):
+            self._finished[path] = FinishedRun(path)
+        return self._finished.get(path)
+
+    def seeds(self, row: str) -> list[FinishedRun]:
+        """The finished runs of a row."""
+        runs = (self.finished(self.run(row, seed)) for seed in self._started(row))
+        return [run for run in runs if run is not None]
+
+    def scored(self, row: str) -> list[tuple[FinishedRun, Summary]]:
+        """The finished runs of a row that did not diverge."""
+        return [(run, run.summary) for run in self.seeds(row) if run.summary is not None]
+
+    def started_seeds(self, row: str) -> int:
+        """One more than the largest seed of a row that was started."""
+        return 1 + max(self._started(row), default=-1)
+
+    def _started(self, row: str) -> list[int]:
+        names = (path.name.removeprefix("seed") for path in (self.path / "rows" / row).glob("seed*"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def searched(self, row: str) -> dict[Cell, FinishedRun]:
+        """The finished cells of a row's grid."""
+        runs = {cell: self.finished(self.cell(row, cell)) for cell in self.grid.cells}
+        return {cell: run for cell, run in runs.items() if run is not None}
+
+    def searched_before(self, row: str) -> dict[Cell, FinishedRun]:
+        """Finished cells that are no longer in the grid; the choice ignores them."""
+        paths = {Cell.from_name(path.name): path for path in sorted((self.path / "grid" / row).glob("lr*-warm*"))}
+        earlier = {cell: path for cell, path in paths.items() if cell is not None and cell not in self.grid.cells}
+        return {cell: run for cell, path in earlier.items() if (run := self.finished(path)) is not None}
+
+    def chosen_cell(self, row: str) -> Cell | None:
+        """The best cell once all are finished; None before, or if all diverged. A grid of one needs no search."""
+        if len(self.grid.cells) == 1:
+            return self.grid.cells[0]
+        scores = {cell: run.selection_score(self.criterion) for cell, run in self.searched(row).items()}
+        best = max(scores, key=scores.__getitem__, default=None)
+        is_known = len(scores) == len(self.grid.cells) and best is not None and scores[best] > -math.inf
+        return best if is_known else None
+
+    def shown_row(self, row: str) -> str:
+        """The row's name, or ROW@CELL if its runs at another cell are better on validation data, with seed 0."""
+        others = (f"{row}{AT}{cell.name}" for cell in self.grid.cells)
+        scores = {
+            name: run.selection_score(self.criterion)
+            for name in (row, *others)
+            if (run := self.finished(self.run(name, 0))) is not None
+        }
+        return max(scores, key=scores.__getitem__, default=row)
+
+    def settings(self, row: Row, seed: int) -> Settings | None:
+        """The settings of a row's run; None while a run that they depend on is missing."""
+        settings = row.make(self, seed)
+        if settings is None or row.tuned_as is None:
+            return settings
+        cell = self.chosen_cell(row.tuned_as)
+        return None if cell is None else cell.apply(settings)
+
+
+def total_flops(summary: Mapping[str, Any]) -> float:
+    """The training FLOPs of a run, all levels together."""
+    return float(sum(row["flops"] for row in summary["levels"].values()))
+
+
+def require_same_settings(path: Path, settings: Settings) -> None:
+    """Raise if the run at `path` was made with other settings."""
+    stored = Run(path).settings
+    if stored.recipe != settings.recipe:
+        raise AlreadyThere(f"{path} is a run of {stored.recipe}, not of {settings.recipe}; give another --out")
+    before, now = vars(stored), vars(settings)
+    ignored = _PLACE_SETTINGS | (_LEVEL_SETTINGS if now.get("nest") == before.get("nest") == "none" else frozenset())
+    differences = [
+        f"{name} {before[name]!r} instead of {value!r}"
+        for name, value in now.items()
+        if name not in ignored and _comparable(name, before.get(name)) != _comparable(name, value)
+    ]
+    if differences:
+        raise AlreadyThere(
+            f"{path} is a run with other settings ({', '.join(differences)}); give the options that it was made with, "
+            "like --scale, --epochs or --start, or another --out"
+        )
+
+
+def _comparable(name: str, value: Any) -> Any:
+    is_path = name in _PATH_PARTS and value is not None
+    return Path(os.path.abspath(value)).parts[-_PATH_PARTS[name] :] if is_path else value
+
+
+def _read_evaluations(path: Path) -> Iterator[Evaluation]:
+    """Only evaluations are parsed: there are a thousand times as many lines of steps."""
+    if not path.exists():
+        return
+    for k, line in enumerate(path.read_bytes().splitlines(), 1):
+        if b'"valid/' in line:
+            record = metrics_log.parse(line, f"line {k} of {path}")
+            yield Evaluation(record["t"] + 1, record["epoch"], evaluation(record))

@@ -1,0 +1,26 @@
+"""Blocks of a page that a command writes, between two comments."""
+
+from __future__ import annotations
+
+
+def begin(name: str) -> str:
+    return f"<!-- {name}: written by `python -m studies.write` -->"
+
+
+def end(name: str) -> str:
+    return f"<!-- end of {name} -->"
+
+
+def with_block(text: str, name: str, content: str) -> str:
+    """The page with another content of the block."""
+    if text.count(begin(name)) != 1 or text.count(end(name)) != 1:
+        raise ValueError(f"the page must have {begin(name)} and {end(name)} once each")
+    before, _, rest = text.partition(begin(name))
+    _, _, after = rest.partition(end(name))
+    return f"{before}{begin(name)}\n{content}\n{end(name)}{after}"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table whose first column holds words and whose others hold numbers."""
+    lines = [head, ("---", *["--:"] * (len(head) - 1)), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,0 +1,197 @@
+"""Jointly and alone: which runs are made, from which start, and with which budget."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from partialsgd.lab.recipes import build
+from partialsgd.lab.recipes.images.settings import Images
+from partialsgd.lab.reproduce.compare import (
+    Pair,
+    alone_settings,
+    compare,
+    spread,
+    summarize,
+    to_json,
+    to_table,
+    within_budget,
+)
+from partialsgd.lab.reproduce.tables import to_markdown, to_rich
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.use_run import open_family
+from partialsgd.lab.training.errors import WrongCall
+from tests.lab.toy import Toy
+
+LEVELS = ["core", "full"]
+
+
+def test_a_smaller_level_alone_is_the_same_family_with_another_method() -> None:
+    settings = Images(seed=3, method="slimmable", ratio=("1/4", "1/2"))
+    assert alone_settings(settings, "1/4", ["1/4", "1/2", "full"]) == replace(settings, method="only('1/4')")
+
+
+def test_the_whole_network_alone_is_not_nested_where_that_can_be_chosen() -> None:
+    assert alone_settings(Images(), "full", LEVELS) == Images(nest="none", method="plain")
+    assert alone_settings(Toy(), "full", LEVELS) == Toy(method="only('full')")
+
+
+def test_what_a_method_does_beside_choosing_levels_is_done_alone_too() -> None:
+    settings = Images(method="compose(alternating(lr={'core': 0.5}), sam(rho=0.1))")
+    assert alone_settings(settings, "core", LEVELS).method == "compose(only('core'), sam(rho=0.1))"
+    assert alone_settings(settings, "full", LEVELS).method == "sam(rho=0.1)"
+    for method in ("sam", "plain", "compose(sam, alternating)", "guarded(alternating)"):
+        with pytest.raises(WrongCall, match="does not say how to train a level alone"):
+            alone_settings(Images(method=method), "core", LEVELS)
+
+
+def joint(**levels: tuple[int, float]) -> dict[str, Any]:
+    return {"levels": {name: {"updates": updates, "flops": flops} for name, (updates, flops) in levels.items()}}
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_budget_is_epochs_or_updates_or_flops() -> None:
+    """An epoch of the toy is 7 batches of 4, 5, 4, … points, one FLOP a point at the core and two at full."""
+    settings, done = Toy(epochs=2), joint(core=(6, 100.0), full=(8, 208.0))
+    assert within_budget(settings, "core", done, "epochs") == settings
+    assert within_budget(settings, "core", done, "updates") == replace(settings, max_steps=6)
+    per_step = (4 * 4 + 3 * 5) / 7
+    steps = round(308 / per_step)
+    assert within_budget(settings, "core", done, "flops") == replace(settings, max_steps=steps, epochs=-(-steps // 7))
+    two, steps = replace(settings, accumulate=2), round(308 / (2 * 2 * per_step))
+    assert within_budget(two, "full", done, "flops") == replace(
+        two, max_steps=round(308 / (2 * 2 * per_step)), epochs=5
+    )
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("budget", ["epochs", "updates", "flops"])
+def test_every_level_gets_its_budget(tmp_path: Path, budget: Any) -> None:
+    rows = {(row.level, row.trained): row for row in compare(Toy(out=str(tmp_path)), budget=budget)}
+    core, full, both = rows["core", "alone"], rows["full", "alone"], rows["all", "jointly"]
+    if budget == "epochs":
+        assert core.updates == full.updates == both.updates == 14
+    elif budget == "updates":
+        assert core.updates == rows["core", "jointly"].updates == 7
+    else:
+        for row in (core, full):
+            assert row.flops == pytest.approx(both.flops, abs=10)  # to a step
+
+
+@pytest.mark.usefixtures("toy")
+def test_nothing_outside_the_core_moves_and_the_start_is_that_of_the_joint_run(tmp_path: Path) -> None:
+    compare(Toy(out=str(tmp_path), seed=5))
+    run = Run.open(tmp_path / "core-alone-seed5")
+    start, end = build(run.settings).network, open_family(run, "last")[1]
+    joint_start = build(Run.open(tmp_path / "joint-seed5").settings).network
+    core = {id(p) for p in end.parameters(level="core")}
+    pairs = zip(end.named_parameters(), start.parameters(), strict=True)
+    moved = {name for (name, a), b in pairs if not torch.equal(a, b)}
+    assert moved and moved <= {name for name, p in end.named_parameters() if id(p) in core}
+    for a, b in zip(start.parameters(), joint_start.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_is_finished_is_kept_and_what_is_not_goes_on(tmp_path: Path) -> None:
+    settings = Toy(out=str(tmp_path))
+    first = compare(settings, seeds=2)
+    names = [f"{kind}-seed{seed}" for kind in ("core-alone", "full-alone", "joint") for seed in (0, 1)]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == names
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*") if path.is_file()}
+    assert compare(settings, seeds=2) == first
+    assert {path: path.read_bytes() for path in before} == before, "nothing is trained again"
+
+    (tmp_path / "joint-seed1" / "summary.json").unlink()  # as a kill before the end leaves it
+    again = compare(settings, seeds=2)
+    metrics = tmp_path / "joint-seed1" / "metrics.jsonl"
+    assert metrics.read_bytes() == before[metrics], "it goes on after the last step"
+    for old, new in zip(first, again, strict=True):
+        assert (old.level, old.scores, old.flops) == (new.level, new.scores, new.flops)
+
+
+@pytest.mark.usefixtures("toy")
+def test_runs_with_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
+    compare(Toy(out=str(tmp_path), epochs=1))
+    with pytest.raises(FileExistsError, match="joint-seed0 is a run with other settings; give another --out"):
+        compare(Toy(out=str(tmp_path), epochs=2))
+
+
+def test_one_level_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    with pytest.raises(WrongCall, match="--nest none has one level, and nothing to compare it with"):
+        compare(Images(out=str(tmp_path / "new"), nest="none"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_jobs_are_worker_processes_and_give_the_same_runs(tmp_path: Path) -> None:
+    settings = Images(limit=40, width=4, batch=20, epochs=1, threads=1, norms="none")
+    here = compare(replace(settings, out=str(tmp_path / "here")))
+    workers = compare(replace(settings, out=str(tmp_path / "workers")), jobs=2)
+    assert [replace(row, seconds=None) for row in here] == [replace(row, seconds=None) for row in workers]
+    assert sorted(path.name for path in (tmp_path / "workers" / "logs").iterdir()) == ["worker0.log", "worker1.log"]
+
+
+def summary(seconds: float, **scores: float) -> dict[str, Any]:
+    rows = {level: {"updates": 10, "flops": 100.0, "test": {"accuracy": score}} for level, score in scores.items()}
+    return {"recipe": "images", "score": "accuracy", "seconds": seconds, "levels": rows}
+
+
+PAIRS = [
+    Pair(0, summary(8, core=0.5, full=0.8), {"core": summary(3, core=0.6, full=0.0), "full": summary(7, full=0.9)}),
+    Pair(1, summary(10, core=0.7, full=0.8), {"core": summary(5, core=0.6, full=0.0), "full": summary(7, full=0.7)}),
+]
+
+
+def test_a_row_is_the_mean_over_the_seeds_of_the_right_runs() -> None:
+    rows = {(row.level, row.trained): row for row in summarize(PAIRS)}
+    assert rows["core", "jointly"].scores == (0.5, 0.7) and rows["core", "alone"].scores == (0.6, 0.6)
+    assert rows["full", "alone"].scores == (0.9, 0.7) and rows["full", "alone"].seconds == 7
+    assert rows["core", "alone"].seconds == 4 and rows["core", "jointly"].seconds is None
+    total, separately = rows["all", "jointly"], rows["all", "alone"]
+    assert (total.updates, total.flops, total.seconds, total.scores) == (20, 200.0, 9, ())
+    assert (separately.updates, separately.flops, separately.seconds) == (20, 200.0, 11)
+
+
+def test_mean_and_deviation() -> None:
+    assert spread([0.5, 0.7]) == f"0.6 ± {stdev([0.5, 0.7]):.2g}" == "0.6 ± 0.14"
+    assert spread([31.25]) == "31.25" and spread([]) == ""
+
+
+def test_the_table_is_the_same_in_markdown_and_in_the_terminal() -> None:
+    table = to_table(summarize(PAIRS), PAIRS, "epochs")
+    text = to_markdown(table)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert lines[0] == ["level", "trained", "accuracy", "updates", "training FLOPs", "time"]
+    assert lines[2] == ["core", "jointly", "0.6 ± 0.14", "10", "100", ""]
+    assert lines[-1] == ["all", "alone", "", "20", "200", "11 s"]
+    page = io.StringIO()
+    Console(file=page, width=80).print(to_rich(table))
+    shown = [[cell.strip() for cell in row.split("│")[1:-1]] for row in page.getvalue().splitlines()]
+    assert all(line in shown for line in lines[2:])
+
+
+@pytest.mark.parametrize(
+    ("budget", "alone"),
+    [("epochs", "the same epochs"), ("updates", "the same updates"), ("flops", "the FLOPs of the whole joint run")],
+)
+def test_the_title_says_what_a_level_alone_gets_and_the_last_line_which_seeds(budget: str, alone: str) -> None:
+    for pairs, last in (
+        (PAIRS, "accuracy on the test data, seeds 0, 1; means ± deviations of 2 runs"),
+        (PAIRS[1:], "accuracy on the test data, seed 1"),
+    ):
+        lines = to_markdown(to_table(summarize(pairs), pairs, budget), level=1).splitlines()
+        assert lines[0] == f"# images: jointly and alone; alone each level gets {alone}" and lines[-1] == last
+
+
+def test_the_numbers_are_in_a_file() -> None:
+    said = json.loads(json.dumps(to_json(summarize(PAIRS), PAIRS, "flops")))
+    assert (said["budget"], said["seeds"], said["score"]) == ("flops", [0, 1], "accuracy")
+    assert said["rows"][0]["scores"] == [0.5, 0.7]

@@ -1,0 +1,220 @@
+"""Table 3, the figures, the printed numbers, and sentences on choices that are true of the runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from partialsgd.lab.recipes import build
+from partialsgd.lab.recipes.images.settings import PRESETS as IMAGES
+from partialsgd.lab.recipes.images.settings import Images
+from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
+from partialsgd.lab.reproduce import EXPERIMENTS, make_experiment, paper
+from partialsgd.lab.reproduce.experiment import Request, Scale
+from partialsgd.lab.reproduce.paper import FULL_ALONE, LOW_RANK_64, TABLE_3, TABLES, Printed
+from partialsgd.lab.reproduce.schedule import ready
+from partialsgd.lab.training.errors import WrongCall
+from tests.lab.reproduce.made import open_folder, opened, run, search, valid
+
+
+def test_both_methods_have_the_same_grid_and_nothing_else_differs(tmp_path: Path) -> None:
+    jobs = ready(make_experiment("table3", Request("laptop", "cifar")), open_folder(tmp_path))
+    found: dict[str, list[dict[str, object]]] = {}
+    for job in jobs:
+        assert isinstance(job.settings, Images)
+        told = {**vars(job.settings), "out": None, "method": None}
+        found.setdefault(job.settings.method, []).append(told)
+    assert found["alternating"] == found["slimmable"] and len(found["slimmable"]) == 6
+    assert {told["epochs"] for told in found["slimmable"]} == {2}  # shorter than the runs that are shown
+
+
+def test_slimmable_also_runs_with_the_flops_of_alternating(tmp_path: Path) -> None:
+    plan, folder = opened(make_experiment("table3", Request("laptop", "cifar", seeds=1)), tmp_path)
+    for method, flops in (("alternating", 500.0), ("slimmable", 1000.0)):
+        search(folder, method, [0.1, 0.2, 0.3, 0.2, 0.1, 0.1], plan.grid)
+        evaluations = [valid(core=0.5, full=0.6)] * 4
+        run(
+            folder.run(method, 0),
+            evaluations,
+            {"core": 0.5, "full": 0.6},
+            flops={"core": flops / 5, "full": 4 * flops / 5},
+        )
+    (job,) = ready(plan, folder)
+    assert job.label == "slimmable-flops, seed 0" and job.settings.max_steps == 20  # of 40
+
+
+def test_at_the_papers_scale_it_is_resnet_18() -> None:
+    plan, folder = opened(make_experiment("table3", Request("paper", "cifar", seeds=1)), Path("nowhere"))
+    for row in plan.rows(folder)[:2]:
+        settings = folder.settings(row, 0)
+        assert settings == replace(IMAGES["cifar10"], data="cifar", method=row.name)
+    assert [row.name for row in plan.rows(folder)[:2]] == ["alternating", "slimmable"]
+
+
+def test_what_means_nothing_here_is_refused() -> None:
+    with pytest.raises(WrongCall, match="--layers 6 has no effect on table3; leave it out"):
+        make_experiment("table3", Request(layers=6))
+    with pytest.raises(WrongCall, match="--start svd has no effect on table3"):
+        make_experiment("table3", Request(start="svd"))
+    with pytest.raises(WrongCall, match="--epochs 3 has no effect on figure4"):
+        make_experiment("figure4", Request(epochs=3))
+    with pytest.raises(WrongCall, match="--source de has no effect on figure3"):
+        make_experiment("figure3", Request(source="de"))
+
+
+@pytest.mark.parametrize("name", ["table3", "table2a"])
+def test_epochs_can_be_told_and_those_of_the_grid_stay(name: str, tmp_path: Path) -> None:
+    usual, told = (ready(make_experiment(name, Request(epochs=epochs)), open_folder(tmp_path)) for epochs in (None, 3))
+    assert usual == told  # all are cells of the grid
+    rows = make_experiment(name, Request(epochs=3)).rows(open_folder(tmp_path))
+    found = [made.epochs for row in rows if (made := row.make(open_folder(tmp_path), 0)) is not None]
+    assert found and set(found) == {3}
+
+
+def test_without_data_it_is_digits(tmp_path: Path) -> None:
+    settings = ready(make_experiment("table3", Request()), open_folder(tmp_path))[0].settings
+    assert isinstance(settings, Images) and (settings.preset, settings.data) == ("digits", None)
+
+
+def test_the_printed_flops_stand_on_each_line(tmp_path: Path) -> None:
+    lines = make_experiment("table3", Request()).lines(open_folder(tmp_path))
+    printed = {line.trained: line.printed_flops for line in lines if line.printed_flops}
+    assert printed == {"alternating": 31.3e12, "slimmable": 62.7e12}
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+@pytest.mark.parametrize("name", ["figure2", "figure3", "figure4"])
+def test_every_run_is_measured_and_every_curve_is_a_row(name: str, scale: Scale, tmp_path: Path) -> None:
+    plan = make_experiment(name, Request(scale, "folder" if scale == "paper" else None, seeds=2))
+    jobs = ready(plan, open_folder(tmp_path))
+    assert all(job.settings.measure_every for job in jobs)
+    assert plan.figure is not None and f"figure{plan.figure.number}" == name
+    assert {job.path.parent.name for job in jobs} == set(plan.figure.curves.values())
+    assert [job.settings.seed for job in jobs] == sorted(job.settings.seed for job in jobs)
+
+
+def test_without_dropout_the_masks_of_dropout_are_measured_all_the_same(tmp_path: Path) -> None:
+    jobs = ready(make_experiment("figure3", Request(seeds=1)), open_folder(tmp_path))
+    found = {job.path.parent.name: job.settings for job in jobs}
+    assert found["without"].probe == found["dropout"].method and found["without"].method == "plain"
+    for settings in found.values():
+        assert isinstance(settings, Images) and (settings.norms, settings.nest) == ("none", "none")
+
+
+def test_figure_2_is_of_the_same_run_as_figure_3(tmp_path: Path) -> None:
+    second, third = (
+        ready(make_experiment(name, Request(seeds=1)), open_folder(tmp_path)) for name in ("figure2", "figure3")
+    )
+    assert second[0] == third[0]
+
+
+def test_the_half_width_is_measured_in_both_trainings(tmp_path: Path) -> None:
+    jobs = ready(make_experiment("figure4", Request("paper", "iwslt", seeds=1)), open_folder(tmp_path))
+    for job in jobs:
+        assert isinstance(job.settings, Translation)
+        assert (job.settings.nest, job.settings.ratio, job.settings.probe) == ("width", ("1/2",), "only('core')")
+        assert job.settings.d_model == PRESETS["iwslt14"].d_model
+    assert [job.settings.method for job in jobs] == ["alternating", "plain"]
+
+
+TABLE_NAMES = [name for name in EXPERIMENTS if name.startswith("table")]
+
+
+def told(name: str, scale: Scale, tmp_path: Path, data: str | None = "data") -> str:
+    return "\n".join(make_experiment(name, Request(scale, data)).choices(open_folder(tmp_path)))
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_sizes_and_lengths_are_those_of_the_runs(name: str, scale: Scale, tmp_path: Path) -> None:
+    plan, folder = opened(make_experiment(name, Request(scale, "data")), tmp_path)
+    text = told(name, scale, tmp_path)
+    settings = plan.rows(folder)[0].make(folder, 0)
+    assert isinstance(settings, (Images, Translation))
+    if isinstance(settings, Images):
+        facts = [f"Network {settings.network}, {settings.width} channels", f"{settings.batch} images a batch"]
+        assert ("mirror images" in text) == settings.flip
+    else:
+        facts = [f"width {settings.d_model}", f"{settings.ffn:,} hidden", f"{settings.heads} heads"]
+        facts += [f"dropout {settings.dropout:g}", f"vocabulary of {settings.vocabulary:,}"]
+        facts += [f"at most {settings.max_tokens:,} pieces", f"{settings.layers} block"]
+        facts += ["greedy search" if settings.beam == 1 else f"over {settings.beam} hypotheses"]
+    facts.append(f"{settings.max_steps:,} steps" if settings.max_steps else f"{settings.epochs} epochs")
+    assert [fact for fact in facts if fact not in text] == []
+    assert settings.clip_norm is None and ("not clipped" in text or name in ("figure2", "figure3"))
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
+@pytest.mark.parametrize("name", TABLE_NAMES)
+def test_a_grid_is_told_where_there_is_one(name: str, scale: Scale, tmp_path: Path) -> None:
+    cells = len(make_experiment(name, Request(scale, "data")).grid.cells)
+    text = told(name, scale, tmp_path)
+    assert (f"tuned over the same {cells} cells" in text) == (cells > 1) == (scale != "paper")
+    assert ("for every row." in text) == (cells == 1)
+    assert "out of the grid" not in text or cells > 1
+
+
+def test_how_long_a_cell_is_trained(tmp_path: Path) -> None:
+    assert "of 1 epoch instead of 8 epochs" in told("table1a", "laptop", tmp_path)
+    assert "of 2 epochs instead of 12 epochs" in told("table3", "laptop", tmp_path)
+    assert "of 2 steps instead of 2 epochs" in told("table1a", "smoke", tmp_path)
+    assert "0.1, half a cosine" in told("table3", "paper", tmp_path)
+
+
+def test_which_corpus_figure_4_is_of(tmp_path: Path) -> None:
+    assert "here it is IWSLT14's setting." in told("figure4", "paper", tmp_path)
+    assert "a smaller network, and the corpus that was given." in told("figure4", "laptop", tmp_path)
+    assert "a smaller network, and the embedded corpus." in told("figure4", "laptop", tmp_path, None)
+
+
+def test_digits_have_epochs_enough_for_the_steps_that_are_told(tmp_path: Path) -> None:
+    plan, folder = opened(make_experiment("figure3", Request("laptop", seeds=1)), tmp_path)
+    settings = plan.rows(folder)[0].make(folder, 0)
+    assert settings is not None and settings.max_steps is not None
+    assert f"over {settings.max_steps:,} steps" in told("figure3", "laptop", tmp_path, None)
+    assert len(build(settings).batches) * settings.epochs >= settings.max_steps
+    assert "The learning rate is 0.001 after a warm-up of 100 steps" in told("figure4", "laptop", tmp_path)
+
+
+@pytest.mark.parametrize("name", [*TABLE_NAMES, "figure4"])
+def test_what_alternation_leaves_open_is_told_wherever_there_is_one(name: str, tmp_path: Path) -> None:
+    said = make_experiment(name, Request("laptop", "data")).choices(open_folder(tmp_path))
+    assert {*paper.ALTERNATION} <= {*said}
+    own = [choice for choice in said if choice not in paper.ALTERNATION]
+    assert any("first" in choice and "core" in choice for choice in own) == (not name.startswith("table1"))
+
+
+def test_how_the_rate_falls() -> None:
+    assert "falls with the root of the steps" in paper.describe_transformer(Translation(schedule="inverse-sqrt"))
+    assert "falls along a line to 0" in paper.describe_transformer(replace(Translation(), schedule="linear"))
+
+
+def test_numbers_are_shown_as_they_are_printed() -> None:
+    assert str(Printed(17.95, 3.65)) == "17.95 (3.65)"
+    assert str(Printed(22.1)) == "22.10"
+
+
+def test_every_number_is_the_papers() -> None:
+    typed = """
+        table1a 1/4   28.96 (0.04)   29.15 (0.63)   31.34 (0.36)
+        table1a 1/8   27.87 (0.11)   28.20 (0.48)   31.62 (0.13)
+        table1a 1/32  17.95 (3.65)   24.03 (0.77)   31.20 (0.58)
+        table1b 1/32  23.20 (0.09)   23.18 (0.12)   25.50 (0.22)
+        table2a 1/4   31.29 (0.27)   31.59 (0.18)   31.95 (0.35)
+        table2a 1/32  23.58 (0.58)   23.84 (0.25)   30.41 (0.40)
+        table2b 1/32  20.47 (0.34)   20.08 (0.40)   25.46 (0.17)
+    """
+    found = [
+        " ".join((table, ratio, *map(str, (trio.core_alone, trio.core, trio.full))))
+        for table, trios in TABLES.items()
+        for ratio, trio in trios.items()
+    ]
+    assert found == [" ".join(line.split()) for line in typed.split("\n") if line.strip()]
+    assert [str(printed) for printed in FULL_ALONE.values()] == ["32.48 (0.32)", "26.41 (0.14)"]
+    assert str(LOW_RANK_64) == "22.10"
+    assert {method: (str(each.core), str(each.full), each.epoch_flops) for method, each in TABLE_3.items()} == {
+        "alternating": ("93.94", "95.05", 31.3e12),
+        "slimmable": ("93.99", "94.72", 62.7e12),
+    }

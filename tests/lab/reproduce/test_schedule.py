@@ -1,0 +1,264 @@
+"""Which runs are trained next: in order of value, after those that they need, and none twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from partialsgd.lab.recipes.images.settings import Images
+from partialsgd.lab.reproduce import tables
+from partialsgd.lab.reproduce.equal_flops import equal_flops, equal_flops_name
+from partialsgd.lab.reproduce.experiment import Cell, Request, Row, always
+from partialsgd.lab.reproduce.numbers import collect, shown_comparisons
+from partialsgd.lab.reproduce.run_folder import RunFolder
+from partialsgd.lab.reproduce.schedule import ready, requested_rows, require_all, stored_other_cells, waiting
+from partialsgd.lab.training.errors import AlreadyThere, WrongCall
+from tests.lab.reproduce.made import GRID, experiment, open_folder, opened, run, search, trio, valid
+
+
+def names(folder: RunFolder, rows: list[Row], wanted: tuple[str, ...] = ()) -> list[str]:
+    return [job.path.relative_to(folder.path).as_posix() for job in ready(experiment(rows), folder, wanted)]
+
+
+def test_the_grids_come_first_and_every_row_has_the_same(tmp_path: Path) -> None:
+    cells = ["lr0.1-warm0", "lr0.2-warm5"]
+    expected = [f"grid/{row}/{cell}" for row in ("full", "core", "joint") for cell in cells]
+    assert names(open_folder(tmp_path), trio()) == expected
+
+
+def test_a_searching_run_is_shorter_and_has_its_cell(tmp_path: Path) -> None:
+    settings = ready(experiment(trio()), open_folder(tmp_path))[1].settings
+    assert isinstance(settings, Images)
+    assert (settings.epochs, settings.lr, settings.warm_up, settings.seed) == (1, 0.2, 5, 0)
+
+
+def test_a_row_goes_on_when_its_own_grid_is_known(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    found = ready(experiment(trio()), folder)
+    assert [job.label for job in found if job.path.parent.parent.name == "rows"] == ["core, seed 0", "core, seed 1"]
+    second = next(job for job in found if job.label == "core, seed 1")
+    assert isinstance(second.settings, Images)
+    assert (second.settings.seed, second.settings.lr, second.settings.epochs) == (1, 0.1, 3)
+    assert second.path == folder.run("core", 1) and second.arguments["settings"]["out"] == str(second.path)
+
+
+def test_what_is_at_its_end_is_not_trained_again_even_if_it_diverged(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    run(folder.run("core", 0), [valid(full=0.5)], {"full": 0.5})
+    run(folder.run("core", 1), [valid(full=0.5)], None)
+    assert not [name for name in names(folder, trio()) if "core" in name]
+
+
+def test_a_grid_of_one_cell_is_not_searched(tmp_path: Path) -> None:
+    plan = experiment(trio(1), grid=type(GRID)(GRID.cells[1:]))
+    found = ready(plan, RunFolder(tmp_path, plan))
+    assert [job.label for job in found] == ["full, seed 0", "core, seed 0", "joint, seed 0"]
+    assert isinstance(found[0].settings, Images) and found[0].settings.lr == 0.2
+
+
+def test_rows_are_asked_for_by_a_part_of_their_name_or_a_pattern(tmp_path: Path) -> None:
+    others = ("core-1_32-zero", "joint-1_32-zero", "core-1_4", "full-1_4-flops")
+    rows = [Row("full", always(Images()), 1, "full", keywords=("1/4", "1/32", "zero"))]
+    rows += [Row(name, always(Images()), 1, name) for name in others]
+    rows += [Row(name, always(Images()), 1, name, optional=True) for name in ("distilled-core-1_32-zero", "half")]
+    plan, folder = opened(experiment(rows), tmp_path)
+
+    def request(*wanted: str) -> list[str]:
+        return [row.name for row in requested_rows(plan, folder, wanted)]
+
+    assert request("1/32") == ["full", "core-1_32-zero", "joint-1_32-zero"]  # which it belongs to
+    assert request("core") == ["core-1_32-zero", "core-1_4"]
+    assert request("core-1_*", "full") == ["full", "core-1_32-zero", "core-1_4"]
+    assert request("full") == ["full"] and request("flops") == ["full-1_4-flops"]
+    with pytest.raises(WrongCall, match="--rows cor: table9 has no such row; it has full, core-1_32-zero"):
+        request("core", "cor")
+
+
+def test_optional_rows_are_trained_only_when_they_are_asked_for(tmp_path: Path) -> None:
+    rows = [Row("full", always(Images()), 1, "full"), Row("distilled", always(Images()), 1, "full", optional=True)]
+    plan, folder = opened(experiment(rows), tmp_path)
+    assert [row.name for row in requested_rows(plan, folder, ())] == ["full"]
+    assert [row.name for row in requested_rows(plan, folder, ("distilled",))] == ["distilled"]
+
+
+def test_what_has_diverged_is_waited_for_in_vain(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    plan = experiment([Row("late", lambda folder, seed: None, 1, None, waits_for="joint and core")])
+    run(folder.run("core", 0), [valid(full=0.5)], None)
+    assert waiting(plan, folder) == ["late waits for joint and core; core has diverged"]
+
+
+def test_a_grid_that_has_diverged_is_waited_for_in_vain(tmp_path: Path) -> None:
+    plan, folder = opened(experiment([Row("core", always(Images()), 1, tuned_as="core")]), tmp_path)
+    assert waiting(plan, folder) == ["core waits for its grid"]
+    for cell in plan.grid.cells:
+        run(folder.cell("core", cell), [valid(full=0.5)], None)
+    assert waiting(plan, folder) == ["core waits for its grid; every cell of it has diverged"]
+
+
+def test_a_row_that_is_tuned_by_another_waits_for_the_grid_of_that(tmp_path: Path) -> None:
+    """Not for the teacher, which is there."""
+    distilled = Row("distilled-core", always(Images()), 1, tuned_as="core", waits_for="full")
+    assert waiting(experiment([distilled]), open_folder(tmp_path)) == ["distilled-core waits for the grid of core"]
+
+
+def test_a_row_that_cannot_start_says_what_it_waits_for(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    plan = experiment([Row("late", lambda folder, seed: None, 1, None, waits_for="joint and core")])
+    assert ready(plan, folder) == []
+    assert waiting(plan, folder) == ["late waits for joint and core"]
+
+
+def test_rows_of_one_block_are_trained_seed_by_seed(tmp_path: Path) -> None:
+    rows = [Row(name, always(Images()), seeds, None, block="b") for name, seeds in (("full", 2), ("core", 3))]
+    later = Row("late", always(Images()), 2, None)
+    assert names(open_folder(tmp_path), [*rows, later]) == [
+        f"rows/{name}" for name in ("full/seed0", "core/seed0", "full/seed1", "core/seed1", "core/seed2")
+    ] + ["rows/late/seed0", "rows/late/seed1"]
+
+
+OTHER = "core@lr0.2-warm5"
+
+
+def test_a_row_is_trained_at_the_cell_that_is_named_and_by_default_at_none(tmp_path: Path) -> None:
+    plan, folder = opened(experiment(trio()), tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    (job,) = (job for job in ready(plan, folder, [OTHER]) if job.settings.seed == 0)
+    assert job.path == folder.run(OTHER, 0) and (job.settings.lr, job.settings.warm_up) == (0.2, 5)
+    (chosen,) = (job for job in ready(plan, folder, ["core"]) if job.settings.seed == 0)
+    assert (chosen.settings.lr, chosen.settings.warm_up) == (0.1, 0)
+    assert not any("@" in str(job.path) for job in ready(plan, folder))
+
+
+def test_what_there_is_not_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    plan, folder = opened(experiment(trio()), tmp_path)
+    with pytest.raises(WrongCall, match=r"--rows core@lr7: the grid has no cell lr7; it has lr0.1-warm0, lr0.2-warm5"):
+        ready(plan, folder, ["core@lr7"])
+    with pytest.raises(WrongCall, match=r"--rows cor@lr0.2-warm5: table9 has no row cor that is tuned"):
+        ready(plan, folder, ["cor@lr0.2-warm5"])
+
+
+def test_the_chosen_cell_is_not_trained_twice(tmp_path: Path) -> None:
+    plan, folder = opened(experiment(trio()), tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    with pytest.raises(WrongCall, match=r"core@lr0.1-warm0: this is the cell that the grid has chosen; --rows core"):
+        ready(plan, folder, ["core@lr0.1-warm0"])
+
+
+def test_what_is_left_of_an_earlier_grid_stands_in_nobodys_way(tmp_path: Path) -> None:
+    plan, folder = opened(experiment(trio()), tmp_path)
+    for name in ("core@lr7-warm0", f"{OTHER}.old", "gone@lr0.2-warm5"):
+        run(folder.run(name, 0), [valid(full=0.1)], {"full": 0.1})
+    require_all(plan, folder)
+    assert collect(plan, folder)["other_cells"] == []
+
+
+def test_the_chosen_cell_stands_beside_the_others(tmp_path: Path) -> None:
+    plan, folder = opened(experiment(trio()), tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    assert collect(plan, folder)["other_cells"] == []
+    for name, cell, values in (("core", GRID.cells[0], (0.7, 0.72)), (OTHER, GRID.cells[1], (0.8,))):
+        for seed, value in enumerate(values):
+            settings = cell.apply(Images(seed=seed, epochs=1))
+            run(folder.run(name, seed), [valid(full=value - 0.1)], {"full": value}, settings=settings)
+    numbers = collect(plan, folder)
+    shown = next(table for table in tables.tables(numbers) if table.title.startswith("Whole runs"))
+    assert shown.rows == (
+        ("core", "0.1", "0", "full", "71.00 (1.41)", "0.6000", "✓", ""),
+        ("core", "0.2", "5", "full", "80.00", "0.7000", "", "✓"),
+    )
+
+
+def test_the_better_of_whole_runs_is_shown_by_validation_with_the_first_seed(tmp_path: Path) -> None:
+    plan, folder = opened(experiment(trio()), tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    whole = {"core": (GRID.cells[0], [(0.6, 0.9), (0.99, 0.9)]), OTHER: (GRID.cells[1], [(0.7, 0.8)])}
+    for name, (cell, values) in whole.items():
+        for seed, (score, test) in enumerate(values):
+            run(folder.run(name, seed), [valid(full=score)], {"full": test}, settings=cell.apply(Images(seed=seed)))
+    assert folder.shown_row("core") == OTHER
+    line = collect(plan, folder)["lines"][0]
+    assert line["row"] == OTHER and line["scores"] == {"0": pytest.approx(80.0)}
+    (pair,) = shown_comparisons(plan, folder)
+    assert pair.alone == {"core": OTHER, "full": "full"}
+    row = equal_flops("joint", "core", "core-flops", 1, None)
+    run(folder.run("joint", 0), [valid(core=0.1, full=0.1)], {"core": 0, "full": 0})
+    settings = row.make(folder, 0)
+    assert isinstance(settings, Images) and settings.lr == GRID.cells[1].lr
+    assert equal_flops_name("core", "core", folder) == "core-flops-lr0.2-warm5"  # that of the other cell stays
+    assert equal_flops_name("full-1_4", "full", folder) == "full-1_4-flops"
+
+
+def test_without_whole_runs_elsewhere_a_row_shows_its_own(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    assert folder.shown_row("core") == "core"
+    folder.run(OTHER, 0).mkdir(parents=True)  # begun, and no more
+    assert folder.shown_row("core") == "core"
+
+
+def test_what_has_diverged_there_is_told(tmp_path: Path) -> None:
+    plan, folder = opened(experiment(trio()), tmp_path)
+    search(folder, "core", [0.5, 0.2])
+    settings = GRID.cells[1].apply(Images(epochs=1))
+    run(folder.run(OTHER, 0), [valid(full=0.1)], None, settings=settings)
+    shown = next(table for table in tables.tables(collect(plan, folder)) if table.title.startswith("Whole runs"))
+    assert shown.rows == (("core", "0.2", "5", "–", "–, 1 diverged", "diverged", "", "✓"),)
+
+
+def test_a_run_of_another_cell_under_that_name_is_refused(tmp_path: Path) -> None:
+    plan, folder = opened(experiment(trio()), tmp_path)
+    run(folder.run(OTHER, 0), [valid(full=0.1)], {"full": 0.1}, settings=GRID.cells[0].apply(Images(epochs=3)))
+    assert stored_other_cells(folder) == [OTHER]
+    with pytest.raises(AlreadyThere, match=r"lr 0.1 instead of 0.2"):
+        require_all(plan, folder)
+
+
+def test_a_cell_changes_learning_rate_and_warm_up_only() -> None:
+    settings = Cell(0.3, 7).apply(Images(epochs=4, seed=2))
+    assert settings == Images(epochs=4, seed=2, lr=0.3, warm_up=7)
+
+
+def test_a_cells_name_is_a_directory_of_its_own() -> None:
+    assert Cell(1.5e-3, 60).name == "lr0.0015-warm60" != Cell(1.5e-3, 240).name
+    for cell in (Cell(1.5e-3, 60), Cell(1e-5, 0), Cell(2.0, 4000)):
+        assert Cell.from_name(cell.name) == cell
+    for other in ("lr0.0015-warm60.old", "lr0.0015", "lr0.00150-warm60", "lr-warm", "notes"):
+        assert Cell.from_name(other) is None
+
+
+def test_each_experiment_scale_and_corpus_has_a_place_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    monkeypatch.chdir(tmp_path / "corpus")
+    assert Request(data=".").default_out("table1a") == Path("runs/reproduce/table1a-laptop-corpus")
+    assert Request().default_out("table1a") == Path("runs/reproduce/table1a-laptop")
+    assert Request("paper", "/data/iwslt14").default_out("table1a") == Path("runs/reproduce/table1a-paper-iwslt14")
+
+
+CHEAP = {"flops": {"full": 90.0}, "settings": Images(epochs=3, lr=0.07, data="where/it/was")}
+
+
+def test_the_steps_cost_what_the_joint_run_cost(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    row = equal_flops("joint", "core", "core-flops", 1, "here")
+    assert row.make(folder, 0) is None
+    run(folder.run("joint", 0), [valid(core=0.1, full=0.1)] * 3, {"core": 0, "full": 0}, flops={"core": 45, "full": 90})
+    assert row.make(folder, 0) is None
+    run(folder.run("core", 0), [valid(full=0.1)] * 3, {"full": 0.1}, **CHEAP)
+    settings = row.make(folder, 0)
+    assert isinstance(settings, Images)
+    assert settings.max_steps == 45  # 3 FLOPs a step, 135 in all
+    assert settings.epochs == 5 and settings.lr == 0.07  # ten steps an epoch; the last one is not whole
+    assert settings.data == "here"
+    assert row.make(folder, 1) is None  # of each seed by itself
+
+
+def test_what_diverged_has_no_budget(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    run(folder.run("joint", 0), [valid(full=0.1)], None)
+    run(folder.run("core", 0), [valid(full=0.1)] * 3, {"full": 0.1}, **CHEAP)
+    assert equal_flops("joint", "core", "core-flops", 1, None).make(folder, 0) is None

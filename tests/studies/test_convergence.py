@@ -1,0 +1,267 @@
+"""Runs are what they are called, a stored run gives its criteria back, and the page is what the stored runs say."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from studies.convergence import __main__ as command
+from studies.convergence import figures, findings, images, numbers, page, runs, sentences, train
+from studies.convergence.images import IMAGES, residual, small_images
+from studies.convergence.numbers import C_ALIGN_2, C_NORM_2, COSINE, Spread
+from studies.convergence.runs import Run
+from studies.convergence.sentences import EOS, FIRST_WORD, LONGEST, PAD, UNKNOWN, short_sentences
+from studies.convergence.settings import SETTINGS, SWITCHING, switching
+from studies.methods.tasks import cifar10
+from torch import nn
+
+import partialsgd as ps
+from partialsgd.logging import plot_criteria
+from partialsgd.meters.criteria import Criteria
+
+ROOT = Path(__file__).parents[2]
+GERMAN, ENGLISH = ["Ein Hund rennt.", "Zwei Hunde!", "Ein Mann schläft"], ["A dog runs.", "Two dogs!", "A man sleeps"]
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "WIDTH", 4)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both data sets in their published form, tiny and random."""
+    folder = tmp_path_factory.mktemp("data")
+    pictures, texts = folder / IMAGES.folder, folder / sentences.SENTENCES.folder
+    pictures.mkdir()
+    texts.mkdir()
+    draw = torch.Generator().manual_seed(0)
+    for name in ("data_batch_1.bin", "test_batch.bin"):
+        records = torch.randint(256, (80, 3073), generator=draw, dtype=torch.uint8)
+        records[:, 0] %= 10
+        (pictures / name).write_bytes(records.numpy().tobytes())
+    for part in ("train", "valid"):
+        for language, lines in (("de", GERMAN), ("en", ENGLISH)):
+            with gzip.open(texts / f"{part}.{language}.gz", "wt", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in [*lines * 22, "so " * (LONGEST + 1)]))
+    return folder
+
+
+def run(name: str, seed: int = 0, *, cosine: float = 0.5, c_norm: float = 2.0, level: str | None = None) -> Run:
+    """Four measurements of which the last two are the second half; ‖G‖ is 1, and so is ‖p ⊙ G̃‖."""
+    cosines = [-0.9, -0.9, cosine - 0.1, cosine + 0.1]
+    column = {
+        "whole": [1.0] * 4,
+        "masked": [1 / c_norm] * 4,
+        "shared": [1 / c_norm] * 4,
+        "perturbed": [1.0] * 4,
+        "inner": [value / c_norm for value in cosines],
+    }
+    groups = {f"{numbers.GROUP}.{key}": values for key, values in column.items()}
+    levels = ["full", "core"] * 2 if name in SWITCHING else [level] * 4
+    measured = {"t": [0, 1, 100, 101], "level": levels, "loss": [1.0] * 4, **column, "moved": [3.0] * 4, **groups}
+    large = {key: values for key, values in measured.items() if key not in ("level", "loss")}
+    reached = {"accuracy": 0.5, "full": 2.0, "core": 3.0}
+    return Run(name, seed, SETTINGS[name].settings, measured, large, reached, 60.0, "2030-01-02", "2.0", "3.11")
+
+
+def test_four_pixels_are_one(data: Path) -> None:
+    found, whole = small_images(data / IMAGES.folder), cifar10(data / IMAGES.folder)
+    assert found.x.shape == (64, 3, 16, 16) and found.test_x.shape == (80, 3, 16, 16)
+    assert torch.allclose(found.x[5, 1, 3, 7], whole.train.x[5, 1, 6:8, 14:16].mean())
+
+
+def test_sentences_are_short_and_rare_words_are_unknown(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_sentences.cache_clear()
+    monkeypatch.setattr(sentences, "WORDS", 1)  # of each language the most frequent word: "ein" and "a"
+    found = short_sentences(data / "multi30k.de-en")
+    short_sentences.cache_clear()
+    assert found.x.shape == (66, LONGEST + 1) == found.test_x.shape and found.classes == FIRST_WORD + 2
+    a, ein = FIRST_WORD, FIRST_WORD + 1
+    assert found.x[0].tolist() == [ein, UNKNOWN, UNKNOWN, UNKNOWN, EOS, *[PAD] * 8]
+    assert found.y[1].tolist() == [UNKNOWN, UNKNOWN, UNKNOWN, EOS, *[PAD] * 9]
+    assert found.y[2, 0] == a
+
+
+def test_an_epoch_is_once_through_the_data_and_a_batch_needs_no_state(data: Path) -> None:
+    found = small_images(data / IMAGES.folder)
+    assert found.steps_per_epoch(16) == 4
+    epochs = [torch.cat([found.batch(16, 1, t) for t in range(first, first + 4)]) for first in (0, 4)]
+    assert all(epoch.sort().values.tolist() == list(range(64)) for epoch in epochs)
+    assert not torch.equal(*epochs)
+    assert torch.equal(found.batch(16, 1, 3), epochs[0][48:]) and not torch.equal(found.batch(16, 2, 3), epochs[0][48:])
+
+
+def test_the_network_has_no_norm_and_its_outputs_begin_of_the_size_of_one(data: Path) -> None:
+    examples = small_images(data / IMAGES.folder)
+    model = residual(examples, 0, 0.1).model
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    assert 0.1 < model(torch.randn(64, 3, 16, 16)).std().item() < 2
+
+
+@pytest.mark.usefixtures("narrow")
+def test_what_is_not_trained_is_measured_against_the_very_masks_that_are(data: Path) -> None:
+    """At the start both have the same network, batch and mask; later not the same network."""
+    plain, dropped = (train.train(name, 1, data, steps=21) for name in ("plain", "dropout"))
+    assert plain.measured["t"] == dropped.measured["t"] == [0, 20]
+    for key in runs.NORMS:
+        first, other = plain.measured[key], dropped.measured[key]
+        assert first[0] == other[0] and first[1] != other[1]
+    assert plain.large["t"] == [t for t in (10, 14, 15, 19, 21) for _ in range(train.MASKS)]
+    assert plain.settings != dropped.settings and 0 <= plain.reached["accuracy"] <= 1
+
+
+@pytest.mark.usefixtures("narrow")
+def test_to_look_over_many_examples_changes_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = train.train("dropout_inner", 0, data, steps=21)
+    monkeypatch.setattr(train, "EIGHTHS", ())
+    alone = train.train("dropout_inner", 0, data, steps=21)
+    assert looked.measured == alone.measured and looked.reached == alone.reached
+    assert len(looked.large["t"]) == 5 * len(alone.large["t"])
+
+
+def test_the_core_is_measured_at_full_steps_and_at_its_own(data: Path) -> None:
+    found = train.train("period_2", 0, data, steps=6)
+    assert list(zip(found.measured["t"], found.measured["level"], strict=True)) == [(0, "full"), (2, "core")]
+    whole, narrowed = found.criteria(), found.criteria("narrowed")
+    for of_all, of_group in zip(whole, narrowed, strict=True):
+        assert of_group.c_norm > of_all.c_norm > 1 and of_group.whole < of_all.whole
+    assert set(found.reached) == {"full", "core"}
+
+
+def test_a_period_is_so_many_full_steps_and_as_many_of_the_core() -> None:
+    nested = ps.nest(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), ps.Width(1 / 2))
+
+    def levels(period: int | None) -> str:
+        optimizer = torch.optim.SGD(nested.parameters(), 0.1)
+        sgd = ps.PartialSGD(nested, optimizer, switching(period)(nested, 3))
+
+        def closure() -> torch.Tensor:
+            loss = nested(torch.ones(1, 4)).sum()
+            loss.backward()
+            return loss
+
+        return "".join(str(sgd.step(closure).level)[0] for _ in range(8))
+
+    assert (levels(1), levels(2), levels(None)) == ("fcfcfcfc", "ffccffcc", "fffcccff")
+    assert [SETTINGS[name].period for name in SWITCHING] == ["1", "2", "8", "64", "epoch", "random"]
+
+
+def test_a_stored_run_gives_its_criteria_back(tmp_path: Path) -> None:
+    criteria = Criteria(1.23456789, 0.5, 0.5, 0.75, -0.25, moved=2.0, groups={"narrowed": Criteria(1, 1, 1, 1, 1)})
+    row = runs.row(criteria)
+    measured = {name: [value] for name, value in {"t": 7, "level": "core", "loss": 1.5, **row}.items()}
+    kept = replace(run("standard"), measured=measured)
+    kept.save(tmp_path / "runs.jsonl")
+    (again,) = runs.stored(tmp_path / "runs.jsonl")["standard"]
+    assert again == kept
+    assert again.criteria()[0] == replace(criteria, whole=1.23457, groups={})
+    (record,) = again.records(["narrowed"])
+    assert record["t"] == 7 and record["loss"] == {"core": 1.5}
+    assert record["criteria"][0]["cosine"] == pytest.approx(criteria.cosine, rel=1e-5)
+    assert plot_criteria({"it": [record]}, figure=3, group="narrowed").axes[0].lines
+
+
+def test_what_is_stored_with_these_settings_is_not_trained_again() -> None:
+    done = run("standard", 1)
+    stored = {"standard": [done]}
+    assert runs.is_stored(stored, "standard", 1, done.settings)
+    assert not runs.is_stored(stored, "standard", 2, done.settings)
+    assert not runs.is_stored(stored, "plain", 1, done.settings)
+    assert not runs.is_stored(stored, "standard", 1, SETTINGS["standard"].with_steps(3).settings)
+    assert len({setting.settings for setting in SETTINGS.values()}) == len(SETTINGS)
+
+
+def test_a_killed_command_goes_on_where_it_was(tmp_path: Path, data: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    call = [sys.executable, "-m", "studies.convergence", "--data", str(data), "--runs", "inner/0"]
+    call += ["--steps", "4", "--results", str(file)]
+    options: Any = {"cwd": ROOT, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(call, start_new_session=True, **options) as killed:
+        while not file.exists() and killed.poll() is None:
+            time.sleep(0.01)
+        os.killpg(killed.pid, signal.SIGKILL)
+    before = file.read_text()
+    assert before.count("\n") == 1
+    subprocess.run(call, check=True, **options)
+    assert sorted(runs.stored(file)) == ["dropout_inner", "plain_inner"] and before in file.read_text()
+    (found,) = runs.stored(file)["dropout_inner"]
+    again = train.train("dropout_inner", 0, data, steps=4)
+    assert replace(found, seconds=0.0) == replace(again, seconds=0.0)
+
+
+def test_one_number_is_of_the_second_half_and_of_the_steps_of_a_level() -> None:
+    found = run("period_1", cosine=0.5)
+    assert numbers.value_of(found, COSINE) == pytest.approx(0.5)
+    assert numbers.value_of(found, COSINE, level="full") == pytest.approx(0.4)
+    assert numbers.value_of(found, COSINE, level="core", group="narrowed") == pytest.approx(0.6)
+    assert numbers.value_of(found, C_NORM_2, large=True) == pytest.approx(4)
+    assert numbers.value_of(run("standard", cosine=-0.5), C_ALIGN_2) == float("inf")  # not 1 / 0.25
+    assert str(Spread((0.1, 0.3))) == "0.20 ± 0.14" and str(Spread((0.1,), 3)) == "0.100"
+    assert numbers.above(Spread((1, 2, 3)), Spread((2, 1, 1))) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("cosines", "said"),
+    [
+        ((0.9, 0.8), "higher with dropout in all 2 seeds: as the paper says"),
+        ((0.1, 0.1), "higher with dropout in none of 2 seeds: not as the paper says"),
+        ((0.9, 0.1), "higher with dropout in 1 of 2 seeds: undecided"),
+    ],
+)
+def test_a_sentence_says_what_the_seeds_say(cosines: tuple[float, float], said: str) -> None:
+    plain, dropped = [0.5] * len(cosines), cosines
+    by_name = {"plain": plain, "plain_inner": plain, "dropout": dropped, "dropout_inner": dropped}
+    told = findings.dropout(
+        {name: [run(name, seed, cosine=value) for seed, value in enumerate(values)] for name, values in by_name.items()}
+    )
+    assert said in told[0] and said in told[3]
+    assert ("alignments are negative, so no bound holds" in told[4]) == (min(cosines) - 0.1 < 0)
+
+
+def test_the_best_period_is_told() -> None:
+    stored = {name: [run(name, cosine=0.8 - k / 10, c_norm=6 - k)] for k, name in enumerate(SWITCHING)}
+    cosine, norm = findings.switching(stored)[:2]
+    assert cosine.index("1 (0.9") < cosine.index("2 (0.8") < cosine.index("random (0.4")
+    assert cosine.endswith("Switching at every step is above: 2, 8, 64, epoch, random in all 1 seeds.")
+    assert norm.index("random (1.0") < norm.index("1 (36")
+    assert norm.endswith("is below: 2, 8, 64, epoch, random in none of 1 seeds.")
+
+
+def test_the_page_needs_all_runs_with_the_settings_of_today() -> None:
+    stored = {name: [run(name, seed) for seed in setting.task.seeds] for name, setting in SETTINGS.items()}
+    assert "| full steps only | the whole network | 4.000 ± 0.000 |" in page.sections(stored)
+    stored["plain"][2] = replace(stored["plain"][2], settings="other")
+    assert page.sections(stored) == "Not trained yet: plain/2."
+
+
+def test_every_figure_of_the_page_can_be_drawn(tmp_path: Path) -> None:
+    figures.draw({name: [run(name, seed) for seed in (0, 1)] for name in SETTINGS}, tmp_path)
+    assert {path.stem for path in tmp_path.iterdir()} == set(figures.FIGURE)
+    text = (ROOT / "docs" / "convergence.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\(figures/(\w+)\.png\)", text)) == set(figures.FIGURE)
+    for name in figures.FIGURE:
+        assert 0 < (figures.FIGURES / f"{name}.png").stat().st_size < 80_000
+
+
+def test_a_wrong_call_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        ([], "--data is missing: the folder with cifar-10-batches-bin and multi30k.de-en in it"),
+        (["--data", str(tmp_path), "--runs", "nothing"], "no run has nothing in its name; runs are like dropout/0"),
+        (["--data", str(tmp_path), "--runs", "standard/0"], "train.de.gz does not exist; --data is the folder with"),
+        (["--data", str(tmp_path), "--steps", "5"], "--steps is to try it out: give 2 or more, and with --results"),
+        (["--data", str(tmp_path), "--runs", "plain/0"], "data_batch_1.bin does not exist; --data is the folder with"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            command.main(arguments)
+        assert stopped.value.code == 2 and message in capsys.readouterr().err
