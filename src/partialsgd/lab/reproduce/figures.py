@@ -92,6 +92,7 @@ def against_size(numbers: Numbers) -> Drawn:
 
 def along_the_training(experiment: Experiment, folder: RunFolder) -> Drawn | None:
     """The validation score over the training FLOPs, joint and alone; a panel for each ratio."""
+    from matplotlib.figure import Figure as NewFigure
     from matplotlib.ticker import EngFormatter
 
     joint = [each for each in shown_comparisons(experiment, folder) if folder.scored(each.joint)]
@@ -99,7 +100,7 @@ def along_the_training(experiment: Experiment, folder: RunFolder) -> Drawn | Non
     shown = [(label, curves) for label, curves in drawn if any(curves.values())]
     if not shown:
         return None
-    sheet = Figure(figsize=(figures.COLUMN if len(shown) == 1 else figures.PAGE, 2.5), layout="constrained")
+    sheet = NewFigure(figsize=(figures.COLUMN if len(shown) == 1 else figures.PAGE, 2.5), layout="constrained")
     sheet.subplots(1, len(shown), sharex=True, sharey=True)
     names = [name for name in shown[0][1] if any(curves[name] for _, curves in shown)]  # one legend for all panels
     for axes, (label, curves) in zip(sheet.axes, shown, strict=True):
