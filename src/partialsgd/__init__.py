@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from partialsgd.logging import MetricsLog as MetricsLog
     from partialsgd.masks import Mask as Mask
     from partialsgd.meters.alerts import Alerts as Alerts
-    from partialsgd.meters.meter import CriteriaMeter as CriteriaMeter
+    from partialsgd.meters.criteria_meter import CriteriaMeter as CriteriaMeter
     from partialsgd.method import Branch as Branch
     from partialsgd.method import Context as Context
     from partialsgd.method import GradientPair as GradientPair
@@ -46,7 +46,7 @@ _HOME = {
     "Alerts": "meters.alerts",
     "Branch": "method",
     "Context": "method",
-    "CriteriaMeter": "meters.meter",
+    "CriteriaMeter": "meters.criteria_meter",
     "Depth": "nested",
     "GradientPair": "method",
     "GradientRequest": "method",

@@ -13,7 +13,7 @@ from torch import nn
 
 from partialsgd import masks
 from partialsgd.masks import Mask
-from partialsgd.meters.squares import squares
+from partialsgd.meters.criteria import squared_norms
 from partialsgd.method import Context, Method
 from partialsgd.methods._shared.settings import require_count
 from partialsgd.methods._shared.stages import Chain, Stages
@@ -80,5 +80,5 @@ def longest_prefix(norms: list[float], budget: float) -> int:
 
 def _norms(context: Context, chain: Chain) -> list[float]:
     """‖G‖ of each stage; of a gradient that is the same on all ranks, so that they decide alike."""
-    found = squares(masks.everything(context.parameters), context.gradient, context.gradient)
+    found = squared_norms(masks.everything(context.parameters), context.gradient, context.gradient)
     return [math.sqrt(sum(found[name].whole for name in names if name in found)) for names in chain.stages]

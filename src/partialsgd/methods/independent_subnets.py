@@ -16,7 +16,7 @@ from torch import nn
 from partialsgd import masks, perturbations
 from partialsgd._util import randomness
 from partialsgd.masks import Mask
-from partialsgd.meters.meter import CriteriaMeter
+from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.method import Branch, Context, Method, nowhere
 from partialsgd.methods._shared import neurons
 from partialsgd.methods._shared.neurons import Chosen, Units

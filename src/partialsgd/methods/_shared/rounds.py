@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import final
 
-from partialsgd.meters.summaries import latest, times
+from partialsgd.meters.criteria import latest, times_measured
 from partialsgd.method import Context
 
 _NUMBER, _BEGAN, _AT, _SEEN = "round", "round.began", "round.at", "round.seen."
@@ -39,7 +39,7 @@ class Rounds:
         number, began = self.of(context)
         context.memory.update({_NUMBER: number, _BEGAN: began, _AT: context.t})
         if began == context.t:
-            context.memory.update({_SEEN + worker: times(context.measured, worker) for worker in self.workers})
+            context.memory.update({_SEEN + worker: times_measured(context.measured, worker) for worker in self.workers})
 
     def starts(self, context: Context) -> bool:
         return self.of(context)[1] == context.t
@@ -57,7 +57,7 @@ class Rounds:
         if steps <= 0 or steps % len(self.workers) != 0:
             return False
         before = {worker: int(context.memory.get(_SEEN + worker, 0)) for worker in self.workers}
-        all_measured = all(times(context.measured, worker) > count for worker, count in before.items())
+        all_measured = all(times_measured(context.measured, worker) > count for worker, count in before.items())
         return steps >= self._length or (all_measured and not self._is_aligned(context, bound))
 
     def _is_aligned(self, context: Context, bound: float) -> bool:
