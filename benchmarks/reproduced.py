@@ -22,8 +22,8 @@ from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.layout import Table, as_markdown
 from partialsgd.lab.reproduce.plans import Asked, Experiment
 from partialsgd.lab.reproduce.same import require_all
+from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.training.settings import PATHS
-from partialsgd.logging.records import FAILED
 
 FOLDER = RESULTS / "reproduce"
 ROOT = Path(__file__).parents[1]

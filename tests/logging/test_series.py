@@ -68,7 +68,7 @@ def test_a_run_is_a_file_or_records_and_several_are_seeds(tmp_path: Path) -> Non
 
 def test_what_is_no_run_is_refused() -> None:
     for wrong in ({}, [], run(measured())):
-        with pytest.raises(ValueError, match="runs must be a mapping with a label for each run"):
+        with pytest.raises(ValueError, match="runs must map a label to each run"):
             series.load(wrong)
     for empty in ([], [[]], [run(measured()), []]):
         with pytest.raises(ValueError, match="run 'dropout' has no steps"):

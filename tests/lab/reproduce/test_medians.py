@@ -10,7 +10,7 @@ from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.medians import of_figure
 from partialsgd.lab.reproduce.plans import Figure
-from partialsgd.logging import records
+from partialsgd.logging import metrics_log
 from tests.lab.reproduce.made import look, run
 
 
@@ -22,7 +22,7 @@ def measured(folder: Folder, row: str, seed: int, cosines: list[float]) -> None:
         one = {"level": None, "c_norm": float(t), "c_sim": 0.5, "c_align": 1 / cosine, "cosine": cosine}
         groups = {"layers": {**one, "c_norm": 10.0 * t}}
         step = {"t": t, "level": None, "loss": {}, "lr": 0.1, "backwards": 1, "epoch": 1.0}
-        lines.append(records.line({**step, "criteria": [{**one, "groups": groups}]}))
+        lines.append(metrics_log.to_line({**step, "criteria": [{**one, "groups": groups}]}))
     (path / "metrics.jsonl").write_bytes(b"".join(lines))
 
 

@@ -14,7 +14,7 @@ from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.worker import _done, work
-from partialsgd.logging.records import FAILED
+from partialsgd.lab.runs.metrics import FAILED
 
 TINY = Images(epochs=1, limit=40, width=4, batch=20, threads=1)
 

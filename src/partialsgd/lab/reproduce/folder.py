@@ -11,9 +11,10 @@ from statistics import fmean
 from typing import Any, TypeAlias, final
 
 from partialsgd.lab.reproduce.plans import Cell, Grid, Row
+from partialsgd.lab.runs.metrics import FAILED, evaluation
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.settings import Settings
-from partialsgd.logging import records
+from partialsgd.logging import metrics_log
 
 Summary: TypeAlias = dict[str, Any]
 
@@ -86,7 +87,7 @@ class Folder:
 
     def ended(self, path: Path) -> Ended | None:
         """What is at its end stays as it is, and is read once."""
-        if path not in self._ended and any((path / name).exists() for name in ("summary.json", records.FAILED)):
+        if path not in self._ended and any((path / name).exists() for name in ("summary.json", FAILED)):
             self._ended[path] = Ended(path)
         return self._ended.get(path)
 
@@ -161,8 +162,8 @@ def _looks(path: Path) -> Iterator[Evaluation]:
         return
     for k, line in enumerate(path.read_bytes().splitlines(), 1):
         if b'"valid/' in line:
-            yield _look(records.parse(line, f"line {k} of {path}"))
+            yield _look(metrics_log.parse(line, f"line {k} of {path}"))
 
 
-def _look(record: records.Record) -> Evaluation:
-    return Evaluation(record["t"] + 1, record["epoch"], records.evaluation(record))
+def _look(record: metrics_log.Record) -> Evaluation:
+    return Evaluation(record["t"] + 1, record["epoch"], evaluation(record))

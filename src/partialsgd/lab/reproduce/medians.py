@@ -9,7 +9,7 @@ from typing import Any
 
 from partialsgd.lab.reproduce.folder import Ended, Folder
 from partialsgd.lab.reproduce.plans import Figure
-from partialsgd.logging import records, series
+from partialsgd.logging import metrics_log, series
 
 SQUARED = ("c_norm", "c_sim", "c_align")
 
@@ -26,7 +26,7 @@ def of_figure(figure: Figure, folder: Folder) -> Iterator[dict[str, Any]]:
 
 def _numbers(ended: Ended, group: str | None) -> dict[str, float | None]:
     """A negative ratio counts as infinite: it lies beyond every bound. An infinite median is None, as in JSON."""
-    steps = [record for record in records.read(ended.path / "metrics.jsonl") if "criteria" in record]
+    steps = [record for record in metrics_log.read(ended.path / "metrics.jsonl") if "criteria" in record]
     if not steps:
         return {}
     measured = series.measured(steps, series.names(steps)[0], group)

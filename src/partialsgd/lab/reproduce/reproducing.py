@@ -14,7 +14,7 @@ from partialsgd.lab.reproduce.plans import Asked, Experiment, default_out
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.progress import say
-from partialsgd.logging import panels
+from partialsgd.logging.figures import require_matplotlib
 
 
 def reproduce(
@@ -34,7 +34,7 @@ def reproduce(
     if folder.path.exists() and not folder.path.is_dir():
         raise WrongCall(f"--out {folder.path} is a file; give the directory for the runs")
     jobs.asked_for(plan, folder, rows)  # names that there are not are refused now
-    panels.require_matplotlib()  # not after hours of training
+    require_matplotlib()  # not after hours of training
     if train:
         _require_data(asked)
     same.require_all(plan, folder)

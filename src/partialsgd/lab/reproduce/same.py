@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from partialsgd._util.files import read_json
 from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.jobs import Job, every
 from partialsgd.lab.reproduce.plans import Experiment
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import AlreadyThere
 from partialsgd.lab.training.settings import Settings
-from partialsgd.logging import records
 
 _PLACES = frozenset({"out", "threads"})
 """Settings that say where a run was made, not what it is."""
@@ -56,7 +56,7 @@ def require_all(experiment: Experiment, folder: Folder) -> None:
 
 def _require_same_data(job: Job, known: dict[object, tuple[Path, str]]) -> None:
     """By the hash that a run has of its data; which images are held out is drawn by the seed."""
-    said = records.load(job.path / "config.json").get("data")
+    said = read_json(job.path / "config.json").get("data")
     if said is None:
         return
     group = None if job.settings.recipe == "translation" else job.settings.seed

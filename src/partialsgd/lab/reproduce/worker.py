@@ -21,12 +21,12 @@ from typing import Any
 from partialsgd.export import files
 from partialsgd.lab.recipes import RECIPES
 from partialsgd.lab.reproduce.same import require_same
+from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.stopping import Stopped
-from partialsgd.logging import records
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def work(settings: Settings) -> None:
         _wait_for(run)
         loop.resume(run, places=settings, show=False)
     except FloatingPointError as error:
-        run.write(records.FAILED, {"error": str(error)})
+        run.write(FAILED, {"error": str(error)})
 
 
 def _done(settings: Settings) -> dict[str, str]:
