@@ -11,18 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
-__all__ = [
-    "Bounds",
-    "alpha",
-    "alternating_bound",
-    "average_bound",
-    "descent",
-    "iterations",
-    "lemma_bounds",
-    "q",
-    "ratio",
-    "step_size",
-]
+__all__ = ["Bounds", "alpha", "alternating_bound", "average_bound"]
+__all__ += ["descent", "iterations", "lemma_bounds", "q", "ratio", "step_size"]
 
 Constants = Literal["corrected", "printed"]
 Denominator = Literal["max", "perturbed"]

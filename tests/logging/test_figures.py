@@ -121,6 +121,8 @@ def test_a_level_a_probe_or_a_group_can_be_asked_for() -> None:
     figure = plot_criteria({"a": run([two, one])}, at="full")
     assert list(lines_of(figure)["a"].get_ydata()) == [1.0]
     assert list(lines_of(plot_criteria({"a": run([two, one])}, group="head"))["a (core)"].get_ydata()) == [7.0]
+    with pytest.raises(ValueError, match="there is no group 'tail'; there are head"):
+        plot_criteria({"a": run([two, one])}, group="tail")
     with pytest.raises(ValueError, match="run 'a' has no measurement of 'tiny'; it has core, full"):
         plot_criteria({"a": run([two, one])}, at="tiny")
 

@@ -11,14 +11,15 @@ from torch import nn
 from partialsgd import Alerts, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
 from partialsgd.meters.criteria import Criteria
 from partialsgd.method import GradientRequest
+from tests.functions import backward
 
 
-def seen(alerts: Alerts, found: list[Criteria], *, losses=None, rate=None, place="core", memory=None) -> list[str]:
+def seen(alerts: Alerts, found: list[Criteria], *, losses=None, rate=None, name="core", memory=None) -> list[str]:
     memory = {} if memory is None else memory
     given = losses or [None] * len(found)
     told = []
     for one, loss in zip(found, given, strict=True):
-        told += alerts.check(memory, place, one, None if loss is None else torch.tensor(loss), rate)
+        told += alerts.check(memory, name, one, None if loss is None else torch.tensor(loss), rate)
     return told
 
 
@@ -39,7 +40,7 @@ def test_once_also_in_a_resumed_run_and_for_each_mask_by_itself() -> None:
     apart = [at_angle(-1.0)] * 2
     assert len(seen(alerts, apart, memory=memory)) == 1
     assert seen(alerts, apart, memory=dict(memory)) == []
-    assert len(seen(alerts, apart, memory=memory, place="half")) == 1
+    assert len(seen(alerts, apart, memory=memory, name="half")) == 1
 
 
 def test_c_norm_that_grows() -> None:
@@ -58,8 +59,8 @@ def test_a_level_that_stands_while_another_improves() -> None:
     for better in (True, False):
         memory, told = {}, []
         for k in range(12):
-            told += seen(alerts, one, losses=[2.0], memory=memory, place="core")
-            told += seen(alerts, one, losses=[1.0 / (k + 1) if better else 1.0], memory=memory, place="full")
+            told += seen(alerts, one, losses=[2.0], memory=memory, name="core")
+            told += seen(alerts, one, losses=[1.0 / (k + 1) if better else 1.0], memory=memory, name="full")
         assert len(told) == (1 if better else 0), "where nobody improves, training is over"
         assert all("core: its loss has not improved over 4 measurements" in text for text in told)
 
@@ -80,24 +81,19 @@ class Flipped(nn.Module):
         super().__init__()
         self.a, self.b = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
 
+    def backward(self):
+        return backward((self.a * (2 * self.b - 1)).sum())
+
+
+CORE = Method(lambda c: masks.only(c.parameters, ["a"]), lambda c: perturbations.drop_outside(c.mask), name="core")
+
 
 def test_they_are_on_by_default_and_in_the_record(caplog) -> None:
     model = Flipped()
-
-    def closure():
-        loss = (model.a * (2 * model.b - 1)).sum()
-        loss.backward()
-        return loss
-
-    core = Method(
-        mask=lambda c: masks.only(c.parameters, ["a"]),
-        perturb=lambda c: perturbations.drop_outside(c.mask),
-        name="core",
-    )
     for meter, expected in ((CriteriaMeter(1), 1), (CriteriaMeter(1, alerts=None), 0)):
         caplog.clear()
-        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-3), core, meter=meter)
-        told = [text for _ in range(30) for text in sgd.step(closure).criteria.alerts]
+        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-3), CORE, meter=meter)
+        told = [text for _ in range(30) for text in sgd.step(model.backward).criteria.alerts]
         assert len(told) == len(caplog.records) == expected
 
 
@@ -115,9 +111,7 @@ def test_ordinary_training_on_noise_gives_no_warning(kind, caplog) -> None:
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.05), method, meter=CriteriaMeter(1))
 
     def closure():
-        loss = nn.functional.cross_entropy(model(torch.randn(16, 6)), torch.randint(3, (16,)))
-        loss.backward()
-        return loss
+        return backward(nn.functional.cross_entropy(model(torch.randn(16, 6)), torch.randint(3, (16,))))
 
     told = [text for _ in range(400) for text in sgd.step(closure).criteria.alerts]
     assert not [text for text in told if "has not improved" in text]
@@ -140,33 +134,17 @@ def test_the_step_size_that_is_judged_is_the_one_that_is_taken() -> None:
         model = nn.Linear(2, 1)
         method = Method(scale=lambda c, factor=factor: factor, name="scaled")
         sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1.0, **options), method, meter=Noting())
-        sgd.step(lambda model=model: _backward(model(torch.ones(1, 2)).sum()))
+        sgd.step(lambda model=model: backward(model(torch.ones(1, 2)).sum()))
         assert seen_rates == [pytest.approx(expected)]
-
-
-def _backward(loss):
-    loss.backward()
-    return loss
 
 
 def test_a_skipped_step_warns_of_nothing(caplog) -> None:
     model = Flipped()
-    core = Method(
-        mask=lambda c: masks.only(c.parameters, ["a"]),
-        perturb=lambda c: perturbations.drop_outside(c.mask),
-        name="core",
-    )
     meter = CriteriaMeter(1, alerts=Alerts(window=2))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-3), core, meter=meter, nonfinite="skip")
-    steps = [sgd.step(lambda bad=bad: _flipped(model) * (float("nan") if bad else 1.0)) for bad in (0, 1, 1, 0, 0)]
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-3), CORE, meter=meter, nonfinite="skip")
+    steps = [sgd.step(lambda bad=bad: model.backward() * (float("nan") if bad else 1.0)) for bad in (0, 1, 1, 0, 0)]
     assert [step.skipped for step in steps] == [False, True, True, False, False]
     assert len(caplog.records) == 1
-
-
-def _flipped(model):
-    loss = (model.a * (2 * model.b - 1)).sum()
-    loss.backward()
-    return loss
 
 
 @pytest.mark.parametrize("wrong", [{"window": 1}, {"window": 2.5}, {"growth": 0}, {"patience": 0}, {"rate": -1}])

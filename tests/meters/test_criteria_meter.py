@@ -10,10 +10,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from partialsgd import CriteriaMeter, Mask, Method, Width, masks, methods, nest
+from partialsgd import CriteriaMeter, Method, Width, masks, methods, nest
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import assert_same_bits
-from tests.meters.training import SEED, batch, closure, first_step, mlp, trained, values
+from tests.functions import backward
+from tests.meters.training import (
+    SEED,
+    assert_same_norms,
+    batch,
+    closure,
+    first_step,
+    mlp,
+    over_batches,
+    trained,
+    values,
+)
 from tests.reference import element, gradient
 
 BATCHNORM = next(p for p in PROBLEMS if p.name == "batchnorm")
@@ -54,9 +65,7 @@ def test_masks_that_never_come_again_do_not_defeat_every() -> None:
     sgd = trained(model, Method(mask=some, name="some"), CriteriaMeter(50))
 
     def run():
-        loss = model(torch.ones(2, 4)).square().mean()
-        loss.backward()
-        return loss
+        return backward(model(torch.ones(2, 4)).square().mean())
 
     due = [t for t in range(200) if sgd.step(run).criteria]
     assert len(due) < 40 and len(due) > 4, "a cycle of up to 32 masks is counted apart, what is more is not one"
@@ -134,8 +143,7 @@ def test_a_probe_is_measured_and_not_trained() -> None:
                 other.t = t
                 expected = other.step(closure(before, t)).criteria
                 assert step.criteria.probe.startswith("dropout") and step.backwards == 2
-                for name in ("whole", "masked", "perturbed", "inner", "moved"):
-                    assert getattr(step.criteria, name) == getattr(expected, name)
+                assert_same_norms(step.criteria, expected)
         final.append(values(model))
     assert_same_bits(*final)
 
@@ -148,8 +156,7 @@ def test_neurons_are_probed_as_they_are_dropped() -> None:
     step = trained(model, methods.plain(), CriteriaMeter(1, neurons)).step(BATCHNORM.closure(model, 0))
     torch.manual_seed(SEED)
     expected = trained(twin, neurons, CriteriaMeter(1)).step(BATCHNORM.closure(twin, 0)).criteria
-    for name in ("whole", "masked", "perturbed", "inner", "moved"):
-        assert getattr(step.criteria, name) == getattr(expected, name)
+    assert_same_norms(step.criteria, expected)
 
 
 def test_a_level_as_probe_of_standard_training() -> None:
@@ -158,11 +165,9 @@ def test_a_level_as_probe_of_standard_training() -> None:
     twin = copy.deepcopy(nested)
     step = first_step(nested, methods.plain(), CriteriaMeter(1, "core"))
     expected = first_step(twin, methods.only("core"), CriteriaMeter(1)).criteria
-    assert (
-        step.level is None and step.mask.is_everything and (step.criteria.probe, step.criteria.level) == ("core",) * 2
-    )
-    for name in ("whole", "masked", "perturbed", "inner", "moved"):
-        assert getattr(step.criteria, name) == getattr(expected, name)
+    assert step.level is None and step.mask.is_everything
+    assert (step.criteria.probe, step.criteria.level) == ("core", "core")
+    assert_same_norms(step.criteria, expected)
 
 
 def test_a_probe_may_look_at_the_gradient_and_be_measured_beside_any_method() -> None:
@@ -171,9 +176,7 @@ def test_a_probe_may_look_at_the_gradient_and_be_measured_beside_any_method() ->
     step = first_step(model, methods.dropout(0.5), CriteriaMeter(1, methods.sam(0.3)))
     expected = first_step(twin, methods.sam(0.3), CriteriaMeter(1)).criteria
     assert step.backwards == 3 and step.criteria.c_align == expected.c_align and step.criteria.moved == expected.moved
-    step = trained(mlp(), methods.dropout(0.5), CriteriaMeter(1, methods.top_k(0.2)))
-    model = step.parameters.model
-    assert step.step(closure(model, 0)).criteria.c_sim == 1
+    assert first_step(mlp(), methods.dropout(0.5), CriteriaMeter(1, methods.top_k(0.2))).criteria.c_sim == 1
 
 
 def test_a_probe_of_several_levels_has_a_summary_of_each_and_is_asked_once_a_step() -> None:
@@ -196,8 +199,7 @@ def test_batches_that_draw_do_not_change_the_run(source) -> None:
         data = torch.utils.data.TensorDataset(*batch(99, 64))
         loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
         batches = loader if source == "loader" else lambda t: [(torch.randn(8, 6), torch.randint(3, (8,)))]
-        meter = CriteriaMeter(1, batches=batches, loss=lambda b, model=model: F.cross_entropy(model(b[0]), b[1]))
-        sgd = trained(model, methods.dropout(0.7), meter if measured else None)
+        sgd = trained(model, methods.dropout(0.7), over_batches(model, batches) if measured else None)
         torch.manual_seed(SEED)
         for t in range(3):
             assert (sgd.step(closure(model, t)).criteria is not None) == measured
@@ -228,34 +230,12 @@ def test_of_a_step_with_several_branches_the_first_is_compared_with_the_last_ste
     assert second.criteria.consecutive_cosine == pytest.approx(1, rel=1e-6), "the same batch at the same x"
 
 
-class TwoMasks(nn.ParameterDict):
-    """A linear loss, so that the gradient of each step is chosen by the test."""
-
-    def __init__(self) -> None:
-        super().__init__({"a": nn.Parameter(torch.zeros(2)), "b": nn.Parameter(torch.zeros(1))})
-
-    def criteria(self, *steps: tuple[Mask, list[float]]):
-        method = Method(mask=lambda c: steps[c.t][0], name="masks")
-        sgd = trained(self, method, CriteriaMeter(1, consecutive=True), rate=0.0)
-        for _, slopes in steps:
-
-            def run(slopes=slopes):
-                loss = (torch.cat([self["a"], self["b"]]) * torch.tensor(slopes)).sum()
-                loss.backward()
-                return loss
-
-            measured = sgd.step(run).criteria
-        return measured, [name for name in sgd.measured["meter"] if name.startswith("before/")]
-
-
-def test_only_coordinates_inside_both_masks_are_compared_and_one_gradient_is_kept() -> None:
-    model = TwoMasks()
-    every, core = masks.everything(model), masks.from_tensors(model, {"a": torch.tensor([True, False])})
-    measured, kept = model.criteria((every, [3.0, 4.0, 2.0]), (core, [1.0, 5.0, 9.0]))
-    assert measured.consecutive == 3.0 and math.isclose(measured.consecutive_cosine, 3 / math.sqrt(29))
-    assert kept == ["before/a"]
-    measured, _ = model.criteria((every, [1.0, 1.0, 0.0]), (every, [0.0, 0.0, 0.0]))
-    assert measured.consecutive == 0.0 and math.isnan(measured.consecutive_cosine), "zero has no direction"
+def test_a_zero_gradient_has_no_direction() -> None:
+    model = nn.Linear(2, 1)
+    sgd = trained(model, methods.plain(), CriteriaMeter(1, consecutive=True))
+    for factor in (1.0, 0.0):
+        measured = sgd.step(lambda factor=factor: backward(factor * model(torch.ones(1, 2)).sum())).criteria
+    assert measured.consecutive == 0.0 and math.isnan(measured.consecutive_cosine)
 
 
 def test_of_a_refused_step_the_gradient_that_was_applied_is_kept() -> None:
@@ -287,6 +267,8 @@ def test_consecutive_gradients_are_compared() -> None:
             assert found.consecutive == pytest.approx(float(now @ before), rel=1e-4)
             assert found.consecutive_cosine == pytest.approx(float(now @ before / now.norm() / before.norm()), rel=1e-4)
         before = now
+    kept = {name.removeprefix("before/") for name in sgd.measured["meter"] if name.startswith("before/")}
+    assert kept == {name for name, entry in nested.mask("core").items() if entry}, "one gradient, inside its mask"
 
 
 def test_a_skipped_step_is_not_counted() -> None:

@@ -7,7 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from partialsgd import CriteriaMeter, Method, PartialSGD, Step
+from partialsgd.meters import Criteria
 from partialsgd.parameters import Parameters
+from tests.functions import backward
 
 SEED = 5
 
@@ -26,12 +28,7 @@ def batch(t: int, n: int = 20):
 def closure(model: nn.Module, t: int, n: int = 20):
     x, y = batch(t, n)
 
-    def run():
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
-    return run
+    return lambda: backward(F.cross_entropy(model(x), y))
 
 
 def trained(model: nn.Module, method: Method, meter, rate: float = 0.1, **options) -> PartialSGD:
@@ -40,6 +37,16 @@ def trained(model: nn.Module, method: Method, meter, rate: float = 0.1, **option
 
 def first_step(model: nn.Module, method: Method, meter: CriteriaMeter | None, **options) -> Step:
     return trained(model, method, meter, **options).step(closure(model, 0))
+
+
+def over_batches(model: nn.Module, batches, *, every: int = 1, **options) -> CriteriaMeter:
+    """A meter that measures over batches of its own."""
+    return CriteriaMeter(every, batches=batches, loss=lambda b: F.cross_entropy(model(b[0]), b[1]), **options)
+
+
+def assert_same_norms(a: Criteria, b: Criteria) -> None:
+    for name in ("whole", "masked", "perturbed", "inner", "moved"):
+        assert getattr(a, name) == getattr(b, name), name
 
 
 def values(model: nn.Module) -> dict:
