@@ -28,7 +28,7 @@ ITEMS = 92
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: .+ -->\n\Z")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-_PATH = re.compile(r"`((?:src|tests|docs|examples|benchmarks)/[\w./]*)(?:::(\w+))?`")
+_PATH = re.compile(r"`((?:src|tests|docs|examples|benchmarks|studies)/[\w./]*)(?:::(\w+))?`")
 _ROW = re.compile(r"^\| (\d+) \| (.+) \| (.+) \|$", re.MULTILINE)
 _BEGIN, _END = "<!-- written by `python -m tests.test_docs` -->", "<!-- end -->"
 
