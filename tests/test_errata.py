@@ -1,4 +1,4 @@
-"""What is wrong or loose in the paper, shown by numbers; docs/errata.md says which test shows which."""
+"""Numbers that show what is wrong or loose in the paper; docs/errata.md names the test of each erratum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLOAT = {"dtype": torch.float64}
 
 
 def test_every_erratum_has_a_section_and_but_for_typography_a_test() -> None:
-    """That the tests exist is asked in test_docs.py."""
+    """test_docs.py checks that the named tests exist."""
     titles, sections = re.split(r"^## (E\d+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:], {}
     for title, section in zip(titles[::2], titles[1::2], strict=True):
         sections[title] = section

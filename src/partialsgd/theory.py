@@ -109,7 +109,7 @@ def alternating_bound(
     This bound is not in the paper and does not contain q (E22): it sums Lemma 3 over all T steps and keeps those of the
     full network, where α_t = q_t = 1. `share` is their share; the other steps need a factor between 0 and α_t.
     """
-    _require("share", share, 0 < share <= 1, "in (0, 1]: it is the share of steps that train the whole network")
+    _require("share", share, 0 < share <= 1, "in (0, 1]: it is the share of steps that train the full network")
     return average_bound(smoothness=smoothness, gap=gap, T=T, gamma_base=gamma_base, M=M, variance=variance) / share
 
 

@@ -73,8 +73,8 @@ def test_infinities_are_valid_json_and_come_back(tmp_path: Path) -> None:
     json.loads(path.read_text(), parse_constant=refuse)
     (line,) = read(path)
     assert math.isnan(line["loss"]["nan"]) and line["accuracy"] == -math.inf and line["level"] == "nan"
-    (found,) = line["criteria"]
-    assert math.isnan(found.pop("q")) and found == {k: v for k, v in odd.items() if k != "q"}
+    (measured,) = line["criteria"]
+    assert math.isnan(measured.pop("q")) and measured == {k: v for k, v in odd.items() if k != "q"}
 
 
 def test_what_a_strange_meter_finds_does_not_stop_the_log() -> None:
@@ -95,8 +95,8 @@ def test_a_line_says_what_the_step_did(tmp_path: Path) -> None:
     with ps.MetricsLog(tmp_path / "runs" / "metrics.jsonl") as log:
         for step in taken:
             log.write(step, accuracy=torch.tensor(0.5), epoch=step.t // 2)
-    found = read(tmp_path / "runs" / "metrics.jsonl")
-    for step, line in zip(taken, found, strict=True):
+    lines = read(tmp_path / "runs" / "metrics.jsonl")
+    for step, line in zip(taken, lines, strict=True):
         expected = {
             "t": step.t,
             "level": ("full", "core")[step.t % 2],
@@ -108,7 +108,7 @@ def test_a_line_says_what_the_step_did(tmp_path: Path) -> None:
             **({"criteria": [step.criteria.numbers()]} if step.criteria else {}),
         }
         assert json.dumps(line) == json.dumps(expected)  # as text, because NaN is not NaN
-    assert [line["criteria"][0]["level"] for line in found if "criteria" in line] == ["full", "core"] * 2
+    assert [line["criteria"][0]["level"] for line in lines if "criteria" in line] == ["full", "core"] * 2
 
 
 def test_numbers_of_the_user_are_numbers_with_names_of_their_own(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_a_run_that_was_killed_and_resumed_has_the_log_of_one_that_was_not(tmp_p
     (tmp_path / "whole").mkdir()
     training.train(str(tmp_path / "whole"))
     assert metrics.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-    found = read(metrics)
-    assert [line["batch"] for line in found] == list(range(training.BATCHES))
-    assert sum("skipped" in line for line in found) > 10 and sum("criteria" in line for line in found) > 10
+    lines = read(metrics)
+    assert [line["batch"] for line in lines] == list(range(training.BATCHES))
+    assert sum("skipped" in line for line in lines) > 10 and sum("criteria" in line for line in lines) > 10
 
 
 def test_of_several_processes_the_first_writes(tmp_path: Path) -> None:
@@ -229,18 +229,18 @@ def test_tensorboard_is_given_the_same_numbers(tmp_path: Path) -> None:
     events = EventAccumulator(str(board))
     events.Reload()
 
-    def told(tag: str) -> dict[int, float]:
+    def logged(tag: str) -> dict[int, float]:
         assert len({event.step for event in events.Scalars(tag)}) == len(events.Scalars(tag))
         return {event.step: event.value for event in events.Scalars(tag)}
 
-    found = {line["t"]: line for line in read(path)}
-    assert told("lr") == pytest.approx(dict.fromkeys(range(8), 0.1))
-    assert told("accuracy") == {t: 0.5 if t < 4 else 0.25 for t in range(8)}
-    assert told("loss/core") == pytest.approx({t: found[t]["loss"]["core"] for t in (1, 3, 5, 7)})
-    core = {t: line["criteria"][0] for t, line in found.items() if t % 2 and "criteria" in line}
+    lines = {line["t"]: line for line in read(path)}
+    assert logged("lr") == pytest.approx(dict.fromkeys(range(8), 0.1))
+    assert logged("accuracy") == {t: 0.5 if t < 4 else 0.25 for t in range(8)}
+    assert logged("loss/core") == pytest.approx({t: lines[t]["loss"]["core"] for t in (1, 3, 5, 7)})
+    core = {t: line["criteria"][0] for t, line in lines.items() if t % 2 and "criteria" in line}
     assert len(core) == 2
     for key in ("c_norm", "c_sim", "c_align", "alpha", "q"):
-        assert told(f"criteria/core/{key}") == pytest.approx({t: one[key] for t, one in core.items()})
+        assert logged(f"criteria/core/{key}") == pytest.approx({t: one[key] for t, one in core.items()})
     assert not any("probe" in tag or tag.endswith(("/level", "/t")) for tag in events.Tags()["scalars"])
 
 

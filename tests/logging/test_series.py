@@ -1,4 +1,4 @@
-"""What a line of a figure is drawn from: the last attempt, the right level, and nothing left out without a word."""
+"""A series has the last attempt of each step at the right level, and leaves nothing out silently."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ def test_each_level_is_counted_by_itself(every) -> None:
     """By t alone and an even number, alternating training would measure full steps only, where all is 1."""
     nested = nest(mlp(), Width(0.5))
     sgd = trained(nested, methods.alternating(), meter := CriteriaMeter(every))
-    found = [sgd.step(closure(nested, t, 4)) for t in range(2 * every + 2)]
-    measured = [(step.t, step.criteria.level) for step in found if step.criteria]
+    criteria = [sgd.step(closure(nested, t, 4)) for t in range(2 * every + 2)]
+    measured = [(step.t, step.criteria.level) for step in criteria if step.criteria]
     assert measured == [(0, "full"), (1, "core"), (2 * every, "full"), (2 * every + 1, "core")]
     assert {level: summary.count for level, summary in meter.summary(sgd).items()} == {"full": 2, "core": 2}
-    assert all(s.criteria.c_align == 1 == s.criteria.q for s in found if s.criteria and s.level == "full")
-    assert all(s.criteria.c_norm > 1 for s in found if s.criteria and s.level == "core")
+    assert all(s.criteria.c_align == 1 == s.criteria.q for s in criteria if s.criteria and s.level == "full")
+    assert all(s.criteria.c_norm > 1 for s in criteria if s.criteria and s.level == "core")
 
 
 def test_masks_of_whole_tensors_that_come_again_are_counted_by_themselves() -> None:
@@ -100,7 +100,7 @@ def test_a_pass_is_made_only_where_the_gradient_at_x_is_missing(make, unmeasured
 
 
 def test_the_full_branch_of_slimmable_serves_the_others_and_is_the_same_number() -> None:
-    """What is kept of the first branch is what a pass of its own would give."""
+    """The gradient of the first branch is the one that a separate pass would give."""
     nested = nest(mlp(), Width([0.25, 0.5]))
     levels = [first_step(nested, methods.slimmable(), CriteriaMeter(1)).measurements]
     for level in ("1/2", "1/4"):
@@ -124,7 +124,7 @@ def test_the_full_branch_serves_levels_that_are_due_when_it_is_not_itself() -> N
     due = []
     for t in range(15):
         step = sgd.step(closure(nested, t))
-        due.append([found.level for found in step.measurements])
+        due.append([criteria.level for criteria in step.measurements])
         assert step.backwards == len(step.losses) == 3
     assert any(levels and "full" not in levels for levels in due)
 
@@ -226,7 +226,7 @@ def test_of_a_step_with_several_branches_the_first_is_compared_with_the_last_ste
     nested = nest(mlp(), Width(0.5))
     sgd = trained(nested, methods.slimmable(), CriteriaMeter(1, consecutive=True), rate=0.0)
     first, second = (sgd.step(closure(nested, 0)) for _ in range(2))
-    assert all(found.consecutive is None for found in first.measurements), "there is no step before the first"
+    assert all(criteria.consecutive is None for criteria in first.measurements), "there is no step before the first"
     assert second.criteria.consecutive_cosine == pytest.approx(1, rel=1e-6), "the same batch at the same x"
 
 
@@ -240,7 +240,7 @@ def test_a_zero_gradient_has_no_direction() -> None:
 
 def test_of_a_refused_step_the_gradient_that_was_applied_is_kept() -> None:
     model = mlp()
-    never = methods.guarded(methods.dropout(0.5), by=lambda found: 9.0, bound=1.0, every=1)
+    never = methods.guarded(methods.dropout(0.5), by=lambda criteria: 9.0, bound=1.0, every=1)
     sgd = trained(model, never, CriteriaMeter(1, consecutive=True))
     x = values(model)
     inputs, targets = batch(0)
@@ -261,11 +261,13 @@ def test_consecutive_gradients_are_compared() -> None:
         dropped = {n: v * element(mask, n, v) for n, v in x.items()}
         g = gradient(nested, dropped, lambda f, i=inputs, y=targets: F.cross_entropy(f(i), y))
         now = torch.cat([(g[n] * element(mask, n, g[n])).flatten().double() for n in g])
-        found = sgd.step(closure(nested, t)).criteria
-        assert (found is not None) == (t % 4 < 2)
-        if found is not None and before is not None:
-            assert found.consecutive == pytest.approx(float(now @ before), rel=1e-4)
-            assert found.consecutive_cosine == pytest.approx(float(now @ before / now.norm() / before.norm()), rel=1e-4)
+        criteria = sgd.step(closure(nested, t)).criteria
+        assert (criteria is not None) == (t % 4 < 2)
+        if criteria is not None and before is not None:
+            assert criteria.consecutive == pytest.approx(float(now @ before), rel=1e-4)
+            assert criteria.consecutive_cosine == pytest.approx(
+                float(now @ before / now.norm() / before.norm()), rel=1e-4
+            )
         before = now
     kept = {name.removeprefix("before/") for name in sgd.measured["meter"] if name.startswith("before/")}
     assert kept == {name for name, entry in nested.mask("core").items() if entry}, "one gradient, inside its mask"

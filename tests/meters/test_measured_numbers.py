@@ -66,7 +66,7 @@ def test_every_quantity_again_by_torch_func(problem, method) -> None:
     sgd = trained(model, method, CriteriaMeter(1))
     torch.manual_seed(SEED)
     step = sgd.step(problem.closure(model, 0))
-    found = step.criteria
+    criteria = step.criteria
 
     def loss(f):
         torch.manual_seed(SEED)
@@ -77,10 +77,10 @@ def test_every_quantity_again_by_torch_func(problem, method) -> None:
     moved = perturbed(other, x, method.perturb(context))
     expected = by_definition(step.mask, x, moved, g, gradient(other, moved, loss))
     for name, value in expected.items():
-        assert getattr(found, name) == pytest.approx(value, rel=2e-4, abs=1e-6), name
-    assert found.q == pytest.approx(found.whole / (found.alpha * found.perturbed), rel=1e-6)
-    largest = max(found.masked, found.perturbed)
-    assert found.bounded_perturbation == pytest.approx(expected["moved"] / largest, rel=1e-4)
+        assert getattr(criteria, name) == pytest.approx(value, rel=2e-4, abs=1e-6), name
+    assert criteria.q == pytest.approx(criteria.whole / (criteria.alpha * criteria.perturbed), rel=1e-6)
+    largest = max(criteria.masked, criteria.perturbed)
+    assert criteria.bounded_perturbation == pytest.approx(expected["moved"] / largest, rel=1e-4)
 
 
 class _Called(nn.Module):
@@ -102,7 +102,7 @@ def test_a_level_is_measured_as_the_mask_that_defines_it(spec) -> None:
     sgd = trained(nested, methods.alternating(), CriteriaMeter(1))
     sgd.step(closure(nested, 0))
     x, mask = values(nested), nested.mask("core")
-    found = sgd.step(closure(nested, 1)).criteria
+    criteria = sgd.step(closure(nested, 1)).criteria
     inputs, targets = batch(1)
 
     def loss(f):
@@ -111,9 +111,9 @@ def test_a_level_is_measured_as_the_mask_that_defines_it(spec) -> None:
     dropped = {name: value * element(mask, name, value) for name, value in x.items()}
     g, h = gradient(nested, x, loss), gradient(nested, dropped, loss)
     expected = by_definition(mask, x, dropped, g, h)
-    assert found.level == "core"
+    assert criteria.level == "core"
     for name, value in expected.items():
-        assert getattr(found, name) == pytest.approx(value, rel=1e-4), name
+        assert getattr(criteria, name) == pytest.approx(value, rel=1e-4), name
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_a_shared_batch_inflates_the_cosine() -> None:
         options = {"probe": methods.dropout(0.8), "independent": independent, "alerts": None}
         meter = over_batches(model, lambda t: [batch(1000 + 2 * t, 32), batch(1001 + 2 * t, 32)], **options)
         sgd = trained(model, methods.plain(), meter, rate=0.0)
-        found = [sgd.step(closure(model, t)).criteria.cosine for t in range(60)]
-        cosines[independent] = sum(found) / len(found)
+        criteria = [sgd.step(closure(model, t)).criteria.cosine for t in range(60)]
+        cosines[independent] = sum(criteria) / len(criteria)
     assert cosines[False] > 0.8 and abs(cosines[True]) < 0.1
 
 
@@ -256,12 +256,12 @@ def test_where_nothing_is_masked_or_moved_all_is_one_over_any_batches(independen
 
 
 def test_the_difference_of_two_samples_is_no_secant() -> None:
-    found = {}
+    criteria = {}
     for independent in (False, True):
         model = mlp()
         meter = over_batches(model, [batch(k, 8) for k in range(2)], independent=independent)
-        found[independent] = first_step(model, methods.extragradient(1e-3), meter).criteria
-    assert 0 < found[False].secant < 10 and math.isnan(found[True].secant)
+        criteria[independent] = first_step(model, methods.extragradient(1e-3), meter).criteria
+    assert 0 < criteria[False].secant < 10 and math.isnan(criteria[True].secant)
 
 
 def test_a_small_move_has_the_secant_of_the_curvature_and_not_of_rounding() -> None:
@@ -287,7 +287,7 @@ def test_with_distillation_the_gradient_at_x_is_that_of_the_labels(make) -> None
 
     sgd = trained(nested, make(distill=True), CriteriaMeter(1), rate=0.0)
     steps = [sgd.step(run) for _ in range(2)]
-    core = next(found for step in steps for found in step.measurements if found.level == "core")
+    core = next(criteria for step in steps for criteria in step.measurements if criteria.level == "core")
     assert core.whole == pytest.approx(first_step(twin, methods.plain(), CriteriaMeter(1)).criteria.whole, rel=1e-5)
 
 
@@ -308,17 +308,17 @@ def test_the_move_of_a_level_and_another_method_is_counted_once() -> None:
 
 def test_groups_are_the_same_numbers_of_a_part() -> None:
     model = mlp()
-    found = first_step(model, methods.dropout(0.7), CriteriaMeter(1)).criteria
-    assert list(found.groups) == ["0", "3", "5"]
+    criteria = first_step(model, methods.dropout(0.7), CriteriaMeter(1)).criteria
+    assert list(criteria.groups) == ["0", "3", "5"]
     for name in ("whole", "masked", "perturbed"):
-        total = math.sqrt(sum(getattr(group, name) ** 2 for group in found.groups.values()))
-        assert getattr(found, name) == pytest.approx(total, rel=1e-9)
-    assert found.inner == pytest.approx(sum(group.inner for group in found.groups.values()), rel=1e-9)
-    assert "moved" in found.numbers() and "moved" not in found.numbers()["groups"]["0"], "not known of a part"
+        total = math.sqrt(sum(getattr(group, name) ** 2 for group in criteria.groups.values()))
+        assert getattr(criteria, name) == pytest.approx(total, rel=1e-9)
+    assert criteria.inner == pytest.approx(sum(group.inner for group in criteria.groups.values()), rel=1e-9)
+    assert "moved" in criteria.numbers() and "moved" not in criteria.numbers()["groups"]["0"], "not known of a part"
     model = mlp()
     meter = CriteriaMeter(1, groups={"ends": ["0", "5"]})
     ends = first_step(model, methods.dropout(0.7), meter).criteria.groups
-    assert ends["ends"].whole == pytest.approx(math.hypot(found.groups["0"].whole, found.groups["5"].whole))
+    assert ends["ends"].whole == pytest.approx(math.hypot(criteria.groups["0"].whole, criteria.groups["5"].whole))
     one = first_step(mlp(), methods.plain(), CriteriaMeter(1, groups={"one": "3"})).criteria.groups
     assert list(one) == ["one"], "one pattern may be given as a string"
     assert not first_step(mlp(), methods.plain(), CriteriaMeter(1, groups={})).criteria.groups
@@ -369,7 +369,7 @@ def test_checkpointing_and_autocast_change_nothing_but_rounding() -> None:
         def forward(self, x):
             return self.inner[5](checkpoint(self.inner[:5], x, use_reentrant=False))
 
-    found = []
+    criteria = []
     for wrap, low in ((False, False), (True, False), (False, True)):
         model = Checkpointed() if wrap else nn.ModuleDict({"inner": mlp(0.3)})
         forward = model if wrap else model["inner"]
@@ -381,8 +381,8 @@ def test_checkpointing_and_autocast_change_nothing_but_rounding() -> None:
             return backward(loss)
 
         torch.manual_seed(SEED)
-        found.append(trained(model, methods.dropout(0.7), CriteriaMeter(1)).step(run).criteria)
-    plain, checkpointed, low = found
+        criteria.append(trained(model, methods.dropout(0.7), CriteriaMeter(1)).step(run).criteria)
+    plain, checkpointed, low = criteria
     assert plain.numbers() == checkpointed.numbers()
     assert low.c_align == pytest.approx(plain.c_align, rel=0.05) and low.c_align != plain.c_align
 
@@ -394,10 +394,10 @@ def test_inside_one_autocast_block_both_gradients_are_their_own() -> None:
 
 
 def test_a_loss_scale_is_not_measured() -> None:
-    found, (x, y) = [], batch(0)
+    criteria, (x, y) = [], batch(0)
     for enabled in (False, True):
         model = mlp()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=enabled)
         sgd = trained(model, methods.dropout(0.7), CriteriaMeter(1), scaler=scaler)
-        found.append(sgd.step(lambda s=scaler, m=model: backward(s.scale(F.cross_entropy(m(x), y)))).criteria)
-    assert found[0].numbers() == found[1].numbers()  # a power of two
+        criteria.append(sgd.step(lambda s=scaler, m=model: backward(s.scale(F.cross_entropy(m(x), y)))).criteria)
+    assert criteria[0].numbers() == criteria[1].numbers()  # a power of two

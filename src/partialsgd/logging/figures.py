@@ -197,9 +197,9 @@ def _note_lines(figure: Figure) -> int:
     """Return the number of text lines above the panels: in each row of panels, those of the fullest."""
     rows: dict[int, int] = {}
     for axes in figure.axes:
-        place, note = axes.get_subplotspec(), axes.get_title(loc="right")
-        if place is not None and note:
-            rows[place.rowspan.start] = max(rows.get(place.rowspan.start, 0), note.count("\n") + 2)
+        spec, note = axes.get_subplotspec(), axes.get_title(loc="right")
+        if spec is not None and note:
+            rows[spec.rowspan.start] = max(rows.get(spec.rowspan.start, 0), note.count("\n") + 2)
     return sum(rows.values())
 
 
@@ -236,8 +236,8 @@ def _draw_off_scale(axes: Axes, seeds: Sequence[Series], name: str, row: int, st
         counts.append(f"{glyph}\N{NO-BREAK SPACE}{len(steps)}\N{NO-BREAK SPACE}{kind}")
         fill = style["color"] if is_filled else "none"
         mark: dict[str, Any] = {"marker": marker, "markersize": 3.5, "markeredgewidth": 0.6, "markerfacecolor": fill}
-        place: dict[str, Any] = {"transform": axes.get_xaxis_transform() + above, "clip_on": False}
-        axes.plot(steps, [1.0] * len(steps), linestyle="none", color=style["color"], **mark, **place)
+        above_panel: dict[str, Any] = {"transform": axes.get_xaxis_transform() + above, "clip_on": False}
+        axes.plot(steps, [1.0] * len(steps), linestyle="none", color=style["color"], **mark, **above_panel)
         axes.dataLim.update_from_data_x(steps, ignore=False)  # the marks lie within the axis of steps
         axes.autoscale_view()
     if not counts:

@@ -39,7 +39,7 @@ class Alerts:
     def check(
         self, memory: MutableMapping[str, Any], name: str, measured: Criteria, loss: Tensor | None, rate: float | None
     ) -> tuple[str, ...]:
-        """Return the new warnings of a measurement; each is given once in a run, even after a resume."""
+        """Return the new warnings of a measurement; each is returned once in a run, even after a resume."""
         history = _History(memory, self.window)
         cosines, norms = history.add(f"{name}/cosine", measured.cosine), history.add(f"{name}/c_norm", measured.c_norm)
         warnings = [

@@ -37,7 +37,7 @@ def flat(mask: Mask) -> Tensor:
 
 
 def spread(gradients: Tensor) -> Spread:
-    """Of gradients given as rows."""
+    """Return the spread of gradients that are the rows of a matrix."""
     mean = gradients.mean(0)
     apart = gradients - mean
     return Spread(float(mean @ mean), tuple(apart.square().sum(1).tolist()), tuple((apart @ mean).tolist()))
