@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
+from partialsgd._util.files import read_json
 from partialsgd.lab.reproduce import figures, make_experiment, numbers, tables
 from partialsgd.lab.reproduce.experiment import Experiment, Request
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.reproduce.schedule import require_all
+from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.training.settings import PATHS
-from partialsgd.logging import records
+from partialsgd.logging import metrics_log
 from studies import results
 from studies.results import RESULTS, Record
 
@@ -49,18 +51,18 @@ def store(folder: Path, about: About, to: Path = RESULTS) -> Path:
 
 
 def _is_finished(run: Path) -> bool:
-    return any((run / name).exists() for name in ("summary.json", records.FAILED))
+    return any((run / name).exists() for name in ("summary.json", FAILED))
 
 
 def _packed(run: Path) -> Record:
-    config = records.load(run / "config.json")
+    config = read_json(run / "config.json")
     for name in ("out", *PATHS):
         if config["settings"].get(name) is not None:
             config["settings"][name] = None if name == "out" else PurePath(config["settings"][name]).name
     packed: Record = {"config": config}
-    for name in ("summary.json", records.FAILED):
+    for name in ("summary.json", FAILED):
         if (run / name).exists():
-            content = records.load(run / name)
+            content = read_json(run / name)
             content.get("extras", {}).pop("samples", None)  # sentences of a corpus are not ours to publish
             if "error" in content:
                 content["error"] = content["error"].partition(". What to try")[0]  # the rest names paths
@@ -83,7 +85,7 @@ def unpacked(file: Path) -> Iterator[tuple[Experiment, RunFolder]]:
             for part in ("config", "summary", "failed"):
                 if part in run:
                     (path / f"{part}.json").write_text(json.dumps(run[part]), encoding="utf-8")
-            (path / "metrics.jsonl").write_bytes(b"".join(map(records.line, run["metrics"])))
+            (path / "metrics.jsonl").write_bytes(b"".join(map(metrics_log.to_line, run["metrics"])))
         folder = RunFolder(Path(name), plan)
         require_all(plan, folder)
         yield plan, folder

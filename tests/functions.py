@@ -14,8 +14,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from partialsgd import Context, Mask, Method, PartialSGD, Perturbation, Vector, masks, perturbations
+from partialsgd import Context, Mask, Method, PartialSGD, Perturbation, Vector, masks, perturbations, theory
 from partialsgd._util.randomness import generator, key
+
+
+def backward(loss: Tensor) -> Tensor:
+    """Run the backward pass, for a closure in one line."""
+    loss.backward()
+    return loss
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,11 @@ class Record:
     def part_2(self, every: int = 1) -> Tensor:
         """(1/T) Σ ‖G‖² of each run; `every=2` takes the even steps."""
         return torch.stack([g**2 for g in self.whole[::every]]).mean(0)
+
+    def descent(self, **problem: float) -> float:
+        """Lemma 3's bound of E f(x_1) for the first step of the first run."""
+        first = {name: float(getattr(self, name)[0][0]) for name in ("value", "perturbed", "alpha")}
+        return theory.descent(**first, **problem)
 
     def q(self) -> float:
         """The largest ‖G‖/(α_t ‖p ⊙ G̃‖) of all steps and runs."""

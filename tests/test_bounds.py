@@ -18,6 +18,7 @@ from partialsgd import Method, PartialSGD, methods, perturbations, theory
 from tests.functions import (
     Function,
     Noise,
+    backward,
     drawn,
     dropped,
     every,
@@ -128,9 +129,7 @@ def test_rows_times_alpha_are_the_steps_of_a_scale_rule(kind: str) -> None:
         return 0.0 if math.isnan(found) else found
 
     def closure() -> Tensor:
-        loss = f.value(x).sum() + (Noise(1.0, 1.0)(sgd.t, f.gradient(x.detach())) * x).sum()
-        loss.backward()
-        return loss
+        return backward(f.value(x).sum() + (Noise(1.0, 1.0)(sgd.t, f.gradient(x.detach())) * x).sum())
 
     sgd = PartialSGD(model, torch.optim.SGD([x], lr=0.2), replace(method, scale=alpha))
     values = []
@@ -153,15 +152,7 @@ def lemma_3(
     rows = {"mask": masked(lambda c: torch.as_tensor(method.mask(c)["x"]).expand(4**D, D)[:1])}  # one mask for all
     given = {"gamma": gamma, "noise": Noise(M, variance, every)} | options
     record = train(f, replace(method, **rows), x.expand(4**D, D), start=start, **given)
-    bound = theory.descent(
-        value=float(record.value[0][0]),
-        perturbed=float(record.perturbed[0][0]),
-        alpha=float(record.alpha[0][0]),
-        smoothness=f.smoothness,
-        gamma_base=gamma,
-        M=M,
-        variance=variance,
-    )
+    bound = record.descent(smoothness=f.smoothness, gamma_base=gamma, M=M, variance=variance)
     return float(record.value[1].mean()) - bound
 
 
@@ -390,9 +381,7 @@ def test_extragradient_itself_breaks_the_printed_lemma_2() -> None:
 
     def closure() -> Tensor:
         seen.append(float(model["x"].detach()))
-        loss = (L / 2 * model["x"] ** 2).sum()
-        loss.backward()
-        return loss
+        return backward((L / 2 * model["x"] ** 2).sum())
 
     sgd.step(closure)
     (x, perturbed), largest_gradient = seen, L * max(map(abs, seen))

@@ -1,4 +1,4 @@
-"""What is wrong or loose in the paper, shown by numbers; docs/errata.md says which test shows which."""
+"""Numbers that show what is wrong or loose in the paper; docs/errata.md names the test of each erratum."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from partialsgd import LowRank, Method, PartialSGD, Width, masks, methods, nest,
 from partialsgd.lab.recipes.images.resnet import resnet18
 from partialsgd.meters.criteria import criteria
 from partialsgd.vectors import Vector
-from tests.functions import Noise, every, masked, moved, quadratic, train
+from tests.functions import Noise, backward, every, masked, moved, quadratic, train
 
 PAGE = Path(__file__).parents[1] / "docs" / "errata.md"
 FLOAT = {"dtype": torch.float64}
 
 
 def test_every_erratum_has_a_section_and_but_for_typography_a_test() -> None:
-    """That the tests exist is asked in test_docs.py."""
+    """test_docs.py checks that the named tests exist."""
     titles, sections = re.split(r"^## (E\d+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:], {}
     for title, section in zip(titles[::2], titles[1::2], strict=True):
         sections[title] = section
@@ -41,20 +41,12 @@ def step(x: Tensor, method: Method, gradient: Callable[[Tensor], Tensor], *, gam
     model = nn.ParameterDict({"x": nn.Parameter(x.clone())})
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), gamma), method)
 
-    def closure() -> Tensor:
-        loss = (gradient(model["x"].detach()) * model["x"]).sum()
-        loss.backward()
-        return loss
-
-    sgd.step(closure)
+    sgd.step(lambda: backward((gradient(model["x"].detach()) * model["x"]).sum()))
     return model["x"].detach()
 
 
 def mean(values: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(values)).mean(0)
-
-
-# E2
 
 
 def test_e2_top_k_of_the_noisy_gradient_can_go_uphill_on_average() -> None:
@@ -86,9 +78,6 @@ def test_e2_a_perturbation_by_the_same_batch_can_go_uphill_on_average() -> None:
     torch.testing.assert_close(mean(x - step(x, by_truth, lambda at, s=s: s * at) for s in signs), 0.6 * x)
 
 
-# E5
-
-
 def test_e5_a_step_of_one_over_2l_is_at_the_edge_of_assumption_3_and_not_within() -> None:
     """f = L/2 x²: ‖δx‖/max{‖G‖, ‖G̃‖} is exactly 1/(2L), and c_sim is 2. Uphill, as printed, it is within."""
     L, x = 3.0, 2.0
@@ -97,9 +86,6 @@ def test_e5_a_step_of_one_over_2l_is_at_the_edge_of_assumption_3_and_not_within(
         ratio = abs(at - x) / max(L * abs(x), L * abs(at))
         assert (ratio < 1 / (2 * L)) is is_within
     assert L * x / (L * (x - x / 2)) == theory.lemma_bounds().c_sim
-
-
-# E11
 
 
 def test_e11_the_mean_of_the_ratio_is_not_one_over_mu() -> None:
@@ -114,9 +100,6 @@ def test_e11_the_mean_of_the_ratio_is_not_one_over_mu() -> None:
         assert float((weights * masked_squares).sum() / total) == pytest.approx(mu), "E‖p ⊙ G‖² = μ ‖G‖² is right"
         ratio = float((weights * total / masked_squares).sum() / weights.sum())
         assert ratio == pytest.approx(expected, rel=1e-3) and ratio > 1 / mu
-
-
-# E12
 
 
 def test_e12_torchs_dropout_draws_for_each_example_and_rescales() -> None:
@@ -137,9 +120,6 @@ def test_e12_rescaling_moves_the_weights_and_multiplies_their_gradient() -> None
     torch.testing.assert_close(found, p * f.gradient(at[None])[0] / mu)
 
 
-# E13
-
-
 def test_e13_dropped_weights_meet_assumption_3_only_far_from_a_stationary_point() -> None:
     """It needs ‖p ⊙ G‖ > L ‖δx‖, since ‖p ⊙ G̃‖ ≤ ‖p ⊙ G‖ + L ‖δx‖: near a minimum the dropped weights must be ≈ 0."""
     centre = torch.tensor([1.0, -2.0, 0.5, 1.5], **FLOAT)
@@ -152,9 +132,6 @@ def test_e13_dropped_weights_meet_assumption_3_only_far_from_a_stationary_point(
         held = delta / torch.maximum(u, v) < 1 / (2 * f.smoothness)
         assert bool((u[held] > f.smoothness * delta[held]).all())
         assert bool(held.any()) is is_ever and float(held.double().mean()) < 0.1
-
-
-# E15, E16
 
 
 def transformer() -> nn.Module:
@@ -200,9 +177,6 @@ def test_e16_rank_one_64th_and_width_one_32nd_have_not_the_same_number_of_parame
     assert (count(low, "fc1", "fc2"), count(narrow, "fc1", "fc2")) == (40_960, 65_536)
 
 
-# E18
-
-
 def test_e18_the_noise_must_be_bounded_at_the_perturbed_point() -> None:
     """E‖ξ‖² = M ‖∇f(x)‖², at x_t and not at x̃_t, where extragradient finds a shorter gradient: Lemma 3 breaks."""
     f, M = quadratic(2.0, centre=torch.zeros(1, **FLOAT)), 20.0
@@ -211,14 +185,7 @@ def test_e18_the_noise_must_be_bounded_at_the_perturbed_point() -> None:
     gamma = 1 / (2.0 * (M + 1))
     for noise, holds in ((Noise(M, signs=every), True), (lambda t, _: Noise(M, signs=every)(t, f.gradient(x)), False)):
         record = train(f, method, x, gamma=gamma, noise=noise)
-        bound = theory.descent(
-            value=float(record.value[0][0]), perturbed=float(record.perturbed[0][0]), alpha=float(record.alpha[0][0]),
-            smoothness=2.0, gamma_base=gamma, M=M,
-        )  # fmt: skip
-        assert (float(record.value[1].mean()) <= bound) is holds
-
-
-# E19
+        assert (float(record.value[1].mean()) <= record.descent(smoothness=2.0, gamma_base=gamma, M=M)) is holds
 
 
 def test_e19_a_masked_gradient_is_not_a_masked_update() -> None:
@@ -230,23 +197,15 @@ def test_e19_a_masked_gradient_is_not_a_masked_update() -> None:
         method = Method(mask=masked(lambda c: torch.ones(2, dtype=torch.bool) if c.t == 0 else inside))
         sgd = PartialSGD(nn.ParameterDict({"x": x}), optimizer, method)
 
-        def closure(x=x) -> Tensor:
-            loss = x.sum()
-            loss.backward()
-            return loss
-
         for t in range(2):
             before = x.detach().clone()
             if is_ours:
-                sgd.step(closure)
+                sgd.step(lambda x=x: backward(x.sum()))
             else:
                 x.grad = torch.ones(2) if t == 0 else inside.float()
                 optimizer.step()
         moves.append(float((before - x.detach())[1]) / 0.1)
     assert moves == [pytest.approx(0.67, abs=0.005), 0]
-
-
-# E20
 
 
 def test_e20_what_a_dropped_weight_does_to_its_own_gradient_is_outside_the_mask() -> None:
@@ -260,9 +219,6 @@ def test_e20_what_a_dropped_weight_does_to_its_own_gradient_is_outside_the_mask(
     assert found.c_sim == 1 and at_zero.norm() > 20 * at_x.norm()
     alone = criteria(masks.nothing(model), at_x, at_zero)  # the one dimension of the paper's example
     assert alone.perturbed == 0 and math.isnan(alone.c_sim)
-
-
-# E21
 
 
 def test_e21_a_shared_batch_shows_opposed_gradients_as_aligned() -> None:
@@ -299,9 +255,6 @@ def test_e21_a_shared_batch_shows_opposed_gradients_as_aligned() -> None:
         assert shared == pytest.approx(expected, abs=0.05) and too_large > 3 * abs(inner)
         assert abs(apart) < abs(cosine), "independent batches err to the other side: their noise is in the norms"
     assert unbiased == pytest.approx(inner, abs=0.06), "but not in the inner product"
-
-
-# E22
 
 
 def test_e22_c_norm_grows_without_bound_when_the_core_comes_to_rest() -> None:

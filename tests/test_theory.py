@@ -22,7 +22,7 @@ def test_all_is_exact_documented_and_keyword_only() -> None:
     assert own == set(theory.__all__) and theory.__all__ == sorted(theory.__all__)
     for name in theory.__all__:
         assert inspect.getdoc(getattr(theory, name))
-        if name != "Bounds":
+        if name not in ("Bounds", "ratio"):
             kinds = {p.kind for p in inspect.signature(getattr(theory, name)).parameters.values()}
             assert kinds == {inspect.Parameter.KEYWORD_ONLY}
 
@@ -128,10 +128,8 @@ def test_negative_alignment_is_no_guarantee_and_in_print_it_looks_like_one() -> 
 
 def test_zero_norms_give_infinities_and_not_errors() -> None:
     nan, inf = math.isnan, math.inf
-    assert nan(theory.alpha(inner=0.0, perturbed=0.0)) and nan(
-        theory.alpha(inner=0.0, perturbed=0.0, constants="printed")
-    )
     for constants in ("corrected", "printed"):
+        assert nan(theory.alpha(inner=0.0, perturbed=0.0, constants=constants))
         assert theory.q(whole=1.0, masked=1.0, perturbed=1.0, inner=0.0, constants=constants) == inf, "orthogonal"
         assert nan(theory.q(whole=0.0, masked=0.0, perturbed=0.0, inner=0.0, constants=constants)), "stationary"
     assert theory.q(whole=1.0, masked=0.0, perturbed=0.0, inner=0.0) == inf, "the core alone is stationary"
@@ -151,11 +149,8 @@ def test_the_even_steps_have_twice_the_bound_of_all_and_no_q() -> None:
 
 def test_the_constants_of_lemma_2() -> None:
     """Errata E3 and E4."""
-    printed, largest, perturbed = (
-        theory.lemma_bounds(constants="printed"),
-        theory.lemma_bounds(),
-        theory.lemma_bounds(denominator="perturbed"),
-    )
+    printed, largest = theory.lemma_bounds(constants="printed"), theory.lemma_bounds()
+    perturbed = theory.lemma_bounds(denominator="perturbed")
     assert (printed.c_sim, printed.c_align, printed.q) == pytest.approx((10**0.5 / 2, 10**0.5, 10))
     assert (largest.c_sim, largest.c_align, largest.q) == pytest.approx((2, 2 / 3**0.5, 2))
     assert (perturbed.c_sim, perturbed.c_align, perturbed.q) == pytest.approx((1.5, 2 / 3**0.5, 1.5))
@@ -164,48 +159,46 @@ def test_the_constants_of_lemma_2() -> None:
     assert near_one.q == near_one.c_align > near_one.c_sim
 
 
+PROBLEM = {
+    "smoothness": 2.0,
+    "epsilon": 1.0,
+    "gap": 1.0,
+    "T": 9,
+    "gamma_base": 0.25,
+    "M": 1.0,
+    "variance": 0.0,
+    "q": 1.0,
+}
+NORMS = {"whole": 1.0, "masked": 1.0, "perturbed": 1.0, "inner": 1.0, "alpha": 1.0, "value": 1.0}
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("function", "wrong", "message"),
     [
-        (
-            lambda: theory.step_size(smoothness=0.0, epsilon=1.0),
-            "smoothness must be finite and positive: it is L; got 0",
-        ),
-        (lambda: theory.step_size(smoothness=1.0, epsilon=-1.0), "epsilon must be finite and positive"),
-        (lambda: theory.step_size(smoothness=1.0, epsilon=1.0, M=-1.0), "M must be finite and at least 0"),
-        (
-            lambda: theory.step_size(smoothness=1.0, epsilon=1.0, variance=math.nan),
-            "variance must .* σ², not σ; got nan",
-        ),
-        (lambda: theory.step_size(smoothness=1.0, epsilon=1.0, q=0.5), "q must be at least 1, got 0.5"),
-        (lambda: theory.step_size(smoothness=1.0, epsilon=1.0, q=math.nan), "q must be at least 1, got nan"),
-        (
-            lambda: theory.step_size(smoothness=1.0, epsilon=1.0, constants="right"),
-            "'corrected' or 'printed', got 'right'",
-        ),
-        (lambda: theory.iterations(smoothness=1.0, epsilon=1.0, gap=-1.0), "gap must be finite and at least 0"),
-        (lambda: theory.iterations(smoothness=1.0, epsilon=1.0, gap=math.inf), "gap must be finite"),
-        (lambda: theory.average_bound(smoothness=1.0, gap=1.0, T=0, gamma_base=1.0), "T must be finite and positive"),
-        (
-            lambda: theory.average_bound(smoothness=2.0, gap=1.0, T=9, gamma_base=0.3, M=1.0),
-            r"gamma_base must be in \(0, 1/\(L\(M \+ 1\)\)\] = \(0, 0.25\], got 0.3",
-        ),
-        (lambda: theory.alternating_bound(smoothness=1.0, gap=1.0, T=9, gamma_base=1.0, share=0.0), "share must be"),
-        (
-            lambda: theory.descent(value=1.0, perturbed=1.0, alpha=-0.5, smoothness=1.0, gamma_base=1.0),
-            r"alpha must be finite and in \[0, 1\]",
-        ),
-        (
-            lambda: theory.descent(value=1.0, perturbed=-1.0, alpha=1.0, smoothness=1.0, gamma_base=1.0),
-            "perturbed must be finite and at least 0",
-        ),
-        (lambda: theory.alpha(inner=1.0, perturbed=1.0, constants="new"), "constants must be"),
-        (lambda: theory.q(whole=1.0, masked=1.0, perturbed=1.0, inner=1.0, constants="new"), "constants must be"),
-        (lambda: theory.lemma_bounds(kappa=1.0), r"kappa must be finite and in \[0, 1\)"),
-        (lambda: theory.lemma_bounds(denominator="min"), "denominator must be 'max' or 'perturbed', got 'min'"),
-        (lambda: theory.lemma_bounds(constants="new"), "constants must be"),
+        (theory.step_size, {"smoothness": 0.0}, "smoothness must be finite and positive: it is L; got 0"),
+        (theory.step_size, {"epsilon": -1.0}, "epsilon must be finite and positive"),
+        (theory.step_size, {"M": -1.0}, "M must be finite and at least 0"),
+        (theory.step_size, {"variance": math.nan}, "variance must .* σ², not σ; got nan"),
+        (theory.step_size, {"q": 0.5}, "q must be at least 1, got 0.5"),
+        (theory.step_size, {"q": math.nan}, "q must be at least 1, got nan"),
+        (theory.step_size, {"constants": "right"}, "'corrected' or 'printed', got 'right'"),
+        (theory.iterations, {"gap": -1.0}, "gap must be finite and at least 0"),
+        (theory.iterations, {"gap": math.inf}, "gap must be finite"),
+        (theory.average_bound, {"T": 0}, "T must be finite and positive"),
+        (theory.average_bound, {"gamma_base": 0.3}, r"in \(0, 1/\(L\(M \+ 1\)\)\] = \(0, 0.25\], got 0.3"),
+        (theory.alternating_bound, {"share": 0.0}, "share must be"),
+        (theory.descent, {"alpha": -0.5}, r"alpha must be finite and in \[0, 1\]"),
+        (theory.descent, {"perturbed": -1.0}, "perturbed must be finite and at least 0"),
+        (theory.alpha, {"constants": "new"}, "constants must be"),
+        (theory.q, {"constants": "new"}, "constants must be"),
+        (theory.lemma_bounds, {"kappa": 1.0}, r"kappa must be finite and in \[0, 1\)"),
+        (theory.lemma_bounds, {"denominator": "min"}, "denominator must be 'max' or 'perturbed', got 'min'"),
+        (theory.lemma_bounds, {"constants": "new"}, "constants must be"),
     ],
 )
-def test_what_has_no_meaning_is_refused_by_name(call, message: str) -> None:
+def test_what_has_no_meaning_is_refused_by_name(function, wrong: dict[str, object], message: str) -> None:
+    takes = inspect.signature(function).parameters
+    valid = {name: value for name, value in (PROBLEM | NORMS).items() if name in takes}
+    function(**valid)
     with pytest.raises(ValueError, match=message):
-        call()
+        function(**valid | wrong)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from partialsgd import CriteriaMeter, LowRank, Method, Nested, PartialSGD, Vector, Width, masks, nest
 from partialsgd import methods as registry
-from partialsgd.meters.squares import squares
+from partialsgd.meters.criteria import squared_norms
 from partialsgd.testing.problems import PROBLEMS
 from tests.contracts import METHODS
 from tests.nested import contracts as nested_contracts
@@ -71,7 +71,7 @@ def criteria(rank: int, folder: str) -> None:
                 found[f"{name} {views} {own}"] = [getattr(seen, number) for number in NUMBERS]
     layer = nn.Linear(2, 1, bias=False)
     own = Vector({"weight": torch.full((1, 2), 1.0 + rank)})  # as if the ranks had not the same gradient
-    found["unlike"] = list(squares(masks.everything(layer), own, own, dist.group.WORLD)["weight"])
+    found["unlike"] = list(squared_norms(masks.everything(layer), own, own, dist.group.WORLD)["weight"])
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from partialsgd.logging import MetricsLog as MetricsLog
     from partialsgd.masks import Mask as Mask
     from partialsgd.meters.alerts import Alerts as Alerts
-    from partialsgd.meters.meter import CriteriaMeter as CriteriaMeter
+    from partialsgd.meters.criteria_meter import CriteriaMeter as CriteriaMeter
     from partialsgd.method import Branch as Branch
     from partialsgd.method import Context as Context
     from partialsgd.method import GradientPair as GradientPair
@@ -48,7 +48,7 @@ _HOMES = {
     "logging": ("MetricsLog",),
     "masks": ("Mask",),
     "meters.alerts": ("Alerts",),
-    "meters.meter": ("CriteriaMeter",),
+    "meters.criteria_meter": ("CriteriaMeter",),
     "method": ("Branch", "Context", "GradientPair", "GradientRequest", "Guard", "Meter", "Method"),
     "nested": ("Depth", "LayerSum", "LowRank", "Nested", "OutputSum", "Width", "nest", "soft_cross_entropy"),
     "perturbations": ("Perturbation",),

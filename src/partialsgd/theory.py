@@ -1,8 +1,8 @@
-"""γ_base, T, α, q: Theorem 1 as functions of numbers, with the constants corrected or as printed.
+"""Theorem 1 as functions of numbers (γ_base, T, α, q), with the constants corrected or as printed in the paper.
 
-L is `smoothness` (Assumption 1), F_0 = f(x_0) − f* is `gap`, and the noise has E‖p ⊙ ξ(x)‖² ≤ M ‖p ⊙ ∇f(x)‖² + σ²
-for every mask in use (Assumption 2); σ² is `variance`. G is the gradient at x, G̃ the one at x̃. The errata that the
-docstrings name are in docs/errata.md.
+`smoothness` is L (Assumption 1), `gap` is F_0 = f(x_0) − f*, and `M` and `variance` (σ²) bound the noise of every mask
+in use: E‖p ⊙ ξ(x)‖² ≤ M ‖p ⊙ ∇f(x)‖² + σ² (Assumption 2). G is the gradient at x and G̃ the gradient at x̃. Labels such
+as E7 refer to docs/errata.md. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -11,17 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
-__all__ = [
-    "Bounds",
-    "alpha",
-    "alternating_bound",
-    "average_bound",
-    "descent",
-    "iterations",
-    "lemma_bounds",
-    "q",
-    "step_size",
-]
+__all__ = ["Bounds", "alpha", "alternating_bound", "average_bound"]
+__all__ += ["descent", "iterations", "lemma_bounds", "q", "ratio", "step_size"]
 
 Constants = Literal["corrected", "printed"]
 Denominator = Literal["max", "perturbed"]
@@ -30,14 +21,14 @@ Denominator = Literal["max", "perturbed"]
 @final
 @dataclass(frozen=True)
 class Bounds:
-    """What a bounded perturbation guarantees at each step; under a strict assumption no bound is attained."""
+    """The guarantees of Lemma 2 for each step. Under a strict assumption no bound is attained."""
 
     c_sim: float
     c_align: float
     alpha: float
-    """At least this; the others at most."""
+    """A lower bound; the other three are upper bounds."""
     q: float
-    """At most this without a mask; with one, times c_norm."""
+    """The bound without a mask. With a mask, multiply it by c_norm."""
 
 
 def step_size(
@@ -49,9 +40,9 @@ def step_size(
     q: float = 1.0,
     constants: Constants = "corrected",
 ) -> float:
-    """γ_base = min{1/(L(M + 1)), ε/(2 q² L σ²)}; q = 1 is part 1 of Theorem 1, and SGD.
+    """Return γ_base = min{1/(L(M + 1)), ε/(2 q² L σ²)}; q = 1 is part 1 of Theorem 1, and plain SGD.
 
-    Printed: ε/(L σ²) in both parts, with which the noise term alone is ε (E7), or q² ε in part 2 (E9).
+    The paper prints ε/(L σ²) for both parts. The noise term alone is then ε (E7), or q² ε in part 2 (E9).
     """
     _require_problem(smoothness, M, variance)
     _require_target(epsilon, q, constants)
@@ -72,10 +63,10 @@ def iterations(
     q: float = 1.0,
     constants: Constants = "corrected",
 ) -> float:
-    """T ≥ max{4 (M + 1) q²/ε, 8 σ² q⁴/ε²} · L F_0: with `step_size` the average is then at most ε; not rounded.
+    """Return T = max{4 (M + 1) q²/ε, 8 σ² q⁴/ε²} · L F_0, the number of steps, not rounded.
 
-    Of α_t² ‖p ⊙ G̃‖² with q = 1 (part 1), of ‖G‖² with q = max q_t (part 2). Printed, in the proof: 4 times the sum of
-    (M + 1) q²/ε and σ² q⁴/ε², which is up to half too few where the noise rules (E8).
+    After T steps of size `step_size` the average of α_t² ‖p ⊙ G̃‖² (q = 1, part 1) or of ‖G‖² (q = max q_t, part 2) is
+    at most ε. The paper's proof prints 4 ((M + 1) q²/ε + σ² q⁴/ε²), up to a factor of 2 too small (E8).
     """
     _require_problem(smoothness, M, variance)
     _require_target(epsilon, q, constants)
@@ -90,9 +81,10 @@ def iterations(
 def average_bound(
     *, smoothness: float, gap: float, T: float, gamma_base: float, M: float = 0.0, variance: float = 0.0, q: float = 1.0
 ) -> float:
-    """(1/T) Σ E α_t² ‖p ⊙ G̃‖² ≤ 2 F_0/(T γ_base) + γ_base L σ²; times q² it bounds the average of ‖G‖².
+    """Bound the average over T steps: (1/T) Σ E α_t² ‖p ⊙ G̃‖² ≤ 2 F_0/(T γ_base) + γ_base L σ².
 
-    For any γ_base ≤ 1/(L(M + 1)), and also with a smaller factor than α_t, if it is that factor which is squared.
+    Multiplied by q² it bounds the average of ‖G‖². It holds for every γ_base ≤ 1/(L(M + 1)), and for any step-size
+    factor between 0 and α_t in place of α_t.
     """
     _require_problem(smoothness, M, variance)
     _require_step(gamma_base, smoothness, M)
@@ -112,12 +104,12 @@ def alternating_bound(
     variance: float = 0.0,
     share: float = 0.5,
 ) -> float:
-    """(2/T) Σ_{t even} E‖G‖² ≤ 4 F_0/(T γ_base) + 2 γ_base L σ²: the whole network in alternating training, without q.
+    """Bound the full network in alternating training: (2/T) Σ_{t even} E‖G‖² ≤ 4 F_0/(T γ_base) + 2 γ_base L σ².
 
-    Not in the paper (E22): Lemma 3 is summed over all T steps, and only those of the whole network are kept, where
-    α_t = q_t = 1. They are `share` of all; the others need a factor between 0 and α_t.
+    This bound is not in the paper and does not contain q (E22): it sums Lemma 3 over all T steps and keeps those of the
+    full network, where α_t = q_t = 1. `share` is their share; the other steps need a factor between 0 and α_t.
     """
-    _require("share", share, 0 < share <= 1, "in (0, 1]: it is the share of steps that train the whole network")
+    _require("share", share, 0 < share <= 1, "in (0, 1]: it is the share of steps that train the full network")
     return average_bound(smoothness=smoothness, gap=gap, T=T, gamma_base=gamma_base, M=M, variance=variance) / share
 
 
@@ -131,9 +123,9 @@ def descent(
     M: float = 0.0,
     variance: float = 0.0,
 ) -> float:
-    """Lemma 3: E f(x_{t+1}) ≤ f(x_t) − γ_base/2 · α_t² ‖p ⊙ G̃‖² + γ_base² L σ²/2; `value` is f(x_t).
+    """Bound E f(x_{t+1}) by Lemma 3: f(x_t) − γ_base/2 · α_t² ‖p ⊙ G̃‖² + γ_base² L σ²/2, where `value` is f(x_t).
 
-    For any factor between 0 and the theorem's α_t; the noise is that of x̃_t (E18).
+    It holds for any `alpha` between 0 and the theorem's α_t. The noise is the noise at x̃_t (E18).
     """
     _require_problem(smoothness, M, variance)
     _require_step(gamma_base, smoothness, M)
@@ -143,37 +135,44 @@ def descent(
 
 
 def alpha(*, inner: float, perturbed: float, constants: Constants = "corrected") -> float:
-    """α_t = ⟨p ⊙ G, p ⊙ G̃⟩/‖p ⊙ G̃‖², at most 1 and at least 0; nan where p ⊙ G̃ = 0, and nothing moves.
+    """Return α_t = ⟨p ⊙ G, p ⊙ G̃⟩/‖p ⊙ G̃‖², clipped to [0, 1]; nan if p ⊙ G̃ = 0 or the inner product overflowed.
 
-    Printed: not clipped at 0, so that a negative inner product gives a step uphill (E10).
+    The paper does not clip at 0, so that a negative inner product gives a step uphill (E10).
     """
     _require_constants(constants)
-    ratio = _ratio(_ratio(inner, perturbed), perturbed)
-    if math.isnan(ratio):
+    square = perturbed * perturbed
+    value = inner / square if 0 < square < math.inf else ratio(ratio(inner, perturbed), perturbed)
+    if not math.isfinite(inner) or math.isnan(value):
         return math.nan
-    return min(1.0, max(0.0, ratio)) if constants == "corrected" else min(1.0, ratio)
+    return min(1.0, max(0.0, value)) if constants == "corrected" else min(1.0, value)
 
 
 def q(*, whole: float, masked: float, perturbed: float, inner: float, constants: Constants = "corrected") -> float:
-    """q_t = ‖G‖/(α_t ‖p ⊙ G̃‖): inf where a step guarantees nothing, nan where G = 0.
+    """Return q_t = ‖G‖/(α_t ‖p ⊙ G̃‖): inf if the step guarantees nothing, nan if G = 0.
 
-    Printed: ‖G‖/‖p ⊙ G‖ · max{‖p ⊙ G‖/‖p ⊙ G̃‖, ‖p ⊙ G‖ ‖p ⊙ G̃‖/⟨p ⊙ G, p ⊙ G̃⟩}, the same for a positive inner product;
-    for a negative one the maximum picks the first term, and q_t is finite where there is no guarantee (E10).
+    The paper prints ‖G‖/‖p ⊙ G‖ · max{‖p ⊙ G‖/‖p ⊙ G̃‖, ‖p ⊙ G‖ ‖p ⊙ G̃‖/⟨p ⊙ G, p ⊙ G̃⟩}. This is the same for a positive
+    inner product, and finite for a negative one, where nothing is guaranteed (E10).
     """
-    _require_constants(constants)
     if constants == "corrected":
-        scaled = min(perturbed, max(0.0, inner / perturbed)) if perturbed > 0 else 0.0  # α_t ‖p ⊙ G̃‖
-        return _ratio(whole, scaled)
-    norms, angle = _ratio(masked, perturbed), _ratio(masked * perturbed, inner)
-    return _ratio(whole, masked) * (math.nan if math.isnan(norms + angle) else max(norms, angle))
+        return ratio(whole, 0.0 if perturbed == 0 else alpha(inner=inner, perturbed=perturbed) * perturbed)
+    _require_constants(constants)
+    norms, angle = ratio(masked, perturbed), ratio(masked * perturbed, inner)
+    return ratio(whole, masked) * (math.nan if math.isnan(norms + angle) else max(norms, angle))
+
+
+def ratio(a: float, b: float) -> float:
+    """Return a / b, with ±inf for a division by zero and nan for 0 / 0."""
+    if b == 0:
+        return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
+    return a / b
 
 
 def lemma_bounds(*, kappa: float = 0.5, denominator: Denominator = "max", constants: Constants = "corrected") -> Bounds:
-    """Lemma 2: L ‖δx‖ ≤ κ · max{‖p ⊙ G‖, ‖p ⊙ G̃‖} gives c_sim ≤ 1/(1 − κ) and c_align ≤ 1/√(1 − κ²).
+    """Return the bounds of Lemma 2: if L ‖δx‖ ≤ κ · max{‖p ⊙ G‖, ‖p ⊙ G̃‖}, c_sim ≤ 1/(1 − κ), c_align ≤ 1/√(1 − κ²).
 
-    κ = 1/2 is Assumption 3: 2 and 2/√3. With κ · ‖p ⊙ G̃‖ instead, which is what the proof uses, c_sim ≤ 1 + κ. All are
-    attained. Printed: c_sim ≤ √(2 + 2κ²), which is false for the maximum (E3), c_align ≤ that/(1 − κ), and q ≤ 10 at
-    κ = 1/2, the square of the largest of them (E4).
+    κ = 1/2 is Assumption 3 and gives 2 and 2/√3. With `denominator="perturbed"` (L ‖δx‖ ≤ κ · ‖p ⊙ G̃‖, which the proof
+    uses) c_sim ≤ 1 + κ. All bounds are attained. The paper prints c_sim ≤ √(2 + 2κ²), which is false for the maximum
+    (E3), c_align ≤ √(2 + 2κ²)/(1 − κ), and q ≤ 10 at κ = 1/2, the square of the larger one (E4).
     """
     _require_constants(constants)
     _require("kappa", kappa, 0 <= kappa < 1, "in [0, 1): it is L ‖δx‖ over the norm, and 1/2 in Assumption 3")
@@ -188,21 +187,14 @@ def lemma_bounds(*, kappa: float = 0.5, denominator: Denominator = "max", consta
     return Bounds(c_sim, c_align, 1 - kappa, max(c_sim, c_align))
 
 
-def _ratio(a: float, b: float) -> float:
-    """a / b, where a zero below gives an infinity and two zeros nothing."""
-    if b == 0:
-        return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
-    return a / b
-
-
-def _require(name: str, value: float, is_so: bool, expected: str) -> None:
-    if not is_so or value == math.inf:
+def _require(name: str, value: float, is_valid: bool, expected: str) -> None:
+    if not is_valid or value == math.inf:
         raise ValueError(f"{name} must be finite and {expected}; got {value}")
 
 
 def _require_problem(smoothness: float, M: float, variance: float) -> None:
     _require("smoothness", smoothness, smoothness > 0, "positive: it is L")
-    _require("M", M, M >= 0, "at least 0; 0 is noise that does not grow with the gradient")
+    _require("M", M, M >= 0, "at least 0; 0 means noise that does not grow with the gradient")
     _require("variance", variance, variance >= 0, "at least 0: it is σ², not σ")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
+from partialsgd.masks import Mask
 from partialsgd.parameters import Parameters, require_strided
 
 _SMALL = 1 << 15
@@ -72,6 +73,52 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
 def _pieces(a: Tensor, b: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(torch.split(a.reshape(-1), size), torch.split(b.reshape(-1), size), strict=True)
+
+
+@torch.no_grad()
+def masked_products(mask: Mask, names: Iterable[str], at_x: Vector, at_perturbed: Vector) -> list[dict[str, Tensor]]:
+    """Return, for each parameter, ‖G‖² and the squared norms and the inner product of p ⊙ G and p ⊙ G̃.
+
+    A row leaves out what is zero. The numbers are double-precision scalars, left on the device.
+    """
+    return [_products(mask, name, at_x.get(name), at_perturbed.get(name)) for name in names]
+
+
+def _products(mask: Mask, name: str, g: Tensor | None, h: Tensor | None) -> dict[str, Tensor]:
+    if g is None:
+        return {}
+    entry, products = mask.entries[name], {"whole": inner(g, g)}
+    if entry is False:
+        return products
+    if isinstance(entry, Tensor):
+        return products | _partly_masked_products(mask, name, g, h)
+    products["masked"] = products["whole"]
+    if h is g:
+        return products | _products_of_equal(products["masked"])
+    if h is not None:
+        products |= {"perturbed": inner(h, h), "inner": inner(g, h), "difference": squared_distance(h, g)}
+    return products
+
+
+def _partly_masked_products(mask: Mask, name: str, g: Tensor, h: Tensor | None) -> dict[str, Tensor]:
+    scratch, selection = mask.parameters.scratch, mask.selection(name)
+    inside = scratch.borrow(g)  # one buffer for p ⊙ G, p ⊙ G̃ and their difference
+    selection.keep_inside(inside.copy_(g))
+    products = {"masked": inner(inside, inside)}
+    if h is g:
+        products |= _products_of_equal(products["masked"])
+    elif h is not None:
+        products["inner"] = inner(inside, h)
+        selection.keep_inside(inside.copy_(h))
+        products["perturbed"] = inner(inside, inside)
+        selection.keep_inside(torch.sub(h, g, out=inside))
+        products["difference"] = inner(inside, inside)
+    scratch.give_back(inside)
+    return products
+
+
+def _products_of_equal(square: Tensor) -> dict[str, Tensor]:
+    return {"perturbed": square, "inner": square, "difference": torch.zeros_like(square)}
 
 
 @torch.no_grad()

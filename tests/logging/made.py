@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from partialsgd.logging.records import Record
+from partialsgd.logging.metrics_log import Record
 
 
 def measured(c_norm: float = 1.0, c_sim: float = 1.0, c_align: float = 1.0, **more: object) -> Record:

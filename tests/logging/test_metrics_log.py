@@ -1,22 +1,93 @@
-"""A log is whole, and the same whether or not a run was stopped."""
+"""A line says what a step did, in JSON and to TensorBoard, and a killed run leaves the log of one that was not."""
 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import random
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.multiprocessing as mp
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import partialsgd as ps
-from partialsgd.logging import read
+from partialsgd import Branch, Method, PartialSGD
+from partialsgd.logging import read, record
+from tests.families import family
 from tests.logging import training
 from tests.logging.training import alternating, made_up, steps
+
+
+def test_losses_are_told_by_level_and_never_mixed() -> None:
+    nested = family()
+    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), ps.methods.slimmable())
+    step = steps(sgd, 1)[0]
+    assert record(step)["loss"] == {level: loss.item() for level, loss in step.losses}
+    assert list(record(step)["loss"]) == ["full", "core"]
+    twice = Method(branches=lambda context: [Branch(), Branch(weight=0.5)], name="twice")
+    model = nn.Linear(6, 2)
+    step = steps(PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), twice), 1)[0]
+    assert list(record(step)["loss"]) == ["model", "model#2"]
+    assert record(made_up(losses=()))["loss"] == {}
+
+
+class Reads(TorchDispatchMode):
+    """Counts tensors that are read one number at a time."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_all_losses_are_read_from_the_device_at_once() -> None:
+    step = made_up(losses=(("full", 1.0), ("core", 2.0), ("tiny", 3.0)))
+    with Reads() as reads:
+        assert record(step)["loss"] == {"full": 1.0, "core": 2.0, "tiny": 3.0}
+        assert reads.count == 0
+        step.losses[0][1].item()
+        assert reads.count == 1
+
+
+def test_infinities_are_valid_json_and_come_back(tmp_path: Path) -> None:
+    odd = {"c_norm": math.inf, "c_align": -math.inf, "q": math.nan, "level": "nan", "groups": {"inf": {"q": math.inf}}}
+    path = tmp_path / "metrics.jsonl"
+    with ps.MetricsLog(path) as log:
+        log.write(
+            made_up(losses=(("nan", math.nan),), measurements=(SimpleNamespace(numbers=lambda: odd),)),
+            accuracy=-math.inf,
+        )
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    json.loads(path.read_text(), parse_constant=refuse)
+    (line,) = read(path)
+    assert math.isnan(line["loss"]["nan"]) and line["accuracy"] == -math.inf and line["level"] == "nan"
+    (measured,) = line["criteria"]
+    assert math.isnan(measured.pop("q")) and measured == {k: v for k, v in odd.items() if k != "q"}
+
+
+def test_what_a_strange_meter_finds_does_not_stop_the_log() -> None:
+    assert "criteria" not in record(made_up(measurements=(1.5,)))
+
+
+def test_a_skipped_step_is_told_and_its_t_comes_again() -> None:
+    model = nn.Linear(6, 2)
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), nonfinite="skip")
+    bad = sgd.step(lambda: (model.weight.sum() * torch.inf).backward() or torch.tensor(torch.inf))
+    first, second = record(bad), record(steps(sgd, 1)[0])
+    assert (first["t"], first["skipped"], first["loss"]) == (0, True, {"model": math.inf})
+    assert second["t"] == 0 and "skipped" not in second
 
 
 def test_a_line_says_what_the_step_did(tmp_path: Path) -> None:
@@ -24,8 +95,8 @@ def test_a_line_says_what_the_step_did(tmp_path: Path) -> None:
     with ps.MetricsLog(tmp_path / "runs" / "metrics.jsonl") as log:
         for step in taken:
             log.write(step, accuracy=torch.tensor(0.5), epoch=step.t // 2)
-    found = read(tmp_path / "runs" / "metrics.jsonl")
-    for step, line in zip(taken, found, strict=True):
+    lines = read(tmp_path / "runs" / "metrics.jsonl")
+    for step, line in zip(taken, lines, strict=True):
         expected = {
             "t": step.t,
             "level": ("full", "core")[step.t % 2],
@@ -37,12 +108,12 @@ def test_a_line_says_what_the_step_did(tmp_path: Path) -> None:
             **({"criteria": [step.criteria.numbers()]} if step.criteria else {}),
         }
         assert json.dumps(line) == json.dumps(expected)  # as text, because NaN is not NaN
-    assert [line["criteria"][0]["level"] for line in found if "criteria" in line] == ["full", "core"] * 2
+    assert [line["criteria"][0]["level"] for line in lines if "criteria" in line] == ["full", "core"] * 2
 
 
 def test_numbers_of_the_user_are_numbers_with_names_of_their_own(tmp_path: Path) -> None:
     with ps.MetricsLog(tmp_path / "metrics.jsonl") as log:
-        with pytest.raises(ValueError, match="'loss' is what the log itself says"):
+        with pytest.raises(ValueError, match="'loss' is a field that the log writes itself"):
             log.write(made_up(), loss=1.0)
         for wrong in ("high", torch.ones(2), None):
             with pytest.raises(TypeError, match="accuracy must be one number"):
@@ -56,7 +127,7 @@ def test_a_file_is_not_overwritten_by_oversight(tmp_path: Path) -> None:
     with ps.MetricsLog(path) as log:
         log.write(made_up())
     before = path.read_bytes()
-    with pytest.raises(FileExistsError, match=r"t=sgd\.t, to start anew with t=0"):
+    with pytest.raises(FileExistsError, match=r"t=sgd\.t to resume from a checkpoint, or with t=0 to start over"):
         ps.MetricsLog(path)
     assert path.read_bytes() == before
     ps.MetricsLog(path, t=0).close()
@@ -67,7 +138,7 @@ def test_a_file_is_not_overwritten_by_oversight(tmp_path: Path) -> None:
 def test_files_of_others_are_not_cut(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"line 1 of .*notes\.txt is none that MetricsLog wrote"):
+    with pytest.raises(ValueError, match=r"line 1 of .*notes\.txt was not written by MetricsLog"):
         ps.MetricsLog(path, t=0)
     assert path.read_text() == text
 
@@ -125,9 +196,9 @@ def test_a_run_that_was_killed_and_resumed_has_the_log_of_one_that_was_not(tmp_p
     (tmp_path / "whole").mkdir()
     training.train(str(tmp_path / "whole"))
     assert metrics.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-    found = read(metrics)
-    assert [line["batch"] for line in found] == list(range(training.BATCHES))
-    assert sum("skipped" in line for line in found) > 10 and sum("criteria" in line for line in found) > 10
+    lines = read(metrics)
+    assert [line["batch"] for line in lines] == list(range(training.BATCHES))
+    assert sum("skipped" in line for line in lines) > 10 and sum("criteria" in line for line in lines) > 10
 
 
 def test_of_several_processes_the_first_writes(tmp_path: Path) -> None:
@@ -142,3 +213,39 @@ def test_lines_are_there_before_the_log_is_closed(tmp_path: Path) -> None:
     log.write(made_up())
     assert len(read(path)) == 1
     log.close()
+
+
+def test_tensorboard_is_given_the_same_numbers(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    path, board, taken = tmp_path / "metrics.jsonl", tmp_path / "board", steps(alternating(), 8)
+    with ps.MetricsLog(path, tensorboard=board) as log:
+        for step in taken[:6]:
+            log.write(step, accuracy=0.5)
+    with ps.MetricsLog(path, t=4, tensorboard=board) as log:  # killed, and resumed
+        log.write(made_up(4, skipped=True), accuracy=0.75)
+        for step in taken[4:]:
+            log.write(step, accuracy=0.25)
+    events = EventAccumulator(str(board))
+    events.Reload()
+
+    def logged(tag: str) -> dict[int, float]:
+        assert len({event.step for event in events.Scalars(tag)}) == len(events.Scalars(tag))
+        return {event.step: event.value for event in events.Scalars(tag)}
+
+    lines = {line["t"]: line for line in read(path)}
+    assert logged("lr") == pytest.approx(dict.fromkeys(range(8), 0.1))
+    assert logged("accuracy") == {t: 0.5 if t < 4 else 0.25 for t in range(8)}
+    assert logged("loss/core") == pytest.approx({t: lines[t]["loss"]["core"] for t in (1, 3, 5, 7)})
+    core = {t: line["criteria"][0] for t, line in lines.items() if t % 2 and "criteria" in line}
+    assert len(core) == 2
+    for key in ("c_norm", "c_sim", "c_align", "alpha", "q"):
+        assert logged(f"criteria/core/{key}") == pytest.approx({t: one[key] for t, one in core.items()})
+    assert not any("probe" in tag or tag.endswith(("/level", "/t")) for tag in events.Tags()["scalars"])
+
+
+def test_without_tensorboard_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ImportError, match=r"tensorboard is needed: pip install partialsgd\[lab\]"):
+        ps.MetricsLog(tmp_path / "metrics.jsonl", tensorboard=tmp_path)
+    assert not list(tmp_path.iterdir())

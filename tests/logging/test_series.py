@@ -1,4 +1,4 @@
-"""What a line of a figure is drawn from: the last attempt, the right level, and nothing left out without a word."""
+"""A series has the last attempt of each step at the right level, and leaves nothing out silently."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from partialsgd import MetricsLog
-from partialsgd.logging import record, series
+from partialsgd.logging import series
 from tests.logging.made import measured, run
-from tests.logging.training import alternating, made_up, steps
+from tests.logging.training import made_up
 
 
 def test_what_an_axis_cannot_show_is_set_apart() -> None:
@@ -58,17 +58,13 @@ def test_a_run_is_a_file_or_records_and_several_are_seeds(tmp_path: Path) -> Non
         log.write(made_up())
     path, records = tmp_path / "metrics.jsonl", run(measured(), measured())
     found = series.load({"file": path, "text": str(path), "records": records, "seeds": [path, records, str(path)]})
-    assert {label: [len(seed) for seed in seeds] for label, seeds in found.items()} == {
-        "file": [1],
-        "text": [1],
-        "records": [2],
-        "seeds": [1, 2, 1],
-    }
+    lengths = {label: [len(seed) for seed in seeds] for label, seeds in found.items()}
+    assert lengths == {"file": [1], "text": [1], "records": [2], "seeds": [1, 2, 1]}
 
 
 def test_what_is_no_run_is_refused() -> None:
     for wrong in ({}, [], run(measured())):
-        with pytest.raises(ValueError, match="runs must be a mapping with a label for each run"):
+        with pytest.raises(ValueError, match="runs must map a label to each run"):
             series.load(wrong)
     for empty in ([], [[]], [run(measured()), []]):
         with pytest.raises(ValueError, match="run 'dropout' has no steps"):
@@ -81,24 +77,6 @@ def test_a_probe_comes_first_then_the_level_farthest_from_plain_training() -> No
     assert series.names(run([full, core])) == ["core", "full"]
     assert series.names(run([full, measured(probe="core", level="core"), tiny])) == ["core", "tiny", "full"]
     assert series.names(run(measured())) == ["model"]
-    assert series.names(run(measured(probe="dropout"), measured(probe="dropout", level="core"))) == [
-        "dropout",
-        "dropout, core",
-    ]
+    several = run(measured(probe="dropout"), measured(probe="dropout", level="core"))
+    assert series.names(several) == ["dropout", "dropout, core"]
     assert series.names(run([])) == []
-
-
-def test_real_runs_are_told_apart_by_level_and_group() -> None:
-    taken = steps(alternating(), 8)
-    found = series.load({"a": [record(step) for step in taken]})["a"][0]
-    assert series.names(found) == ["core", "full"]
-    core = {step.t: step.criteria for step in taken if step.criteria and step.level == "core"}
-    assert {t: one["c_norm"] for t, one in series.measured(found, "core").items()} == {
-        t: one.c_norm for t, one in core.items()
-    }
-    (group, *_) = next(iter(core.values())).groups
-    assert {t: one["c_norm"] for t, one in series.measured(found, "core", group).items()} == {
-        t: one.groups[group].c_norm for t, one in core.items()
-    }
-    with pytest.raises(ValueError, match=f"there is no group 'head'; there are .*{group}"):
-        series.measured(found, "core", "head")

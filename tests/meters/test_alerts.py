@@ -1,4 +1,4 @@
-"""What is warned of, when, and how often."""
+"""Which warnings are all_losses, when, and how often."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from torch import nn
 from partialsgd import Alerts, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
 from partialsgd.meters.criteria import Criteria
 from partialsgd.method import GradientRequest
+from tests.functions import backward
 
 
-def seen(alerts: Alerts, found: list[Criteria], *, losses=None, rate=None, place="core", memory=None) -> list[str]:
+def warnings_of(
+    alerts: Alerts, measurements: list[Criteria], *, losses=None, rate=None, name="core", memory=None
+) -> list[str]:
     memory = {} if memory is None else memory
-    given = losses or [None] * len(found)
-    told = []
-    for one, loss in zip(found, given, strict=True):
-        told += alerts.check(memory, place, one, None if loss is None else torch.tensor(loss), rate)
-    return told
+    all_losses = losses or [None] * len(measurements)
+    warnings = []
+    for one, loss in zip(measurements, all_losses, strict=True):
+        warnings += alerts.check(memory, name, one, None if loss is None else torch.tensor(loss), rate)
+    return warnings
 
 
 def at_angle(cosine: float, whole: float = 1.0, moved: float = 0.0) -> Criteria:
@@ -28,49 +31,49 @@ def at_angle(cosine: float, whole: float = 1.0, moved: float = 0.0) -> Criteria:
 
 def test_gradients_that_point_apart_for_most_of_a_window() -> None:
     alerts = Alerts(window=4)
-    assert seen(alerts, [at_angle(-0.1), at_angle(-0.1), at_angle(-0.1)]) == [], "the window is not full"
-    assert seen(alerts, [at_angle(-0.1), at_angle(0.1)] * 6) == [], "half is not most"
-    (text,) = seen(alerts, [at_angle(0.1), *[at_angle(-0.1)] * 9])  # once
+    assert warnings_of(alerts, [at_angle(-0.1), at_angle(-0.1), at_angle(-0.1)]) == [], "the window is not full"
+    assert warnings_of(alerts, [at_angle(-0.1), at_angle(0.1)] * 6) == [], "half is not most"
+    (text,) = warnings_of(alerts, [at_angle(0.1), *[at_angle(-0.1)] * 9])  # once
     assert "core: the gradient at x̃ points away" in text and "3 of the last 4" in text and "scaled_by_alpha" in text
 
 
 def test_once_also_in_a_resumed_run_and_for_each_mask_by_itself() -> None:
     alerts, memory = Alerts(window=2), {}
-    apart = [at_angle(-1.0)] * 2
-    assert len(seen(alerts, apart, memory=memory)) == 1
-    assert seen(alerts, apart, memory=dict(memory)) == []
-    assert len(seen(alerts, apart, memory=memory, place="half")) == 1
+    opposed = [at_angle(-1.0)] * 2
+    assert len(warnings_of(alerts, opposed, memory=memory)) == 1
+    assert warnings_of(alerts, opposed, memory=dict(memory)) == []
+    assert len(warnings_of(alerts, opposed, memory=memory, name="half")) == 1
 
 
 def test_c_norm_that_grows() -> None:
     alerts = Alerts(window=3, growth=10.0)
     quiet = [at_angle(1.0, whole) for whole in (1.0, 2.0, 3.0, 5.0, 9.0, 15.0, 19.0)]
-    assert seen(alerts, quiet) == []
-    (text,) = seen(alerts, [*quiet, at_angle(1.0, 21.0), at_angle(1.0, 22.0)])
+    assert warnings_of(alerts, quiet) == []
+    (text,) = warnings_of(alerts, [*quiet, at_angle(1.0, 21.0), at_angle(1.0, 22.0)])
     assert "has grown from 2 to 21" in text and "order='criterion'" in text
     calm = [at_angle(1.0, 2.0)] * 5
-    assert seen(alerts, [*calm, at_angle(1.0, 1e9), *calm]) == [], "one outlier is none"
+    assert warnings_of(alerts, [*calm, at_angle(1.0, 1e9), *calm]) == [], "one outlier is none"
 
 
 def test_a_level_that_stands_while_another_improves() -> None:
     alerts = Alerts(window=2, patience=2)
     one = [at_angle(1.0)]
     for better in (True, False):
-        memory, told = {}, []
+        memory, warnings = {}, []
         for k in range(12):
-            told += seen(alerts, one, losses=[2.0], memory=memory, place="core")
-            told += seen(alerts, one, losses=[1.0 / (k + 1) if better else 1.0], memory=memory, place="full")
-        assert len(told) == (1 if better else 0), "where nobody improves, training is over"
-        assert all("core: its loss has not improved over 4 measurements" in text for text in told)
+            warnings += warnings_of(alerts, one, losses=[2.0], memory=memory, name="core")
+            warnings += warnings_of(alerts, one, losses=[1.0 / (k + 1) if better else 1.0], memory=memory, name="full")
+        assert len(warnings) == (1 if better else 0), "where nobody improves, training is over"
+        assert all("core: its loss has not improved over 4 measurements" in text for text in warnings)
 
 
 def test_a_step_size_that_the_gradients_do_not_allow() -> None:
-    found = [at_angle(0.0, moved=0.1)]  # ‖G − G̃‖ = √2 at a distance of 0.1: L is at least 14.1
-    assert seen(Alerts(rate=10), found, rate=0.5) == []
-    (text,) = seen(Alerts(rate=10), found, rate=1.0)
+    measurements = [at_angle(0.0, moved=0.1)]  # ‖G − G̃‖ = √2 at a distance of 0.1: L is at least 14.1
+    assert warnings_of(Alerts(rate=10), measurements, rate=0.5) == []
+    (text,) = warnings_of(Alerts(rate=10), measurements, rate=1.0)
     assert "L ≥ 14.1" in text and "smaller learning rate" in text
-    assert seen(Alerts(), found, rate=None) == [], "of Adam's step size it says nothing"
-    assert seen(Alerts(), [at_angle(0.0)], rate=1e9) == [], "nothing moved, nothing known"
+    assert warnings_of(Alerts(), measurements, rate=None) == [], "of Adam's step size it says nothing"
+    assert warnings_of(Alerts(), [at_angle(0.0)], rate=1e9) == [], "nothing moved, nothing known"
 
 
 class Flipped(nn.Module):
@@ -80,25 +83,20 @@ class Flipped(nn.Module):
         super().__init__()
         self.a, self.b = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
 
+    def backward(self):
+        return backward((self.a * (2 * self.b - 1)).sum())
+
+
+CORE = Method(lambda c: masks.only(c.parameters, ["a"]), lambda c: perturbations.drop_outside(c.mask), name="core")
+
 
 def test_they_are_on_by_default_and_in_the_record(caplog) -> None:
     model = Flipped()
-
-    def closure():
-        loss = (model.a * (2 * model.b - 1)).sum()
-        loss.backward()
-        return loss
-
-    core = Method(
-        mask=lambda c: masks.only(c.parameters, ["a"]),
-        perturb=lambda c: perturbations.drop_outside(c.mask),
-        name="core",
-    )
     for meter, expected in ((CriteriaMeter(1), 1), (CriteriaMeter(1, alerts=None), 0)):
         caplog.clear()
-        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-3), core, meter=meter)
-        told = [text for _ in range(30) for text in sgd.step(closure).criteria.alerts]
-        assert len(told) == len(caplog.records) == expected
+        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-3), CORE, meter=meter)
+        warnings = [text for _ in range(30) for text in sgd.step(model.backward).criteria.alerts]
+        assert len(warnings) == len(caplog.records) == expected
 
 
 @pytest.mark.parametrize("kind", ["plain", "dropout", "blocks", "workers"])
@@ -115,13 +113,11 @@ def test_ordinary_training_on_noise_gives_no_warning(kind, caplog) -> None:
     sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.05), method, meter=CriteriaMeter(1))
 
     def closure():
-        loss = nn.functional.cross_entropy(model(torch.randn(16, 6)), torch.randint(3, (16,)))
-        loss.backward()
-        return loss
+        return backward(nn.functional.cross_entropy(model(torch.randn(16, 6)), torch.randint(3, (16,))))
 
-    told = [text for _ in range(400) for text in sgd.step(closure).criteria.alerts]
-    assert not [text for text in told if "has not improved" in text]
-    assert kind == "workers" or not told
+    warnings = [text for _ in range(400) for text in sgd.step(closure).criteria.alerts]
+    assert not [text for text in warnings if "has not improved" in text]
+    assert kind == "workers" or not warnings
 
 
 def test_the_step_size_that_is_judged_is_the_one_that_is_taken() -> None:
@@ -140,33 +136,17 @@ def test_the_step_size_that_is_judged_is_the_one_that_is_taken() -> None:
         model = nn.Linear(2, 1)
         method = Method(scale=lambda c, factor=factor: factor, name="scaled")
         sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1.0, **options), method, meter=Noting())
-        sgd.step(lambda model=model: _backward(model(torch.ones(1, 2)).sum()))
+        sgd.step(lambda model=model: backward(model(torch.ones(1, 2)).sum()))
         assert seen_rates == [pytest.approx(expected)]
-
-
-def _backward(loss):
-    loss.backward()
-    return loss
 
 
 def test_a_skipped_step_warns_of_nothing(caplog) -> None:
     model = Flipped()
-    core = Method(
-        mask=lambda c: masks.only(c.parameters, ["a"]),
-        perturb=lambda c: perturbations.drop_outside(c.mask),
-        name="core",
-    )
     meter = CriteriaMeter(1, alerts=Alerts(window=2))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-3), core, meter=meter, nonfinite="skip")
-    steps = [sgd.step(lambda bad=bad: _flipped(model) * (float("nan") if bad else 1.0)) for bad in (0, 1, 1, 0, 0)]
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-3), CORE, meter=meter, nonfinite="skip")
+    steps = [sgd.step(lambda bad=bad: model.backward() * (float("nan") if bad else 1.0)) for bad in (0, 1, 1, 0, 0)]
     assert [step.skipped for step in steps] == [False, True, True, False, False]
     assert len(caplog.records) == 1
-
-
-def _flipped(model):
-    loss = (model.a * (2 * model.b - 1)).sum()
-    loss.backward()
-    return loss
 
 
 @pytest.mark.parametrize("wrong", [{"window": 1}, {"window": 2.5}, {"growth": 0}, {"patience": 0}, {"rate": -1}])

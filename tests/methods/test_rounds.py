@@ -7,8 +7,7 @@ import math
 import pytest
 from torch import nn
 
-from partialsgd.meters.criteria import Criteria
-from partialsgd.meters.summaries import note
+from partialsgd.meters.criteria import Criteria, add_to_summary
 from partialsgd.method import Context
 from partialsgd.methods.independent_subnets import Rounds
 from partialsgd.parameters import Parameters
@@ -36,7 +35,7 @@ def play(rounds: Rounds, cosine_at, steps: int, measure_every: int = 1) -> list[
         found.append(rounds.of(now)[0])
         began = rounds.of(now)[1]
         if t // len(rounds.workers) % measure_every == 0:
-            note(measured, rounds.workers[t % len(rounds.workers)], seen(cosine_at(t)))
+            add_to_summary(measured, rounds.workers[t % len(rounds.workers)], seen(cosine_at(t)))
         kept = dict(memory)
         rounds.remember(now)
         assert memory == kept, "asked again, it remembers what was so before the step"
@@ -93,7 +92,7 @@ def test_the_mean_cosine_is_compared_with_the_inverse_of_the_bound() -> None:
     def judged(*cosines: float, bound: float = 2.0) -> bool:
         measured: dict = {}
         for worker, cosine in zip(WORKERS, cosines, strict=True):
-            note(measured, worker, seen(cosine))
+            add_to_summary(measured, worker, seen(cosine))
         return not Rounds(WORKERS, 4, bound)._is_aligned(context(9, {}, measured), bound)
 
     assert not judged(0.5, 0.5, 0.5) and judged(0.5, 0.5, 0.49) and judged(-1.0, -1.0, -1.0)

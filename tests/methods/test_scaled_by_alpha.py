@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from partialsgd import Method, PartialSGD, masks, methods, perturbations
-from partialsgd.meters.meter import CriteriaMeter
+from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.families import family

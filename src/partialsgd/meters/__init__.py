@@ -1,17 +1,15 @@
-"""What can be measured of a step while training, and of a network at a point."""
+"""Meters: the paper's convergence criteria, measured while training.
+
+A meter, a guard or a method of your own can use `criteria_of` on a pair of gradients and `latest` on what was measured.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from partialsgd.meters.alerts import Alerts as Alerts
+from partialsgd.meters.criteria import Criteria as Criteria
+from partialsgd.meters.criteria import Summary as Summary
+from partialsgd.meters.criteria import criteria_of as criteria_of
+from partialsgd.meters.criteria import latest as latest
+from partialsgd.meters.criteria_meter import CriteriaMeter as CriteriaMeter
 
-if TYPE_CHECKING:
-    from partialsgd.meters import noise as noise
-
-__all__ = ["noise"]
-
-
-def __getattr__(name: str) -> object:
-    if name in __all__:
-        return import_module(f"partialsgd.meters.{name}")
-    raise AttributeError(f"module 'partialsgd.meters' has no attribute {name!r}")
+__all__ = ["Alerts", "Criteria", "CriteriaMeter", "Summary", "criteria_of", "latest"]

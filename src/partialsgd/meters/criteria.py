@@ -1,24 +1,35 @@
-"""c_norm, c_sim, c_align, α, q: Criteria 1 to 3 and the theorem's quantities, from the two gradients of a step."""
+"""The paper's Criteria 1 to 3, α and q of one step, and their summary over a run.
+
+All numbers come from the gradient at x (G) and the gradient at x̃ (G̃), before the mask. The gradients are reduced on
+their device, parameter by parameter, and the sums are read by the host in one transfer.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, final
 
-from partialsgd.masks import Mask
-from partialsgd.meters.squares import Squares, added, squares
-from partialsgd.method import GradientPair
-from partialsgd.vectors import Vector
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
-_KEPT = ("whole", "masked", "shared", "perturbed", "inner", "moved", "left_out")
-_DERIVED = ("c_norm", "c_sim", "c_align", "cosine", "alpha", "q", "bounded_perturbation", "secant")
-_OF_THE_MOVE = ("moved", "bounded_perturbation", "secant")
+from partialsgd import theory
+from partialsgd.masks import Entry, Mask
+from partialsgd.method import GradientPair
+from partialsgd.theory import ratio
+from partialsgd.vectors import Vector, masked_products
+
+_NORMS = ("whole", "masked", "shared", "perturbed", "inner", "moved", "left_out")
+_RATIOS = ("c_norm", "c_sim", "c_align", "cosine", "alpha", "q", "bounded_perturbation", "secant")
+_NEEDS_MOVED = ("moved", "bounded_perturbation", "secant")
+_SUMS = ("whole", "masked", "perturbed", "inner", "difference")
 
 
 class Squared(NamedTuple):
-    """The criteria as the paper's figures show them; a negative alignment stays negative."""
+    """The squared criteria, as the paper's figures show them; a negative alignment stays negative."""
 
     c_norm: float
     c_sim: float
@@ -28,145 +39,257 @@ class Squared(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Criteria:
-    """G is the gradient at x, G̃ the one at x̃; a criterion is 1 where a step is one of plain training."""
+    """The measurement of one step. Every criterion is 1 for a step of plain training."""
 
     whole: float
     """‖G‖"""
     masked: float
     """‖p ⊙ G‖"""
     shared: float
-    """‖p ⊙ G‖ over the coordinates that both passes used"""
+    """‖p ⊙ G‖ over the coordinates that both passes used."""
     perturbed: float
-    """‖p ⊙ G̃‖, over the same"""
+    """‖p ⊙ G̃‖ over the same coordinates."""
     inner: float
     """⟨p ⊙ G, p ⊙ G̃⟩"""
     moved: float = 0.0
-    """‖δx‖; not a number for a group of layers, of which it is not known."""
-    apart: float = math.nan
-    """‖p ⊙ (G̃ − G)‖; not a number where the two are of different data."""
+    """‖δx‖; nan for a group of layers, for which it is not computed."""
+    difference: float = math.nan
+    """‖p ⊙ (G̃ − G)‖; nan if the two gradients come from different batches."""
     left_out: int = 0
-    """How many coordinates inside the mask one of the passes did not use."""
+    """The number of coordinates inside the mask that one of the two passes did not use."""
     level: str | None = None
     probe: str | None = None
-    """What was measured instead of what is trained."""
-    quiet: bool = False
-    """Measured with dropout off, because x and x̃ do not draw the same noise."""
+    """The name of the probe, if something else than the trained step was measured."""
+    dropout_off: bool = False
+    """True if both passes ran without dropout, because x and x̃ cannot draw the same dropout noise."""
     consecutive: float | None = None
-    """⟨p ⊙ g, p′ ⊙ g′⟩ of this step's mini-batch gradient and that of the step before, where it was asked for."""
+    """⟨p ⊙ g, p′ ⊙ g′⟩ of this step's mini-batch gradient and the previous step's, if the meter compares them."""
     consecutive_cosine: float | None = None
     groups: Mapping[str, Criteria] = field(default_factory=dict)
-    """The same of each group of layers by itself."""
+    """The same numbers for each group of layers."""
     alerts: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def c_norm(self) -> float:
-        """Criterion 1: how much of the gradient the mask leaves."""
-        return _ratio(self.whole, self.masked)
+        """Criterion 1, ‖G‖ / ‖p ⊙ G‖: large if the mask leaves little of the gradient."""
+        return ratio(self.whole, self.masked)
 
-    @property
+    @cached_property
     def c_sim(self) -> float:
-        """Criterion 2: how much shorter the perturbation makes it."""
-        return _ratio(self.shared, self.perturbed)
+        """Criterion 2, ‖p ⊙ G‖ / ‖p ⊙ G̃‖: large if the perturbation makes the gradient shorter."""
+        return ratio(self.shared, self.perturbed)
 
-    @property
+    @cached_property
     def c_align(self) -> float:
-        """Criterion 3: one over the cosine of the two; negative where they point apart."""
-        return _ratio(self.shared * self.perturbed, self.inner)
+        """Criterion 3, one over the cosine between p ⊙ G and p ⊙ G̃; negative if they point in opposite directions."""
+        return ratio(self.shared * self.perturbed, self.inner)
 
-    @property
+    @cached_property
     def cosine(self) -> float:
-        """Of the angle between p ⊙ G and p ⊙ G̃."""
-        return _ratio(self.inner, self.shared * self.perturbed)
+        """The cosine of the angle between p ⊙ G and p ⊙ G̃."""
+        return ratio(self.inner, self.shared * self.perturbed)
 
-    @property
+    @cached_property
     def alpha(self) -> float:
-        """The step size that the theorem allows, relative to plain training; clipped to [0, 1] (erratum E10)."""
-        alpha = _ratio(self.inner, self.perturbed * self.perturbed)
-        return min(1.0, max(0.0, alpha)) if math.isfinite(self.inner) and not math.isnan(alpha) else math.nan
+        """The theorem's step size relative to plain training, in [0, 1]; see `theory.alpha`."""
+        return theory.alpha(inner=self.inner, perturbed=self.perturbed)
 
-    @property
+    @cached_property
     def q(self) -> float:
-        """c_norm · ‖p ⊙ G‖ / (α ‖p ⊙ G̃‖), which is ‖G‖ / (α ‖p ⊙ G̃‖) where both passes use the same.
+        """‖G‖ / (α ‖p ⊙ G̃‖), see `theory.q`; ‖G‖ is scaled to the coordinates that both passes used."""
+        whole = self.whole if self.shared == 0 else self.c_norm * self.shared
+        return theory.q(whole=whole, masked=self.shared, perturbed=self.perturbed, inner=self.inner)
 
-        Infinite where there is a gradient and the step sees nothing of it.
-        """
-        used = 0.0 if self.perturbed == 0 else self.alpha * self.perturbed
-        if used == 0 or self.masked == 0:
-            return _ratio(self.whole, 0.0)
-        return self.c_norm * self.shared / used
-
-    @property
+    @cached_property
     def bounded_perturbation(self) -> float:
         """‖δx‖ / max{‖p ⊙ G‖, ‖p ⊙ G̃‖}: Assumption 3 holds at this step if it is below 1/(2L)."""
-        return 0.0 if self.moved == 0 else _ratio(self.moved, max(self.shared, self.perturbed))
+        return 0.0 if self.moved == 0 else ratio(self.moved, max(self.shared, self.perturbed))
 
-    @property
+    @cached_property
     def secant(self) -> float:
-        """‖p ⊙ (G̃ − G)‖ / ‖δx‖, which L is not below; not a number where nothing was moved."""
-        return math.nan if self.moved == 0 else self.apart / self.moved
+        """‖p ⊙ (G̃ − G)‖ / ‖δx‖, a lower bound of L; nan if δx = 0."""
+        return math.nan if self.moved == 0 else self.difference / self.moved
 
     @property
     def squared(self) -> Squared:
-        """c_norm², c_sim² and the square of c_align with its sign."""
-        c_norm, c_sim, c_align = self.c_norm, self.c_sim, self.c_align
-        return Squared(c_norm * c_norm, c_sim * c_sim, c_align * abs(c_align))
+        """c_norm², c_sim², and the square of c_align with the sign of c_align."""
+        return Squared(self.c_norm * self.c_norm, self.c_sim * self.c_sim, self.c_align * abs(self.c_align))
 
     def numbers(self) -> dict[str, Any]:
-        """For a log: every number under its name, those of the groups below `groups`."""
-        names = [name for name in (*_KEPT, *_DERIVED) if name not in _OF_THE_MOVE or not math.isnan(self.moved)]
-        found: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if self.quiet:
-            found["quiet"] = True
+        """Return every number by name, as `MetricsLog` writes them; those of the groups are under "groups"."""
+        names = [name for name in (*_NORMS, *_RATIOS) if name not in _NEEDS_MOVED or not math.isnan(self.moved)]
+        numbers: dict[str, Any] = {"level": self.level, "probe": self.probe} if self.level or self.probe else {}
+        numbers |= {name: getattr(self, name) for name in names}
+        if self.dropout_off:
+            numbers["quiet"] = True  # the key in log files since the first version
         if self.consecutive is not None:
-            found |= {"consecutive": self.consecutive, "consecutive_cosine": self.consecutive_cosine}
+            numbers |= {"consecutive": self.consecutive, "consecutive_cosine": self.consecutive_cosine}
         if self.alerts:
-            found["alerts"] = list(self.alerts)
+            numbers["alerts"] = list(self.alerts)
         if self.groups:
-            found["groups"] = {name: group.numbers() for name, group in self.groups.items()}
-        return {"level": self.level, "probe": self.probe, **found} if self.level or self.probe else found
+            numbers["groups"] = {name: group.numbers() for name, group in self.groups.items()}
+        return numbers
 
 
-def criteria_of(sight: GradientPair, group_of: Callable[[str], str | None] | None = None) -> Criteria:
-    """Of what a meter or a guard is shown; with the groups of layers that `group_of` names, if it is given."""
-    found = squares(sight.context.mask, sight.at_x, sight.at_perturbed, sight.process_group)
-    whole = replace(
-        _criteria(found), moved=sight.perturbation_norm, level=sight.context.level, quiet=sight.dropout_was_off
-    )
-    if sight.request.has_two_samples:
-        whole = replace(whole, apart=math.nan)
-    if group_of is None:
-        return whole
-    groups: dict[str, dict[str, Squares]] = {}
-    for name, numbers in found.items():
-        if (group := group_of(name)) is not None:
-            groups.setdefault(group, {})[name] = numbers
+class SquaredNorms(NamedTuple):
+    """The squared norms and inner products of one parameter, or their sums over several parameters."""
+
+    whole: float = 0.0
+    masked: float = 0.0
+    shared: float = 0.0
+    perturbed: float = 0.0
+    inner: float = 0.0
+    difference: float = 0.0
+    """‖p ⊙ (G̃ − G)‖², computed by itself: as a combination of the others it would be mostly rounding error."""
+    left_out: int = 0
+
+
+def criteria_of(pair: GradientPair, group_of: Mapping[str, str] | None = None) -> Criteria:
+    """Compute the criteria from a pair of gradients; `group_of` maps parameter names to groups of layers."""
+    norms = squared_norms(pair.context.mask, pair.at_x, pair.at_perturbed, pair.process_group)
+    groups: dict[str, list[SquaredNorms]] = {}
+    for name, numbers in norms.items():
+        if group_of is not None and name in group_of:
+            groups.setdefault(group_of[name], []).append(numbers)
+    whole = _criteria(norms.values())
     return replace(
-        whole, groups={group: replace(_criteria(numbers), moved=math.nan) for group, numbers in groups.items()}
+        whole,
+        moved=pair.perturbation_norm,
+        difference=math.nan if pair.request.has_two_samples else whole.difference,
+        level=pair.context.level,
+        dropout_off=pair.dropout_was_off,
+        groups={group: replace(_criteria(numbers), moved=math.nan) for group, numbers in groups.items()},
     )
 
 
 def criteria(mask: Mask, at_x: Vector, at_perturbed: Vector) -> Criteria:
-    """From gradients before the mask."""
-    return _criteria(squares(mask, at_x, at_perturbed))
+    """Compute the criteria from two gradients before the mask."""
+    return _criteria(squared_norms(mask, at_x, at_perturbed).values())
 
 
-def _criteria(found: Mapping[str, Squares]) -> Criteria:
-    total = added(found.values())
-    shared, perturbed = math.sqrt(total.shared), math.sqrt(total.perturbed)
+@torch.no_grad()
+def squared_norms(
+    mask: Mask, at_x: Vector, at_perturbed: Vector, group: dist.ProcessGroup | None = None
+) -> dict[str, SquaredNorms]:
+    """Return the squared norms of each parameter, summed in double precision and averaged over the process group."""
+    entries = {
+        name: entry
+        for name, entry in mask.entries.items()
+        if name in at_x or (name in at_perturbed and entry is not False)
+    }
+    if not entries:
+        return {}
+    rows = masked_products(mask, entries, at_x, at_perturbed)
+    device = next((number.device for row in rows for number in row.values()), torch.device("cpu"))
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    table = torch.stack([row.get(key, zero).to(device) for row in rows for key in _SUMS])
+    if group is not None:
+        dist.all_reduce(table, group=group)
+        table /= dist.get_world_size(group)
+    numbers: list[list[float]] = table.view(-1, len(_SUMS)).tolist()
+    norms: dict[str, SquaredNorms] = {}
+    for (name, entry), (whole, masked, perturbed, product, difference) in zip(entries.items(), numbers, strict=True):
+        both = name in at_x and name in at_perturbed
+        left_out = 0 if both or entry is False else _count(mask, name, entry)
+        norms[name] = SquaredNorms(whole, masked, masked if both else 0.0, perturbed, product, difference, left_out)
+    return norms
+
+
+def total(norms: Iterable[SquaredNorms]) -> SquaredNorms:
+    """Add up the numbers of several parameters."""
+    columns = list(zip(*norms, strict=True))
+    return SquaredNorms(*(sum(column) for column in columns)) if columns else SquaredNorms()
+
+
+def _criteria(norms: Iterable[SquaredNorms]) -> Criteria:
+    sums = total(norms)
+    shared, perturbed = math.sqrt(sums.shared), math.sqrt(sums.perturbed)
     return Criteria(
-        whole=math.sqrt(total.whole),
-        masked=math.sqrt(total.masked),
+        whole=math.sqrt(sums.whole),
+        masked=math.sqrt(sums.masked),
         shared=shared,
         perturbed=perturbed,
-        # Where both are one gradient, roundings of the root must not make their angle.
-        inner=shared * perturbed if total.shared == total.perturbed == total.inner else total.inner,
-        apart=math.sqrt(total.apart),
-        left_out=total.left_out,
+        # If both are the same gradient, the rounding of the square roots must not show as an angle between them.
+        inner=shared * perturbed if sums.shared == sums.perturbed == sums.inner else sums.inner,
+        difference=math.sqrt(sums.difference),
+        left_out=sums.left_out,
     )
 
 
-def _ratio(a: float, b: float) -> float:
-    """a / b, where a zero below gives an infinity and two zeros nothing."""
-    if b == 0:
-        return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
-    return a / b
+def _count(mask: Mask, name: str, entry: Entry) -> int:
+    return int(entry.count_nonzero()) if isinstance(entry, Tensor) else mask.parameters[name].numel()
+
+
+@final
+@dataclass(frozen=True)
+class Summary:
+    """Statistics of all measurements of one mask.
+
+    The theorem needs the maximum, which grows without bound when the core is nearly stationary: ‖p ⊙ G‖ → 0, and
+    c_norm → ∞ (erratum E22). The mean is then the number to look at.
+    """
+
+    count: int
+    mean: Mapping[str, float]
+    """The mean over the steps at which the quantity is finite and, for c_align, not negative."""
+    max: Mapping[str, float]
+    """The maximum; infinite for c_align and q after one negative alignment, because no bound holds then."""
+    min: Mapping[str, float]
+    """The minimum, which is the worst case of α and the cosine."""
+    negative: float
+    """The share of steps with a negative inner product."""
+
+    def __str__(self) -> str:
+        norms = ", ".join(f"{name} {self.mean[name]:.3g} (max {self.max[name]:.3g})" for name in ("c_norm", "c_sim"))
+        align = f"c_align {self.mean['c_align']:.3g} (max {self.max['c_align']:.3g}, {self.negative:.0%} negative)"
+        return f"{self.count} measured: {norms}, {align}, q {self.mean['q']:.3g} (max {self.max['q']:.3g})"
+
+
+def add_to_summary(memory: MutableMapping[str, Any], name: str, measured: Criteria) -> None:
+    """Add one measurement to the statistics that `memory` holds under the name of its mask."""
+    increments = {"count": 1, "negative": int(measured.inner < 0)}
+    for quantity in _RATIOS:
+        value, key = getattr(measured, quantity), f"{name}/{quantity}"
+        memory[f"{key}.last"] = value
+        bound = math.inf if quantity == "c_align" and value < 0 else value
+        if math.isfinite(bound):
+            increments |= {f"{quantity}.sum": value, f"{quantity}.count": 1}
+        if not math.isnan(bound):
+            memory[f"{key}.max"] = max(float(memory.get(f"{key}.max", -math.inf)), bound)
+            memory[f"{key}.min"] = min(float(memory.get(f"{key}.min", math.inf)), value)
+    for statistic, increment in increments.items():
+        memory[f"{name}/{statistic}"] = memory.get(f"{name}/{statistic}", 0) + increment
+
+
+def summaries(memory: Mapping[str, Any]) -> dict[str, Summary]:
+    """Return the summary of every mask that was measured, by the name of its level or mask."""
+    names = [key.removesuffix("/count") for key in memory if key.endswith("/count")]
+    return {name: _summary(memory, name) for name in names}
+
+
+def latest(memory: Mapping[str, Any], name: str, quantity: str) -> float | None:
+    """Return the last measured value, for rules that decide by it; None before the first measurement."""
+    value = memory.get(f"{name}/{quantity}.last")
+    return None if value is None else float(value)
+
+
+def highest(memory: Mapping[str, Any], name: str, quantity: str) -> float:
+    """Return the largest measured value; nan before the first measurement."""
+    return float(memory.get(f"{name}/{quantity}.max", math.nan))
+
+
+def times_measured(memory: Mapping[str, Any], name: str) -> int:
+    """Return how often the mask was measured."""
+    return int(memory.get(f"{name}/count", 0))
+
+
+def _summary(memory: Mapping[str, Any], name: str) -> Summary:
+    count = times_measured(memory, name)
+    finite = {quantity: memory.get(f"{name}/{quantity}.count", 0) for quantity in _RATIOS}
+    return Summary(
+        count=count,
+        mean={quantity: memory[f"{name}/{quantity}.sum"] / n if n else math.nan for quantity, n in finite.items()},
+        max={quantity: highest(memory, name, quantity) for quantity in _RATIOS},
+        min={quantity: float(memory.get(f"{name}/{quantity}.min", math.nan)) for quantity in _RATIOS},
+        negative=memory.get(f"{name}/negative", 0) / max(1, count),
+    )

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-from partialsgd.meters.meter import CriteriaMeter
-from partialsgd.meters.summaries import latest
+from partialsgd.meters.criteria import latest
+from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.method import Branch, Context, Method
 from partialsgd.methods._shared.levels import nested_in, require_levels, require_numbers
 from partialsgd.methods._shared.settings import require_count

@@ -13,7 +13,7 @@ from torch import nn
 
 from partialsgd import masks
 from partialsgd.masks import Mask
-from partialsgd.meters.squares import squares
+from partialsgd.meters.criteria import squared_norms
 from partialsgd.method import Context, Method
 from partialsgd.methods._shared.settings import require_count, require_one_of
 from partialsgd.methods._shared.stages import StageNames, Stages
@@ -78,5 +78,5 @@ def longest_prefix(norms: list[float], budget: float) -> int:
 
 def _norms(context: Context, stages: Stages) -> list[float]:
     """Return ‖G‖ of each stage; G is the same on all ranks, so that they decide alike."""
-    by_name = squares(masks.everything(context.parameters), context.gradient, context.gradient)
+    by_name = squared_norms(masks.everything(context.parameters), context.gradient, context.gradient)
     return [math.sqrt(sum(by_name[name].whole for name in names if name in by_name)) for names in stages.names]

@@ -17,8 +17,8 @@ from torch import nn
 from partialsgd import masks, perturbations
 from partialsgd._util import randomness
 from partialsgd.masks import Mask
-from partialsgd.meters.meter import CriteriaMeter
-from partialsgd.meters.summaries import latest, times
+from partialsgd.meters.criteria import latest, times_measured
+from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.method import Branch, Context, Method, nowhere
 from partialsgd.methods._shared import neurons
 from partialsgd.methods._shared.neurons import Chosen, Units
@@ -196,7 +196,7 @@ class Rounds:
         number, began = self.of(context)
         context.memory.update({_NUMBER: number, _BEGAN: began, _AT: context.t})
         if began == context.t:
-            context.memory.update({_SEEN + worker: times(context.measured, worker) for worker in self.workers})
+            context.memory.update({_SEEN + worker: times_measured(context.measured, worker) for worker in self.workers})
 
     def starts(self, context: Context) -> bool:
         return self.of(context)[1] == context.t
@@ -214,7 +214,7 @@ class Rounds:
         if steps <= 0 or steps % len(self.workers) != 0:
             return False
         before = {worker: int(context.memory.get(_SEEN + worker, 0)) for worker in self.workers}
-        all_measured = all(times(context.measured, worker) > count for worker, count in before.items())
+        all_measured = all(times_measured(context.measured, worker) > count for worker, count in before.items())
         return steps >= self._length or (all_measured and not self._is_aligned(context, bound))
 
     def _is_aligned(self, context: Context, bound: float) -> bool:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from partialsgd.meters.meter import CriteriaMeter, place_of
-from partialsgd.meters.summaries import latest
+from partialsgd.meters.criteria import latest
+from partialsgd.meters.criteria_meter import CriteriaMeter, measured_name
 from partialsgd.method import Branch, Context, Method
 from partialsgd.methods._shared.parts import bind_parts
 from partialsgd.methods._shared.settings import require_count, require_method
@@ -48,5 +48,5 @@ def _scaled(method: Method, every: int) -> Method:
 
 def alpha(context: Context) -> float:
     """Return the last measured α of this mask; 1 before the first, and where p ⊙ G̃ = 0 leaves nothing to scale."""
-    measured = latest(context.measured, place_of(context, context.measured), "alpha")
+    measured = latest(context.measured, measured_name(context, context.measured), "alpha")
     return 1.0 if measured is None or math.isnan(measured) else measured

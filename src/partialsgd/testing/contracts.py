@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from partialsgd.masks import Mask
-from partialsgd.meters.meter import CriteriaMeter
+from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.method import Method, nothing, nowhere
 from partialsgd.testing.problems import PROBLEMS, Problem
 from partialsgd.testing.runs import AlwaysMeasuring, MakeOptimizer, Run, assert_same_bits, failing_after, outside_of

@@ -15,7 +15,7 @@ from partialsgd.engine.partial_sgd import PartialSGD
 from partialsgd.engine.step import Step
 from partialsgd.masks import Mask
 from partialsgd.meters.criteria import Criteria
-from partialsgd.meters.meter import CriteriaMeter
+from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Method
 from partialsgd.methods.dropout import dropout
 from partialsgd.optimizers.capabilities import per_coordinate

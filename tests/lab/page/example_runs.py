@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partialsgd.logging.records import Record, line
+from partialsgd.logging.metrics_log import Record, to_line
 
 SETTINGS: dict[str, Any] = {"seed": 0, "method": "alternating", "epochs": 4, "lr": 0.1, "nest": "width", "alone": None}
 SIGNATURE = "nrefs:1|case:mixed|version:2"
@@ -47,7 +47,7 @@ def run(
 
 
 def write_steps(path: Path, steps: Sequence[Record]) -> None:
-    (path / "metrics.jsonl").write_bytes(b"".join(map(line, steps)))
+    (path / "metrics.jsonl").write_bytes(b"".join(map(to_line, steps)))
 
 
 def write_summary(path: Path, content: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from partialsgd.lab.page import charts, svg
 from partialsgd.lab.page.charts import MAX_POINTS, Charts
 from partialsgd.lab.page.run_files import read_runs
-from partialsgd.logging import panels
+from partialsgd.logging import figures
 from partialsgd.logging.series import Series
 from tests.lab.page import example_runs
 from tests.lab.page.page_parts import section, texts, words
@@ -28,10 +28,10 @@ def line_colors(markup: str) -> set[str]:
 
 
 def draw(name: str = "core") -> Figure:
-    figure = panels.sheet(1)
+    figure = figures.new_figure(1)
     curves = {svg.plot_label(name): [Series({0: 1.0, 5: 2.0}, negative=(3,))], "b": [Series({0: 1.5})]}
-    panels.draw(figure.axes[0], curves, "")
-    return panels.finished(figure, None)
+    figures.draw_curves(figure.axes[0], curves, "")
+    return figures.finish_figure(figure, None)
 
 
 def parse(drawing: Markup) -> ElementTree.Element:

@@ -11,7 +11,7 @@ import pytest
 from partialsgd.lab.page import criteria
 from partialsgd.lab.page.criteria import LevelCriteria
 from partialsgd.lab.page.run_files import read_runs
-from partialsgd.logging.records import Record
+from partialsgd.logging.metrics_log import Record
 from tests.lab.page import example_runs
 from tests.lab.page.page_parts import section, texts, words
 

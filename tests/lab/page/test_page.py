@@ -112,7 +112,7 @@ def test_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypa
 def test_error_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        "partialsgd.logging.panels.find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
+        "partialsgd.logging.figures.find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
     )
     with pytest.raises(ImportError, match=r"matplotlib is needed: pip install partialsgd\[lab\]"):
         write_page([example_runs.run(tmp_path)], tmp_path / "r.html")

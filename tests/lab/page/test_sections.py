@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from partialsgd.logging.records import FAILED
+from partialsgd.lab.runs.metrics import FAILED
 from tests.lab.page import example_runs
 from tests.lab.page.page_parts import rows, section, texts, words
 

@@ -12,8 +12,9 @@ from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Grid, Line, Row, always
 from partialsgd.lab.reproduce.paper import Printed
 from partialsgd.lab.reproduce.run_folder import RunFolder
+from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.training.settings import Settings
-from partialsgd.logging import records
+from partialsgd.logging import metrics_log
 
 Evaluations = Sequence[Mapping[str, Mapping[str, float]]]
 
@@ -41,10 +42,10 @@ def run(
             more["epoch"] = epoch - 1 + (step + 1) / 10
             if step == 9:
                 more |= {f"valid/{level}/{name}": v for level, each in levels.items() for name, v in each.items()}
-            lines.append(records.line(more))
+            lines.append(metrics_log.to_line(more))
     path.joinpath("metrics.jsonl").write_bytes(b"".join(lines))
     if test is None:
-        path.joinpath(records.FAILED).write_text(json.dumps({"error": "NaN"}))
+        path.joinpath(FAILED).write_text(json.dumps({"error": "NaN"}))
         return path
     each = flops or dict.fromkeys(test, 100.0)
     levels = {

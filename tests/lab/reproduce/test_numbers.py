@@ -13,7 +13,7 @@ from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.experiment import Cell, Comparison, Figure
 from partialsgd.lab.reproduce.numbers import collect
 from partialsgd.lab.reproduce.run_folder import RunFolder
-from partialsgd.logging import records
+from partialsgd.logging import metrics_log
 from tests.lab.reproduce.made import GRID, experiment, open_folder, run, search, trio, valid
 
 
@@ -154,7 +154,7 @@ def measured(folder: RunFolder, row: str, seed: int, cosines: list[float]) -> No
         one = {"level": None, "c_norm": float(t), "c_sim": 0.5, "c_align": 1 / cosine, "cosine": cosine}
         groups = {"layers": {**one, "c_norm": 10.0 * t}}
         step = {"t": t, "level": None, "loss": {}, "lr": 0.1, "backwards": 1, "epoch": 1.0}
-        lines.append(records.line({**step, "criteria": [{**one, "groups": groups}]}))
+        lines.append(metrics_log.to_line({**step, "criteria": [{**one, "groups": groups}]}))
     (path / "metrics.jsonl").write_bytes(b"".join(lines))
 
 

@@ -15,7 +15,7 @@ from partialsgd.lab.reproduce.reproduce import reproduce, show
 from partialsgd.lab.reproduce.schedule import ready
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
-from partialsgd.logging import panels
+from partialsgd.logging import figures
 from tests.lab.reproduce.made import open_folder, run, valid
 
 
@@ -69,7 +69,7 @@ def test_data_that_are_not_there_are_told_before_anything_is_started(tmp_path: P
 
 
 def test_without_matplotlib_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"matplotlib is needed: pip install partialsgd\[lab\]"):
         reproduce("table3", Request("smoke"), out=tmp_path / "a", console=quiet())
     assert not (tmp_path / "a").exists()

@@ -20,8 +20,8 @@ from partialsgd.lab.reproduce import worker_pool
 from partialsgd.lab.reproduce.run_job import RunJob, train_or_resume
 from partialsgd.lab.reproduce.worker import work
 from partialsgd.lab.reproduce.worker_pool import WorkerPool
+from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.training.errors import WrongCall
-from partialsgd.logging.records import FAILED
 from tests.lab.reproduce.made import open_folder
 
 TINY = Images(epochs=1, limit=40, width=4, batch=20, threads=1)

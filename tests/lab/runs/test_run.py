@@ -106,7 +106,7 @@ def test_a_summary_is_there_at_the_end_only(tmp_path: Path) -> None:
     assert run.summary == {"steps": 3}
     assert run.settings == Toy(out=str(run.path)), "writing one file leaves the other"
     (run.path / "summary.json").write_text('{"steps": ')
-    with pytest.raises(ValueError, match=r"summary\.json cannot be read .* damaged, or still being copied"):
+    with pytest.raises(ValueError, match=r"summary\.json cannot be read .* damaged or only partly copied"):
         _ = run.summary
 
 

@@ -219,6 +219,6 @@ def test_the_core_of_half_the_width_sees_the_noise_of_the_whole_transformer() ->
             return loss
 
         (one,) = sgd.step(closure).measurements
-        assert isinstance(one, ps.meters.criteria.Criteria) and not one.quiet and one.cosine < 1
+        assert isinstance(one, ps.meters.criteria.Criteria) and not one.dropout_off and one.cosine < 1
         found.append({name: number for name, number in one.numbers().items() if name != "probe"})
     assert found[0] == found[1]

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from partialsgd.lab.page import svg
 from partialsgd.lab.page.formatting import number
 from partialsgd.lab.page.run_files import Level, Run
-from partialsgd.logging import panels, series
+from partialsgd.logging import figures, series
 from partialsgd.logging.series import Series
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ class Charts:
 
     def lines(self, curves: Curves, title: str, unit: str, note: str = "", kind: Kind = "loss") -> Chart:
         """Draw curves over the steps; a ratio has a line at 1, and four charts of ratios fit side by side."""
-        figure = panels.sheet(1)
+        figure = figures.new_figure(1)
         if kind == "ratio":
             figure.set_figwidth(2.5)
             figure.axes[0].axhline(1.0, color="0.6", linewidth=0.8, zorder=0.6)
         plot_labels = svg.plot_labels(self.labels)
         drawn = {plot: [curves.get(label, Series({}))] for label, plot in zip(self.labels, plot_labels, strict=True)}
-        panels.draw(figure.axes[0], drawn, "", log=kind != "score")
+        figures.draw_curves(figure.axes[0], drawn, "", log=kind != "score")
         description = " ".join(_describe(label, curve, unit, kind) for label, curve in curves.items())
         return self._chart(figure, title, note, description)
 
@@ -102,13 +102,13 @@ class Charts:
         points = [(run.label(level.name), level) for run in runs for level in run.trained]
         if not points:
             return None
-        figure = panels.sheet(1)
+        figure = figures.new_figure(1)
         axes = figure.axes[0]
         for run in runs:
             sizes, scores = zip(*((level.parameters, level.score) for level in run.trained), strict=True)
             axes.plot(sizes, scores, color="0.6", linewidth=0.8, zorder=1)
         for label, level in points:
-            look = {**panels.look_of(self.labels.index(label)), "linestyle": "none"}
+            look = {**figures.line_style(self.labels.index(label)), "linestyle": "none"}
             axes.plot([level.parameters or 0], [level.score or 0.0], markersize=5, **look)
         _finish_sizes(figure, [level for _, level in points])
         description = "; ".join(
@@ -134,7 +134,7 @@ class Charts:
             for line in axes.lines:
                 line.set_label("_")  # the page has its own legends
         name = next(self._ids)
-        view_box, drawing = svg.convert(panels.finished(figure, None), name)
+        view_box, drawing = svg.convert(figures.finish_figure(figure, None), name)
         return Chart(name, title, note, description, view_box, drawing, legend)
 
 
@@ -178,7 +178,7 @@ def _finish_sizes(figure: Figure, levels: Sequence[Level]) -> None:
         point = (float(level.parameters or 0), level.score or 0.0)
         style: Any = {"textcoords": "offset points", "fontsize": 8, "annotation_clip": False}
         axes.annotate(svg.plot_label(level.name), point, (5, 5), **style)
-    panels.finish(axes, "")
+    figures.finish_panel(axes, "")
     axes.margins(0.15)
     axes.set_xlabel("parameters", fontsize=9)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -202,7 +202,7 @@ def _describe(label: str, curve: Series, unit: str, kind: Kind) -> str:
 
 
 def _legend_entry(label: str, position: int) -> LegendEntry:
-    look = panels.look_of(position)
+    look = figures.line_style(position)
     style = look["linestyle"]
     dashes = "" if style == "-" else " ".join(str(1.6 * part) for part in style[1])
     return LegendEntry(label, svg.css_color(look["color"]), dashes, _SWATCH_MARKERS[look["marker"]])

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from partialsgd._util.files import read_json
-from partialsgd.logging import records, series
-from partialsgd.logging.records import Record
+from partialsgd.lab.runs.metrics import FAILED, evaluation
+from partialsgd.logging import metrics_log, series
+from partialsgd.logging.metrics_log import Record
 
 Json: TypeAlias = Mapping[str, Any]
 
@@ -64,7 +65,7 @@ class Run:
     @property
     def score(self) -> str | None:
         """The name of the test number by which levels are compared; until the end the first score that is no loss."""
-        names = (name for step in self.steps for values in records.evaluation(step).values() for name in values)
+        names = (name for step in self.steps for values in evaluation(step).values() for name in values)
         evaluated = (name for name in names if name not in ("loss", "perplexity"))
         return str(self.summary["score"]) if self.summary else next(evaluated, None)
 
@@ -72,7 +73,7 @@ class Run:
     def levels(self) -> tuple[Level, ...]:
         """The levels, smallest first: from the summary, or from evaluations and losses if the run is not finished."""
         if not self.summary:
-            evaluated = [self.level_name(name) for step in self.steps for name in records.evaluation(step)]
+            evaluated = [self.level_name(name) for step in self.steps for name in evaluation(step)]
             updated = [level for step in self.steps for level in {self.level_name(name) for name in step["loss"]}]
             return tuple(Level(name, updated.count(name)) for name in dict.fromkeys(evaluated + updated))
         is_extracted = self.settings.get("alone") is not None  # then `share` is its share of itself
@@ -100,7 +101,7 @@ class Run:
         A level that was extracted and trained alone keeps its own name.
         """
         level = recorded.partition("#")[0]
-        return level if level not in (records.MODEL, "full") else str(self.settings.get("alone") or "full")
+        return level if level not in (metrics_log.MODEL, "full") else str(self.settings.get("alone") or "full")
 
     def label(self, level: str) -> str:
         """Name a level on the page: with its run if there are several."""
@@ -110,7 +111,7 @@ class Run:
         """Return one number of the evaluations by level and step."""
         values: dict[str, dict[int, float]] = {}
         for step in self.steps:
-            for level, numbers in records.evaluation(step).items():
+            for level, numbers in evaluation(step).items():
                 if name in numbers:
                     values.setdefault(self.level_name(level), {})[step["t"]] = numbers[name]
         return values
@@ -139,7 +140,7 @@ def largest_scores(runs: Sequence[Run]) -> dict[str, float]:
 
 def _read(path: Path, name: str, is_only: bool) -> Run:
     config = _read_config(path)
-    metrics, summary, failed = (path / file for file in ("metrics.jsonl", "summary.json", records.FAILED))
+    metrics, summary, failed = (path / file for file in ("metrics.jsonl", "summary.json", FAILED))
     run = Run(
         path=path,
         name=name,

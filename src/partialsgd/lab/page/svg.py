@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from partialsgd.logging.panels import COLORS
+from partialsgd.logging.figures import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,19 +13,19 @@ from typing import Any, Literal, TypeAlias, final
 
 from rich.console import Console
 
-from partialsgd._util.files import write_json
+from partialsgd._util.files import read_json, write_json
 from partialsgd.lab.recipes import build
 from partialsgd.lab.reproduce.run_folder import Summary, total_flops
 from partialsgd.lab.reproduce.run_job import RunJob
 from partialsgd.lab.reproduce.runner import run_jobs
 from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
 from partialsgd.lab.reproduce.worker_pool import ThisProcess, WorkerPool
+from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch, loop
 from partialsgd.lab.training.batch_plan import Deal
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.settings import Settings, require_at_least
-from partialsgd.logging import records
 
 Budget: TypeAlias = Literal["epochs", "updates", "flops"]
 
@@ -118,7 +118,7 @@ def _summary(job: RunJob) -> Summary | None:
     if stored != replace(job.settings, out=None, threads=None):
         raise AlreadyThere(f"{job.path} is a run with other settings; give another --out, or remove it")
     if job.has_diverged:
-        raise FloatingPointError(records.load(job.path / records.FAILED)["error"])
+        raise FloatingPointError(read_json(job.path / FAILED)["error"])
     return Run(job.path).summary
 
 
@@ -131,8 +131,8 @@ def _alone_path(settings: Settings, level: str, out: Path) -> Path:
 
 
 def _pair(settings: Settings, out: Path) -> Pair:
-    joint = records.load(_joint_path(settings, out) / "summary.json")
-    alone = {level: records.load(_alone_path(settings, level, out) / "summary.json") for level in joint["levels"]}
+    joint = read_json(_joint_path(settings, out) / "summary.json")
+    alone = {level: read_json(_alone_path(settings, level, out) / "summary.json") for level in joint["levels"]}
     return Pair(settings.seed, joint, alone)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from partialsgd.lab.reproduce.experiment import Experiment, Figure
 from partialsgd.lab.reproduce.numbers import Numbers, shown_comparisons, validation_curve
 from partialsgd.lab.reproduce.run_folder import RunFolder
-from partialsgd.logging import figures, panels
+from partialsgd.logging import figures
 from partialsgd.logging.series import Series
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def against_size(numbers: Numbers) -> Drawn:
     """
     from matplotlib.ticker import EngFormatter
 
-    sheet = panels.sheet(1)
+    sheet = figures.new_figure(1)
     axes = sheet.axes[0]
     scored = [line for line in numbers["lines"] if line["scores"]]
     groups: dict[str, set[str]] = {}
@@ -75,23 +75,24 @@ def against_size(numbers: Numbers) -> Drawn:
         own = [line for line in scored if line["trained"] == trained]
         own.sort(key=lambda line: float(line["parameters"]))
         deviations = [stdev(line["scores"].values()) if len(line["scores"]) > 1 else 0.0 for line in own]
-        look = {**panels.look_of(number), "linestyle": "none"}
+        look = {**figures.line_style(number), "linestyle": "none"}
         means = [fmean(line["scores"].values()) for line in own]
         axes.errorbar([line["parameters"] for line in own], means, deviations, label=trained, capsize=2, **look)
         for line, mean in zip(own, means, strict=True):
             if is_several and groups[line["row"]] == {line["group"]}:
                 side: Any = {"ha": "left", "xytext": (6, 0)} if number % 2 else {"ha": "right", "xytext": (-6, 0)}
-                text: Any = {"fontsize": panels.SMALL - 1, "color": look["color"], "va": "center"}
+                text: Any = {"fontsize": figures.SMALL - 1, "color": look["color"], "va": "center"}
                 axes.annotate(line["group"], (line["parameters"], mean), textcoords="offset points", **side, **text)
-    panels.finish(axes, f"{numbers['score']} (test)")
-    axes.set_xlabel("parameters", fontsize=panels.LARGE)
+    figures.finish_panel(axes, f"{numbers['score']} (test)")
+    axes.set_xlabel("parameters", fontsize=figures.LARGE)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.margins(x=0.18 if is_several else 0.1, y=0.1)
-    return panels.finished(sheet, None)
+    return figures.finish_figure(sheet, None)
 
 
 def along_the_training(experiment: Experiment, folder: RunFolder) -> Drawn | None:
     """The validation score over the training FLOPs, joint and alone; a panel for each ratio."""
+    from matplotlib import figure
     from matplotlib.ticker import EngFormatter
 
     joint = [each for each in shown_comparisons(experiment, folder) if folder.scored(each.joint)]
@@ -99,15 +100,16 @@ def along_the_training(experiment: Experiment, folder: RunFolder) -> Drawn | Non
     shown = [(label, curves) for label, curves in drawn if any(curves.values())]
     if not shown:
         return None
-    sheet = panels.row(len(shown))
+    sheet = figure.Figure(figsize=(figures.COLUMN if len(shown) == 1 else figures.PAGE, 2.5), layout="constrained")
+    sheet.subplots(1, len(shown), sharex=True, sharey=True)
     names = [name for name in shown[0][1] if any(curves[name] for _, curves in shown)]  # one legend for all panels
     for axes, (label, curves) in zip(sheet.axes, shown, strict=True):
         lines = {name: curves[name] or [Series({})] for name in names}
-        panels.draw(axes, lines, f"{experiment.score} (validation)", log=False)
-        axes.set_xlabel(f"training FLOPs, {label}", fontsize=panels.LARGE)
+        figures.draw_curves(axes, lines, f"{experiment.score} (validation)", log=False)
+        axes.set_xlabel(f"training FLOPs, {label}", fontsize=figures.LARGE)
         axes.label_outer()
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    return panels.finished(sheet, None)
+    return figures.finish_figure(sheet, None)
 
 
 def _curves(

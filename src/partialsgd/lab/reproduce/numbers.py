@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from partialsgd.lab.reproduce.experiment import Comparison, Experiment, Figure, Line
 from partialsgd.lab.reproduce.run_folder import AT, FinishedRun, RunFolder, Summary, total_flops
 from partialsgd.lab.reproduce.schedule import rows_at_other_cells, stored_other_cells
-from partialsgd.logging import records, series
+from partialsgd.logging import metrics_log, series
 
 Numbers: TypeAlias = dict[str, Any]
 
@@ -222,7 +222,7 @@ def _criteria(figure: Figure, folder: RunFolder) -> Iterator[Numbers]:
 
 def _measured(run: FinishedRun, group: str | None) -> dict[str, float | None]:
     """A negative ratio counts as infinite, because it lies beyond every bound. JSON has no infinity: it is None."""
-    steps = [record for record in records.read(run.path / "metrics.jsonl") if "criteria" in record]
+    steps = [record for record in metrics_log.read(run.path / "metrics.jsonl") if "criteria" in record]
     if not steps:
         return {}
     measured = series.measured(steps, series.names(steps)[0], group)

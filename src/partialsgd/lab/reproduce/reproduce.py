@@ -18,7 +18,7 @@ from partialsgd.lab.reproduce.worker_pool import Job, WorkerPool
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.progress import say
-from partialsgd.logging import panels
+from partialsgd.logging.figures import require_matplotlib
 
 
 def reproduce(
@@ -38,7 +38,7 @@ def reproduce(
     if folder.path.exists() and not folder.path.is_dir():
         raise WrongCall(f"--out {folder.path} is a file; give the directory for the runs")
     schedule.requested_rows(plan, folder, rows)  # raises for unknown names
-    panels.require_matplotlib()  # not after hours of training
+    require_matplotlib()  # not after hours of training
     if train:
         _require_data(request)
     schedule.require_all(plan, folder)

@@ -15,10 +15,11 @@ from statistics import fmean
 from typing import Any, TypeAlias, final
 
 from partialsgd.lab.reproduce.experiment import Cell, Experiment, Row
+from partialsgd.lab.runs.metrics import FAILED, evaluation
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import AlreadyThere
 from partialsgd.lab.training.settings import Settings
-from partialsgd.logging import records
+from partialsgd.logging import metrics_log
 
 Summary: TypeAlias = dict[str, Any]
 
@@ -101,7 +102,7 @@ class RunFolder:
 
     def finished(self, path: Path) -> FinishedRun | None:
         """The run at a path if it ended. Finished runs do not change, so each is read once."""
-        if path not in self._finished and any((path / name).exists() for name in ("summary.json", records.FAILED)):
+        if path not in self._finished and any((path / name).exists() for name in ("summary.json", FAILED)):
             self._finished[path] = FinishedRun(path)
         return self._finished.get(path)
 
@@ -196,5 +197,5 @@ def _read_evaluations(path: Path) -> Iterator[Evaluation]:
         return
     for k, line in enumerate(path.read_bytes().splitlines(), 1):
         if b'"valid/' in line:
-            record = records.parse(line, f"line {k} of {path}")
-            yield Evaluation(record["t"] + 1, record["epoch"], records.evaluation(record))
+            record = metrics_log.parse(line, f"line {k} of {path}")
+            yield Evaluation(record["t"] + 1, record["epoch"], evaluation(record))

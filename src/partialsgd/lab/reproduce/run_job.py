@@ -12,10 +12,10 @@ from typing import Any, final
 from partialsgd._util import files
 from partialsgd.lab.recipes import RECIPES
 from partialsgd.lab.reproduce.run_folder import require_same_settings
+from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.settings import Settings
-from partialsgd.logging import records
 
 
 @final
@@ -38,7 +38,7 @@ class RunJob:
 
     @property
     def has_diverged(self) -> bool:
-        return (self.path / records.FAILED).exists()
+        return (self.path / FAILED).exists()
 
 
 def train_run(recipe: str, settings: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ def train_or_resume(settings: Settings) -> None:
         _wait_for_lock(run)
         loop.resume(run, places=settings, show=False)
     except FloatingPointError as error:
-        run.write(records.FAILED, {"error": str(error)})
+        run.write(FAILED, {"error": str(error)})
 
 
 def _wait_for_lock(run: Run) -> None:

@@ -8,12 +8,12 @@ from fnmatch import fnmatch
 from itertools import groupby
 from pathlib import Path
 
+from partialsgd._util.files import read_json
 from partialsgd.lab.reproduce.experiment import Cell, Experiment, MakeSettings, Row
 from partialsgd.lab.reproduce.run_folder import AT, RunFolder, require_same_settings
 from partialsgd.lab.reproduce.run_job import RunJob
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.settings import Settings
-from partialsgd.logging import records
 
 
 def ready(experiment: Experiment, folder: RunFolder, words: Sequence[str] = ()) -> list[RunJob]:
@@ -43,7 +43,7 @@ def require_all(experiment: Experiment, folder: RunFolder) -> None:
 
 def _require_same_data(job: RunJob, digests: dict[object, tuple[Path, str]]) -> None:
     """Compare the hashes of the data; images are held out by seed, so there each seed has its own."""
-    data = records.load(job.path / "config.json").get("data")
+    data = read_json(job.path / "config.json").get("data")
     if data is None:
         return
     group = None if job.settings.recipe == "translation" else job.settings.seed

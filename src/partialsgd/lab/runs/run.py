@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, final
 
 import partialsgd
+from partialsgd._util.files import read_json
 from partialsgd.export import files
 from partialsgd.lab.recipes import RECIPES
 from partialsgd.lab.training.errors import AlreadyThere, NotThere
 from partialsgd.lab.training.settings import Settings
-from partialsgd.logging import records
 
 
 @final
@@ -70,7 +70,7 @@ class Run:
 
     def require_data(self, digest: str) -> None:
         """Refuse data that the run was not begun with: its test phrases may be training phrases there."""
-        said = records.load(self.path / "config.json")
+        said = read_json(self.path / "config.json")
         known = said.get("data")
         changed = [part for part in digest.split() if known is not None and part not in known.split()]
         if changed and ":" in changed[0]:
@@ -108,7 +108,7 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         """What came out, or None while the run is not at its end."""
         path = self.path / "summary.json"
-        return records.load(path) if path.exists() else None
+        return read_json(path) if path.exists() else None
 
     def write(self, name: str, record: dict[str, Any]) -> None:
         """A JSON file of the run, whole or not at all."""

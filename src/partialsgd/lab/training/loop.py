@@ -35,8 +35,7 @@ from partialsgd.lab.training.settings import PATHS, Settings
 from partialsgd.lab.training.state import Training
 from partialsgd.lab.training.stopping import Stopped, asked_to_stop
 from partialsgd.lab.training.task import Numbers, Task
-from partialsgd.logging import records
-from partialsgd.logging import tensorboard as board
+from partialsgd.logging import metrics_log
 from partialsgd.nested.switch import FULL
 
 __all__ = ["Stopped", "resume", "train"]
@@ -148,7 +147,7 @@ def fit(run: Run, settings: Settings, task: Task, here: Accelerator, console: Co
                 numbers |= _evaluated(training, run, shown)
             log.write(step, **numbers)
             if settings.track:
-                here.log(dict(board.scalars(records.record(step, **numbers))), step=step.t)
+                here.log(dict(metrics_log.scalars(metrics_log.record(step, **numbers))), step=step.t)
             is_stopped = launch.any_rank(here, is_asked())
             if is_over or is_stopped or training.position % settings.checkpoint_every == 0:
                 training.save(run, keep=settings.keep)

@@ -1,4 +1,4 @@
-"""M and σ²: above all pairs and the least such, true within their errors, too high rather than too low."""
+"""Signal and noise of masked gradients against sums written out, and the bounds M and σ² that lie above them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,107 @@ import random
 
 import pytest
 import torch
+from studies.constants.gradient_noise import Estimate, Pair, Point, Spread, bound, envelope, point, standard_error
+from studies.constants.objective import Objective
+from torch import Tensor
 
-from partialsgd.meters.envelopes import bound, envelope
-from partialsgd.meters.spreads import Pair, Point, Spread
-from tests.meters.test_spreads import spread
+from partialsgd import masks
+from partialsgd.masks import Mask
+from partialsgd.testing.problems import PROBLEMS, Problem
+from tests.studies.constants.test_objective import EXACT, flatten, objective_of
+
+
+def masks_of(objective: Objective) -> dict[str, Mask]:
+    """All, none, a tensor, and elements."""
+    parameters = objective.all_parameters
+    first = next(iter(parameters))
+    draw = torch.Generator().manual_seed(1)
+    elements = {name: torch.rand(p.shape, generator=draw) < 0.4 for name, p in parameters.items()}
+    return {
+        "all": masks.everything(parameters),
+        "nothing": masks.nothing(parameters),
+        "first": masks.only(parameters, [first]),
+        "elements": masks.from_tensors(parameters, elements),
+    }
+
+
+def flat(mask: Mask) -> Tensor:
+    each = [torch.zeros(p.shape, dtype=torch.bool) | mask[name] for name, p in mask.parameters.items()]
+    return torch.cat([entry.flatten() for entry in each]).double()
+
+
+def spread(gradients: Tensor) -> Spread:
+    """Return the spread of gradients that are the rows of a matrix."""
+    mean = gradients.mean(0)
+    apart = gradients - mean
+    return Spread(float(mean @ mean), tuple(apart.square().sum(1).tolist()), tuple((apart @ mean).tolist()))
+
+
+def assert_close(found: Pair, expected: Pair) -> None:
+    assert found.signal == pytest.approx(expected.signal, rel=1e-4, abs=1e-9)
+    assert found.noise == pytest.approx(expected.noise, rel=1e-4, abs=1e-9)
+
+
+def written_out(g: Tensor) -> Pair:
+    """The covariance's trace, and the mean product of the gradients of two different batches."""
+    n, gram = len(g), g @ g.T
+    return Pair(float((gram.sum() - gram.trace()) / (n * (n - 1))), float(g.var(0).sum()))
+
+
+@pytest.mark.parametrize("problem", EXACT, ids=lambda p: p.name)
+def test_a_point_is_the_covariance_and_the_products_of_different_batches(problem: Problem) -> None:
+    objective = objective_of(problem, problem.model(), 6)
+    named = masks_of(objective)
+    found = point(objective, named)
+    rows = torch.stack([flatten(objective.gradient(k)[1]).double() for k in range(6)])
+    assert found.losses == tuple(objective.gradient(k)[0] for k in range(6))
+    for name, mask in named.items():
+        g = rows * flat(mask)
+        assert_close(found.spreads[name].pair, written_out(g))
+        for k in range(6):
+            assert_close(found.spreads[name].without(k), written_out(torch.cat([g[:k], g[k + 1 :]])))
+    assert found.spreads["nothing"].pair == Pair(0, 0)
+    assert found.pairs(2) == {name: spread.without(2) for name, spread in found.spreads.items()}
+
+
+def test_both_numbers_are_unbiased() -> None:
+    """Without n/(n − 1) the noise of four batches would be a quarter too small, ‖ḡ‖² as much of it too large."""
+    d, n, seeds, scale = 5, 4, 4000, 3.0
+    truth, draw = torch.linspace(-1, 1, d, dtype=torch.float64), torch.Generator().manual_seed(0)
+    noise = scale * torch.randn(seeds, n, d, dtype=torch.float64, generator=draw)
+    found = torch.tensor([spread(truth + xi).pair for xi in noise], dtype=torch.float64)
+    mean, error = found.mean(0), found.std(0) / seeds**0.5
+    for k, true in enumerate((float(truth @ truth), d * scale**2)):
+        assert abs(float(mean[k]) - true) < 4 * float(error[k])
+    assert float(error[1]) < 0.02 * d * scale**2 and float(error[0]) < 0.1 * d * scale**2 / n
+    assert float(found[:, 0].min()) < 0, "unbiased, so sometimes negative"
+
+
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.name != "unused"], ids=lambda p: p.name)
+def test_the_whole_data_as_every_batch_has_no_noise_at_all(problem: Problem) -> None:
+    model = problem.model().eval()  # in training, dropout is noise of its own
+    objective = Objective(model, lambda t: problem.evaluate(model, t), [0] * 3)
+    found = point(objective, masks_of(objective))
+    gradient = flatten(objective.gradient(0)[1]).double()
+    assert all(pair.noise == 0 for pair in found.pairs().values()) and all(
+        pair.noise == 0 for pair in found.pairs(1).values()
+    )
+    assert found.spreads["all"].pair.signal == pytest.approx(float(gradient @ gradient))
+
+
+def test_dropout_is_noise_too() -> None:
+    problem = next(p for p in PROBLEMS if p.name == "batchnorm")
+    model = problem.model().train()
+    objective = Objective(model, lambda t: problem.evaluate(model, t), [0] * 3)
+    assert point(objective, {"all": masks.everything(model)}).pairs()["all"].noise > 0
+
+
+def test_one_batch_is_refused() -> None:
+    problem = PROBLEMS[0]
+    objective = objective_of(problem, problem.model(), 1)
+    with pytest.raises(ValueError, match="one batch gives no information about the noise"):
+        point(objective, masks_of(objective))
+
 
 M, VARIANCE, D = 2.0, 5.0, 40
 SIZES = (0.1, 2.0)
@@ -61,7 +158,7 @@ def test_where_signals_are_equal_or_noise_falls_the_variance_bears_it() -> None:
 def test_at_one_point_m_is_zero_and_the_variance_is_the_largest_of_any_mask() -> None:
     found = simulated(torch.Generator().manual_seed(0), 2.0, 10, share=0.5)
     slope, variance = bound([found])
-    assert slope.value == 0 and math.isnan(slope.error) and "cannot be told" in slope.note
+    assert slope.value == 0 and math.isnan(slope.error) and "cannot be separated" in slope.note
     assert variance.value == found.spreads["all"].pair.noise > found.spreads["part"].pair.noise
     assert variance.note == "with M = 0; one standard error over 10 batches"
 
@@ -95,7 +192,7 @@ def test_over_many_points_and_masks_the_bound_holds_and_is_rather_too_high() -> 
     for _ in range(60):
         points = [simulated(draw, size, 24, share=0.5) for size in sizes]
         slope, variance = bound(points)
-        for pair in (pair for point in points for pair in point.pairs().values()):
+        for pair in (pair for each in points for pair in each.pairs().values()):
             assert slope.value * max(0.0, pair.signal) + variance.value >= pair.noise - 1e-9
         middle = sum(size**2 for size in sizes) / len(sizes)
         high += slope.value * middle + variance.value > M * middle + VARIANCE
@@ -105,8 +202,8 @@ def test_over_many_points_and_masks_the_bound_holds_and_is_rather_too_high() -> 
 def test_two_batches_give_numbers_without_an_error_and_no_points_none() -> None:
     draw = torch.Generator().manual_seed(4)
     slope, variance = bound([simulated(draw, 1.0, 2), simulated(draw, 2.0, 9)])
-    assert math.isnan(slope.error) and math.isnan(variance.error) and variance.note == "two batches tell no error"
-    with pytest.raises(ValueError, match=r"noise\.measure"):
+    assert math.isnan(slope.error) and math.isnan(variance.error) and variance.note == "two batches give no error"
+    with pytest.raises(ValueError, match=r"constants\.measure"):
         bound([])
 
 
@@ -132,9 +229,15 @@ def test_the_error_is_the_jackknife_written_out() -> None:
     points = [simulated(torch.Generator().manual_seed(k), size, 5 + k) for k, size in enumerate(SIZES)]
     slope, _ = bound(points)
     squares = 0.0
-    for k, point in enumerate(points):
+    for k, each in enumerate(points):
         (other,) = points[1 - k].pairs().values()
-        left_out = torch.tensor([fitted(*point.pairs(i).values(), other) for i in range(len(point))])
-        squares += (len(point) - 1) * float(left_out.double().var(correction=0))
+        left_out = torch.tensor([fitted(*each.pairs(i).values(), other) for i in range(len(each))])
+        squares += (len(each) - 1) * float(left_out.double().var(correction=0))
     assert slope.error == pytest.approx(math.sqrt(squares), rel=1e-4)
     assert slope.note == "one standard error over 5 + 6 batches"
+
+
+def test_an_estimate_is_a_number_and_says_how_far_off_it_may_be() -> None:
+    assert float(Estimate(2.5, 0.1, "x")) == 2.5
+    assert str(Estimate(2.5, math.nan, "given")) == "2.5 (given)"
+    assert math.isnan(standard_error([1.0])) and standard_error([1.0, 3.0]) == 1

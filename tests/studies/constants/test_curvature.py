@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
+from studies.constants.curvature import power_iteration
+from studies.constants.objective import Objective
 from torch import Tensor, nn
 from torch.func import grad, jacrev
 
-from partialsgd.meters.curvature import power_iteration
-from partialsgd.meters.objectives import Objective
 from partialsgd.testing.problems import PROBLEMS, Problem
-from tests.meters.test_objectives import EXACT, as_function, objective_of, unchanged
+from tests.studies.constants.test_objective import EXACT, as_function, objective_of, unchanged
 
 QUADRATIC = next(p for p in PROBLEMS if p.name == "quadratic")
 

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import CriteriaMeter, Method, PartialSGD, masks, methods, perturbations, theory
-from partialsgd.meters import noise
-from partialsgd.meters.estimates import Estimate
-from partialsgd.meters.noise import Findings
 from partialsgd.testing.problems import PROBLEMS, Problem
+from studies import constants
+from studies.constants import Estimate, Findings
 from tests.families import family
-from tests.meters.test_curvature import Form
-from tests.meters.test_objectives import unchanged
+from tests.studies.constants.test_curvature import Form
+from tests.studies.constants.test_objective import unchanged
 
 D, M, VARIANCE, L = 30, 0.5, 4.0, 3.0
 
@@ -43,8 +42,8 @@ def draws(n: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
 
 def test_known_constants_are_found_again() -> None:
     far, near = Noisy(6.0), Noisy(0.1)
-    points = [noise.measure(far, far, draws(40, 1)), noise.measure(far, far, draws(40, 2))]
-    found = noise.estimate(near, near, draws(40, 3), points=points, lowest=-1.0, tolerance=1e-3)
+    points = [constants.measure(far, far, draws(40, 1)), constants.measure(far, far, draws(40, 2))]
+    found = constants.estimate(near, near, draws(40, 3), points=points, lowest=-1.0, tolerance=1e-3)
     for estimate, true in ((found.M, M), (found.variance, VARIANCE)):
         assert abs(estimate.value - true) <= 2.5 * estimate.error and estimate.error < 0.2 * true
     assert abs(found.smoothness.value - L) <= found.smoothness.error + 1e-6 and found.curvature.sign == 1
@@ -56,14 +55,14 @@ def test_known_constants_are_found_again() -> None:
 def test_the_gap_is_the_mean_loss_above_its_bound_with_the_standard_error() -> None:
     model = Noisy(2.0)
     batches = draws(7)
-    found = noise.estimate(model, model, batches, lowest=-3.0, smoothness=L)
+    found = constants.estimate(model, model, batches, lowest=-3.0, smoothness=L)
     losses = torch.stack([model(batch).detach() for batch in batches]).double()
     assert found.gap.value == pytest.approx(float(losses.mean()) + 3)
     assert found.gap.error == pytest.approx(float(losses.std()) / math.sqrt(7))
     assert found.gap.note == "one standard error over 7 batches, if f* = -3"
     assert found.smoothness == Estimate(L, found.smoothness.error, "given") and found.curvature is None
-    with pytest.raises(ValueError, match=r"below lowest = 1000.0; give a number"):
-        noise.estimate(model, model, batches, lowest=1000.0)
+    with pytest.raises(ValueError, match=r"below lowest = 1000.0; pass a lower bound"):
+        constants.estimate(model, model, batches, lowest=1000.0)
 
 
 def test_the_bound_holds_for_every_mask_at_every_point() -> None:
@@ -72,9 +71,9 @@ def test_the_bound_holds_for_every_mask_at_every_point() -> None:
         model = Noisy(size)
         half = masks.only(model, ["a"])
         elements = masks.from_tensors(model, {"a": torch.arange(D // 2) % 3 == 0, "b": True})
-        points.append(noise.measure(model, model, draws(8, seed), masks=[half, elements, ~half]))
+        points.append(constants.measure(model, model, draws(8, seed), masks=[half, elements, ~half]))
     assert all(list(point.spreads) == ["mask 0", "mask 1", "mask 2"] for point in points)
-    found = noise.estimate(model, model, draws(8, 9), masks=[half], points=points, smoothness=1.0, lowest=-99.0)
+    found = constants.estimate(model, model, draws(8, 9), masks=[half], points=points, smoothness=1.0, lowest=-99.0)
     for pair in (pair for point in found.points for pair in point.pairs().values()):
         assert found.M.value * max(0.0, pair.signal) + found.variance.value >= pair.noise - 1e-9
 
@@ -86,34 +85,36 @@ def test_levels_are_masks_by_name_and_the_level_that_runs_is_the_callers() -> No
     def loss(x: Tensor) -> Tensor:
         return nested(x).square().mean()
 
-    by_name = noise.measure(nested, loss, batches, masks=nested.levels)
+    by_name = constants.measure(nested, loss, batches, masks=nested.levels)
     assert list(by_name.spreads) == list(nested.levels)
     given = [nested.mask(level) for level in nested.levels]
-    assert list(noise.measure(nested, loss, batches, masks=given).spreads.values()) == list(by_name.spreads.values())
+    assert list(constants.measure(nested, loss, batches, masks=given).spreads.values()) == list(
+        by_name.spreads.values()
+    )
     signals = [spread.mean for spread in by_name.spreads.values()]
     assert signals == sorted(signals) and signals[0] < signals[-1], "a larger level keeps more of the gradient"
     core = nested.levels[0]
     with nested.at(core):
-        inside = noise.measure(nested, loss, batches, masks=[core, masks.everything(nested)])
+        inside = constants.measure(nested, loss, batches, masks=[core, masks.everything(nested)])
     at_core, at_all = inside.spreads.values()
     assert at_core == at_all != by_name.spreads[core], "the gradient at x̃ is of the core's parameters and no others"
     with pytest.raises(ValueError, match="there is no level 'half'"):
-        noise.measure(nested, loss, batches, masks=["half"])
+        constants.measure(nested, loss, batches, masks=["half"])
 
 
 def test_the_masks_of_a_method_are_those_of_its_steps_each_once() -> None:
     nested = family()
     core, full = nested.levels
-    found = noise.drawn(methods.alternating(), nested, times=range(6))
+    found = constants.masks_of(methods.alternating(), nested, times=range(6))
     assert [mask.count() for mask in found] == [nested.mask(full).count(), nested.mask(core).count()]
     model = Noisy(1.0)
-    random = noise.drawn(methods.random_mask(0.5), model, times=range(5), seed=3)
-    (alone,) = noise.drawn(methods.random_mask(0.5), model, times=[2], seed=3)
-    (other,) = noise.drawn(methods.random_mask(0.5), model, times=[2], seed=4)
+    random = constants.masks_of(methods.random_mask(0.5), model, times=range(5), seed=3)
+    (alone,) = constants.masks_of(methods.random_mask(0.5), model, times=[2], seed=3)
+    (other,) = constants.masks_of(methods.random_mask(0.5), model, times=[2], seed=4)
     assert len(random) == 5 and alone["a"].equal(random[2]["a"]) and not other["a"].equal(alone["a"])
-    assert [mask.is_everything for mask in noise.drawn(methods.plain(), model)] == [True]
+    assert [mask.is_everything for mask in constants.masks_of(methods.plain(), model)] == [True]
     with pytest.raises(ValueError, match=r"top_k.*by the gradient that it masks.*E2"):
-        noise.drawn(methods.top_k(), model)
+        constants.masks_of(methods.top_k(), model)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
@@ -122,10 +123,10 @@ def test_measuring_changes_nothing(problem: Problem) -> None:
     problem.closure(model, 0)()
     next(model.parameters()).grad = None
     next(model.parameters()).requires_grad_(problem.name != "batchnorm")
-    chosen = noise.drawn(methods.dropout(0.9), model, times=range(2))
+    chosen = constants.masks_of(methods.dropout(0.9), model, times=range(2))
     with unchanged(model):
-        found = noise.estimate(model, lambda t: problem.evaluate(model, t), range(3), masks=chosen, lowest=-99.0)
-        again = noise.estimate(model, lambda t: problem.evaluate(model, t), range(3), masks=chosen, lowest=-99.0)
+        found = constants.estimate(model, lambda t: problem.evaluate(model, t), range(3), masks=chosen, lowest=-99.0)
+        again = constants.estimate(model, lambda t: problem.evaluate(model, t), range(3), masks=chosen, lowest=-99.0)
     assert found.points == again.points and found.curvature == again.curvature, "and it measures the same again"
 
 
@@ -140,7 +141,7 @@ def test_a_run_with_measurements_is_the_run_without() -> None:
             optimizer.zero_grad()
             problem.closure(model, t)()
             if measured:
-                noise.estimate(model, lambda k, m=model: problem.evaluate(m, k), range(2), iterations=2)
+                constants.estimate(model, lambda k, m=model: problem.evaluate(m, k), range(2), iterations=2)
             optimizer.step()
         states.append([*(t.clone() for t in model.state_dict().values()), torch.get_rng_state()])
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
@@ -173,7 +174,7 @@ def test_the_reading_at_its_edges() -> None:
     assert "plain SGD" not in findings().reading(epsilon=0.1), "q = 1 is plain SGD"
     assert findings(gap=0.0).reading(epsilon=0.1, q=2.0).endswith("times"), "and a gap of nothing is no division by it"
     assert findings(smoothness=0.0).reading(epsilon=0.1).endswith("gives no step size")
-    assert "says nothing of ‖G‖²" in findings().reading(epsilon=0.1, q=math.inf)
+    assert "gives no bound of ‖G‖²" in findings().reading(epsilon=0.1, q=math.inf)
     for wrong in (0.5, math.nan):
         with pytest.raises(ValueError, match="q must be at least 1"):
             findings().reading(epsilon=0.1, q=wrong)
@@ -186,24 +187,24 @@ def test_the_reading_at_its_edges() -> None:
     [
         ("core", TypeError, r"write masks=\["),
         (["core"], TypeError, "a nested model is needed"),
-        ([3], TypeError, r"got 3; see noise\.drawn"),
-        ([masks.everything(nn.Linear(2, 2))], ValueError, "of another model"),
+        ([3], TypeError, r"got 3; constants\.masks_of"),
+        ([masks.everything(nn.Linear(2, 2))], ValueError, "belongs to another model"),
     ],
 )
 def test_wrong_masks_are_refused(chosen: Sequence[object], error: type[Exception], message: str) -> None:
     model = Noisy(1.0)
     with pytest.raises(error, match=message):
-        noise.measure(model, model, draws(2), masks=chosen)
+        constants.measure(model, model, draws(2), masks=chosen)
 
 
 def test_a_mask_of_another_shape_and_one_batch_are_refused() -> None:
     model, other = Noisy(1.0), nn.ParameterDict({"a": nn.Parameter(torch.zeros(2)), "b": nn.Parameter(torch.zeros(2))})
-    with pytest.raises(ValueError, match="of another model"):
-        noise.measure(model, model, draws(2), masks=[masks.from_tensors(other, {"a": torch.tensor([True, False])})])
+    with pytest.raises(ValueError, match="belongs to another model"):
+        constants.measure(model, model, draws(2), masks=[masks.from_tensors(other, {"a": torch.tensor([True, False])})])
     with pytest.raises(ValueError, match="one batch"):
-        noise.estimate(model, model, draws(1))
+        constants.estimate(model, model, draws(1))
     with pytest.raises(ValueError, match="batches is empty"):
-        noise.measure(model, model, [])
+        constants.measure(model, model, [])
 
 
 def measured(form: nn.Module, moves: Sequence[Tensor], inside: Sequence[str] = ("top", "rest")) -> PartialSGD:
@@ -229,17 +230,17 @@ def measured(form: nn.Module, moves: Sequence[Tensor], inside: Sequence[str] = (
 def test_the_secant_of_a_run_is_never_above_l_and_equals_it_along_the_top_eigenvector() -> None:
     draw = torch.Generator().manual_seed(3)
     moves = list(torch.randn(50, 4, dtype=torch.float64, generator=draw))
-    found = noise.secant(measured(Form([-7.0, 3.0, 1.0, -2.0]), moves))
+    found = constants.secant(measured(Form([-7.0, 3.0, 1.0, -2.0]), moves))
     assert 4 < found.value <= 7 * (1 + 1e-9) and "a lower bound, from 50 pairs of gradients" in str(found)
-    part = noise.secant(measured(Form([-7.0, 3.0, 1.0, -2.0]), moves, ["rest"]))
+    part = constants.secant(measured(Form([-7.0, 3.0, 1.0, -2.0]), moves, ["rest"]))
     assert 0 < part.value < found.value, "of part of the gradient it is a lower bound too"
     form = Form([-7.0, 3.0, 1.0, -2.0])
-    assert noise.secant(measured(form, [0.3 * form.q[:, 0]])).value == pytest.approx(7)
+    assert constants.secant(measured(form, [0.3 * form.q[:, 0]])).value == pytest.approx(7)
 
 
 def test_without_a_pair_at_two_points_there_is_no_secant() -> None:
     form = Form([2.0, 1.0])
     with pytest.raises(ValueError, match="no pair of gradients was measured at two points"):
-        noise.secant(PartialSGD(form, torch.optim.SGD(form.parameters(), 0.1)))
+        constants.secant(PartialSGD(form, torch.optim.SGD(form.parameters(), 0.1)))
     with pytest.raises(ValueError, match="no pair of gradients"):
-        noise.secant(measured(form, [torch.zeros(2, dtype=torch.float64)]))
+        constants.secant(measured(form, [torch.zeros(2, dtype=torch.float64)]))

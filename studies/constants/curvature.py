@@ -1,6 +1,6 @@
-"""L: how fast the gradient of f can change (Assumption 1), at a point.
+"""L of Assumption 1 at one point, by power iteration on the Hessian.
 
-The theorem's L holds wherever the run goes, so this is a lower bound of it.
+The theorem's L must hold everywhere along the run, so this is a lower bound of it.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import torch
 from torch import Tensor
 
 from partialsgd._util.randomness import generator, key
-from partialsgd.meters.estimates import Estimate, standard_error
-from partialsgd.meters.objectives import Objective, inner
+from studies.constants.gradient_noise import Estimate, standard_error
+from studies.constants.objective import Objective, inner
 
 
 @final
 @dataclass(frozen=True)
 class Curvature:
-    """The eigenvalue of the Hessian that is largest in magnitude, as power iteration found it."""
+    """The result of power iteration: the Hessian's eigenvalue of largest magnitude."""
 
     size: float
-    """‖Hv‖ for a unit v, which is never above the largest |λ|."""
+    """‖Hv‖ for a unit vector v, which never exceeds the largest |λ|."""
     sign: int
-    """Of vᵀHv: −1 where f curves downwards most, 0 where it does not curve."""
+    """The sign of vᵀHv: −1 for negative curvature, 0 if H = 0."""
     residual: float
-    """Some eigenvalue's magnitude is within it of `size`."""
+    """Some eigenvalue's magnitude differs from `size` by at most this."""
     spread: float
     """The standard error of `size` over the batches; nan for one batch."""
     products: int
-    """How many Hessian-vector products were taken."""
+    """The number of Hessian-vector products."""
     converged: bool
-    """Whether the residual is within the tolerance. It may be so at a smaller eigenvalue, if v met no larger one."""
+    """True if the residual is within the tolerance. A start orthogonal to the top eigenvector gives a smaller one."""
 
     @property
     def estimate(self) -> Estimate:
-        """The error is the residual and the standard error over the batches together."""
+        """L with its error: the residual plus the standard error over the batches."""
         sign = f"; the eigenvalue is −{self.size:.3g}" if self.sign < 0 else ""
         state = "" if self.converged else "not converged, "
         note = f"a lower bound at this x{sign}; {state}residual {self.residual:.2g} after {self.products} products"
@@ -51,10 +51,10 @@ class Curvature:
 def power_iteration(
     objective: Objective, *, tolerance: float = 1e-2, iterations: int = 100, seed: int = 0
 ) -> Curvature:
-    """v ← Hv / ‖Hv‖ until the residual is at most `tolerance` times the eigenvalue; H = ∇²f over all batches.
+    """Iterate v ← Hv / ‖Hv‖ until the residual is at most `tolerance` times the eigenvalue; H = ∇²f over all batches.
 
-    With u before v, the residual is ‖Hv − ‖Hv‖ u‖: it also vanishes where +λ and −λ are both largest, where v never
-    settles.
+    The residual is ‖Hv − ‖Hv‖ u‖ with u the vector before v. It also vanishes if +λ and −λ are both largest, in which
+    case v does not converge.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
@@ -77,7 +77,7 @@ def power_iteration(
 def _product(
     objective: Objective, v: Mapping[str, Tensor], before: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """Hv, and for each batch its share ⟨u, H_k v⟩ of the eigenvalue."""
+    """Return Hv, and for each batch its contribution ⟨u, H_k v⟩ to the eigenvalue."""
     n, along = len(objective), []
     total = {name: torch.zeros_like(t) for name, t in v.items()}
     for k in range(n):
@@ -89,7 +89,7 @@ def _product(
 
 
 def _start(objective: Objective, seed: int) -> dict[str, Tensor]:
-    """Drawn on the CPU by (seed, name), so that every device begins alike."""
+    """Return a random vector, drawn on the CPU by (seed, name) so that it is the same for every device."""
     return {
         name: torch.randn(p.shape, generator=generator(key(seed, "curvature", name))).to(p)
         for name, p in objective.parameters.items()

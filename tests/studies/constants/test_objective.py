@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from studies.constants.objective import Objective, undisturbed
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev
 from torch.nn import functional as F
 
-from partialsgd.meters.objectives import Objective, undisturbed
 from partialsgd.testing.problems import PROBLEMS, Problem
 
 EACH = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)

@@ -1,4 +1,4 @@
-"""f: the mean of a loss over batches, with its gradients and Hessian-vector products, taken without a trace."""
+"""The mean of a loss over batches, with gradients and Hessian-vector products that leave the model unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_SECOND_DERIVATIVE = ("derivative", "double backward", "donated buffers", "di
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Gradients may be taken inside; generators, buffers, modes and `.grad` are afterwards what they were."""
+    """Restore generators, buffers, training modes and `.grad` on exit, so that gradients can be computed inside."""
     noise, modes, buffers = RandomState(model), Modes(model), Buffers(model)
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
@@ -42,9 +42,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @final
 class Objective:
-    """Batch k draws the same noise (dropout) and finds the same buffers whenever it is asked for.
+    """The loss over a list of batches. Batch k sees the same dropout noise and the same buffers every time.
 
-    Parameters with `requires_grad=False` are constants; a tied parameter is one. The batches are kept in memory.
+    Parameters with `requires_grad=False` are constants, and a tied parameter counts once. The batches stay in memory.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, batches: Iterable[Any], *, seed: int = 0) -> None:
@@ -62,19 +62,19 @@ class Objective:
         return len(self.batches)
 
     def gradient(self, k: int) -> tuple[float, dict[str, Tensor]]:
-        """f_k and ∇f_k; of a parameter that takes no part, zeros."""
+        """Return f_k and ∇f_k, with zeros for parameters that the loss does not use."""
         with undisturbed(self.model):
             loss = self._evaluate(k)
             return float(loss.detach()), self._filled(self._differentiate(k, loss))
 
     def product(self, k: int, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """∇²f_k v. Attention is computed in plain steps, because torch's fused ones have no second derivative."""
+        """Return ∇²f_k v. Attention uses the math kernel, because torch's fused kernels have no second derivative."""
         with undisturbed(self.model), _second_derivatives(), sdpa_kernel(SDPBackend.MATH):
             first = self._differentiate(k, self._evaluate(k), create_graph=True)
             curved = {name: g for name, g in first.items() if g is not None and g.requires_grad}
             _refuse_once_differentiable(curved.values())
-            wanted, v = list(self.parameters.values()), [vector[name] for name in curved]
-            second = torch.autograd.grad(list(curved.values()), wanted, v, allow_unused=True)
+            parameters, v = list(self.parameters.values()), [vector[name] for name in curved]
+            second = torch.autograd.grad(list(curved.values()), parameters, v, allow_unused=True)
         return self._filled(dict(zip(self.parameters, second, strict=True)))
 
     def _evaluate(self, k: int) -> Tensor:
@@ -91,23 +91,23 @@ class Objective:
         return loss.reshape(())
 
     def _differentiate(self, k: int, loss: Tensor, *, create_graph: bool = False) -> dict[str, Tensor | None]:
-        wanted = list(self.parameters.values())
+        parameters = list(self.parameters.values())
         try:
-            found = torch.autograd.grad(loss, wanted, create_graph=create_graph, allow_unused=True)
+            gradients = torch.autograd.grad(loss, parameters, create_graph=create_graph, allow_unused=True)
         except RuntimeError as error:
             if "a second time" in str(error):
                 raise RuntimeError("loss(batch) has called backward itself; let it return the loss only") from error
             raise
-        if all(gradient is None for gradient in found):
+        if all(gradient is None for gradient in gradients):
             raise ValueError(f"the loss of batch {k} depends on no parameter of the model: loss(batch) must run it")
-        return dict(zip(self.parameters, found, strict=True))
+        return dict(zip(self.parameters, gradients, strict=True))
 
-    def _filled(self, found: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        for name, tensor in found.items():
+    def _filled(self, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        for name, tensor in tensors.items():
             if tensor is not None:
                 require_strided(name, tensor)
         return {
-            name: torch.zeros_like(p, requires_grad=False) if (t := found[name]) is None else t.detach()
+            name: torch.zeros_like(p, requires_grad=False) if (t := tensors[name]) is None else t.detach()
             for name, p in self.parameters.items()
         }
 
@@ -126,7 +126,7 @@ def _second_derivatives() -> Iterator[None]:
 
 
 def _refuse_once_differentiable(first: Iterable[Tensor]) -> None:
-    """torch hangs an error into the graph, but beside the way to the parameters, where autograd.grad misses it."""
+    """Raise for @once_differentiable: torch puts an error node into the graph where autograd.grad does not see it."""
     waiting = [tensor.grad_fn for tensor in first]
     seen = set(waiting)
     while waiting:
@@ -141,12 +141,12 @@ def _refuse_once_differentiable(first: Iterable[Tensor]) -> None:
 
 
 def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """⟨a, b⟩, added up in double precision."""
+    """Return ⟨a, b⟩, summed in double precision."""
     return sum(float((a[name].double() * b[name].double()).sum()) for name in a)
 
 
 def _seed(model: nn.Module, seed: int) -> None:
-    """Only the generators that `RandomState` puts back: torch.manual_seed would reach every GPU."""
+    """Seed only the generators that `RandomState` restores: torch.manual_seed would seed every GPU."""
     torch.default_generator.manual_seed(seed)
     for device in {p.device for p in model.parameters() if p.device.type == "cuda"}:
         with torch.cuda.device(device):
