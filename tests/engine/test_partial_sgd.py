@@ -13,7 +13,7 @@ from torch import nn
 from partialsgd import Branch, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
 from partialsgd.testing.problems import PROBLEMS, Problem
 from tests import reference
-from tests.methods.laws import IDENTITIES, METHODS
+from tests.methods.laws import METHODS
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 LR = 0.05
@@ -139,18 +139,6 @@ def test_plain_is_the_raw_loop_to_the_bit() -> None:
             optimizers[1].step()
         assert same(bits(model), bits(raw)), problem.name
         assert all(torch.equal(a, b) for a, b in zip(model.buffers(), raw.buffers(), strict=True))
-
-
-@pytest.mark.parametrize("identity", IDENTITIES, ids=lambda m: m.name)
-def test_the_identity_setting_of_a_method_is_plain_training(identity: Method) -> None:
-    for problem in PROBLEMS:
-        (a, sgd), (b, plain) = start(problem, identity), start(problem)
-        for t in range(3):
-            torch.manual_seed(t)
-            assert sgd.step(problem.closure(a, t)).backwards == 1
-            torch.manual_seed(t)
-            plain.step(problem.closure(b, t))
-        assert same(bits(a), bits(b))
 
 
 def test_a_closure_that_zeroes_gradients_itself_changes_nothing() -> None:
