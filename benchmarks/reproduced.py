@@ -22,7 +22,6 @@ from partialsgd.lab.reproduce.folder import Folder
 from partialsgd.lab.reproduce.layout import Table, as_markdown
 from partialsgd.lab.reproduce.plans import Asked, Experiment
 from partialsgd.lab.reproduce.same import require_all
-from partialsgd.lab.training.settings import PATHS
 from partialsgd.logging.records import FAILED
 
 FOLDER = RESULTS / "reproduce"
@@ -70,7 +69,7 @@ def store(reproduction: Path, about: About, folder: Path = FOLDER) -> Path:
 def _store_run(run: Path, to: Path) -> None:
     to.mkdir(parents=True)
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-    for name in ("out", *PATHS):
+    for name in ("out", "data", "start", "teacher"):
         if config["settings"].get(name) is not None:
             config["settings"][name] = None if name == "out" else PurePath(config["settings"][name]).name
     _write(to / "config.json", config)

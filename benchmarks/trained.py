@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.figures import RESULTS
 from partialsgd.lab.runs.run import Run
-from partialsgd.lab.training.settings_files import presets
+from partialsgd.lab.recipes import presets
 
 FOLDER = RESULTS / "recipes"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from partialsgd.lab.recipes.tabular.settings import Tabular
 
 from partialsgd.lab.recipes import build, comparing
 from partialsgd.lab.recipes.comparing import alone_at, compare, within
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.tabular.settings import Tabular
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.runs.use_run import open_family
 from partialsgd.lab.training import loop

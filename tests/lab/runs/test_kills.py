@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.nursery import Child, Nursery
-from tests.lab.remains import leftovers, remains
 
 from partialsgd.export import files
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
+from tests.lab.nursery import Child, Nursery
+from tests.lab.remains import leftovers, remains
 
 COMMON: dict[str, Any] = {"measure_every": 3, "count": 10, "epochs": 12, "checkpoint_every": 3, "seed": 5, "lr": 0.1}
 RUNS: dict[str, dict[str, Any]] = {

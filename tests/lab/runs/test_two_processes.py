@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lab.nursery import ROOT, Child, Nursery
-from tests.lab.remains import leftovers, remains
-from tests.lab.toy import Toy
-from tests.lab.toy_run import STOPPED
 
 from partialsgd import logging as report
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
+from tests.lab.nursery import ROOT, Child, Nursery
+from tests.lab.remains import leftovers, remains
+from tests.lab.toy import Toy
+from tests.lab.toy_run import STOPPED
 
 DRY: dict[str, Any] = {"dropout": 0.0, "count": 8}
 HARD: dict[str, Any] = {"norm": True, "count": 8, "epochs": 10, "checkpoint_every": 3, "measure_every": 3}

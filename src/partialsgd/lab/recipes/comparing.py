@@ -17,7 +17,7 @@ from partialsgd.lab.recipes import build, comparison
 from partialsgd.lab.recipes.comparison import Pair, Summary
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch, loop
-from partialsgd.lab.training.batch_plan import Deal
+from partialsgd.lab.training.batch_plan import BatchPlan
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.settings import Settings, require_at_least
 
@@ -43,7 +43,7 @@ def compare(settings: Settings, *, budget: Budget = "epochs", seeds: int = 1) ->
     launch.processes()
     default = f"runs/compare-{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     out = Path(launch.from_main(settings.out or default))
-    settings = loop.pinned(settings)
+    settings = loop.pin(settings)
     _instead(settings.method, "plain")  # refused now, not after the joint training
     launch.console().print(f"The runs are made in {out}; with --out {out} the same call goes on there", highlight=False)
     pairs = [_pair(replace(settings, seed=settings.seed + k), budget, out) for k in range(seeds)]
@@ -115,7 +115,8 @@ def _work(settings: Settings, level: str) -> tuple[float, int]:
     count = len(task.batches)
     chosen = range(0, count, max(1, count // _COUNTED))
     found = [task.flops(level, task.batches.make(0, index)) for index in chosen]
-    return sum(found) / len(found) * settings.accumulate * ranks, len(Deal(task.batches, settings.accumulate, 0, ranks))
+    plan = BatchPlan(task.batches, settings.accumulate, 0, ranks)
+    return sum(found) / len(found) * settings.accumulate * ranks, len(plan)
 
 
 def _summary(settings: Settings, path: Path) -> Summary:

@@ -13,9 +13,8 @@ from partialsgd.lab.reproduce.jobs import ready
 from partialsgd.lab.reproduce.plans import Experiment
 from partialsgd.lab.reproduce.same import require_all
 from partialsgd.lab.reproduce.showing import Display
-from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.errors import Stopped, WrongCall
 from partialsgd.lab.training.progress import say
-from partialsgd.lab.training.stopping import Stopped
 
 _PAUSE = 0.5  # seconds between looks at how far the runs are
 

@@ -23,9 +23,8 @@ from partialsgd.lab.recipes import RECIPES
 from partialsgd.lab.reproduce.same import require_same
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
-from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.errors import Stopped, WrongCall
 from partialsgd.lab.training.settings import Settings
-from partialsgd.lab.training.stopping import Stopped
 from partialsgd.logging import records
 
 
@@ -52,7 +51,7 @@ def work(settings: Settings) -> None:
         _wait_for(run)
         loop.resume(run, places=settings, show=False)
     except FloatingPointError as error:
-        run.write(records.FAILED, {"error": str(error)})
+        run.write_json(records.FAILED, {"error": str(error)})
 
 
 def _done(settings: Settings) -> dict[str, str]:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import GradientPass
+from partialsgd.engine.gradient_pass import Pass
 from partialsgd.lab import recipes
 from partialsgd.lab.recipes.images.settings import Images, of_preset
 from partialsgd.lab.recipes.images.task import ImageTask, build
-from partialsgd.lab.training.measuring import meter_of
-from partialsgd.lab.training.methods import method_of
+from partialsgd.lab.training.measuring import make_meter
+from partialsgd.lab.training.method_text import parse_method
 from partialsgd.meters.criteria import Criteria
 from tests.lab.recipes.images.made import NAMES, write
 
@@ -29,11 +29,11 @@ def settings(**changes: Any) -> Images:
 
 
 def steps(task: ImageTask, method: str, count: int) -> ps.PartialSGD:
-    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method), seed=0)
+    sgd = ps.PartialSGD(task.network, task.optimizers, parse_method(method, task.network), seed=0)
     for t in range(count):
         batch = task.batches.make(0, t % len(task.batches))
 
-        def closure(g: GradientPass, batch: Any = batch) -> Tensor:
+        def closure(g: Pass, batch: Any = batch) -> Tensor:
             loss = task.loss(task.network, batch, g) / len(batch[1])
             loss.backward()
             return loss
@@ -42,8 +42,8 @@ def steps(task: ImageTask, method: str, count: int) -> ps.PartialSGD:
     return sgd
 
 
-def given(teacher: Tensor | None = None) -> GradientPass:
-    return cast(GradientPass, SimpleNamespace(teacher=teacher, outputs=None))
+def given(teacher: Tensor | None = None) -> Pass:
+    return cast(Pass, SimpleNamespace(teacher=teacher, outputs=None))
 
 
 def test_building_twice_gives_the_same_weights_and_batches_and_another_seed_others() -> None:
@@ -78,9 +78,9 @@ def test_every_kind_of_family_trains_scores_and_comes_out(changes: dict[str, Any
     task = build(settings(**changes))
     assert task.network.levels == levels
     steps(task, "alternating", 2 * len(levels))
-    glances = {level: task.glance(level) for level in levels}
+    glances = {level: task.quick_eval(level) for level in levels}
     assert all(glance.keys() == {"loss", "accuracy"} for glance in glances.values())
-    assert task.merit(glances) == pytest.approx(sum(g["accuracy"] for g in glances.values()) / len(levels))
+    assert task.selection_score(glances) == pytest.approx(sum(g["accuracy"] for g in glances.values()) / len(levels))
     sizes = [
         sum(p.numel() for p in task.network.extract(level, example=task.example()).parameters()) for level in levels
     ]
@@ -110,11 +110,11 @@ def test_neurons_of_one_network_are_dropped_and_probed(norms: str) -> None:
     for method, probe in ((dropout, None), ("plain", dropout)):
         task = build(settings(nest="none", norms=norms))
         told = settings(measure_every=1, probe=probe)
-        options: dict[str, Any] = {"seed": 0, "meter": meter_of(told, task.network)}
-        sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method), **options)
+        options: dict[str, Any] = {"seed": 0, "meter": make_meter(told, task.network)}
+        sgd = ps.PartialSGD(task.network, task.optimizers, parse_method(method, task.network), **options)
         batch = task.batches.make(0, 0)
 
-        def closure(g: GradientPass, task: ImageTask = task, batch: Any = batch) -> Tensor:
+        def closure(g: Pass, task: ImageTask = task, batch: Any = batch) -> Tensor:
             loss = task.loss(task.network, batch, g) / len(batch[1])
             loss.backward()
             return loss
@@ -180,9 +180,9 @@ def test_sgd_decays_every_parameter() -> None:
 
 def test_the_rate_is_half_a_cosine_after_the_warm_up() -> None:
     task = build(settings())
-    assert [task.rate(t, 8) for t in (0, 4, 8)] == pytest.approx([1, 0.5, 0])
+    assert [task.learning_rate(t, 8) for t in (0, 4, 8)] == pytest.approx([1, 0.5, 0])
     warm = build(settings(warm_up=4))
-    assert [warm.rate(t, 8) for t in (0, 3, 4, 6)] == pytest.approx([0.2, 0.8, 1, 0.5])
+    assert [warm.learning_rate(t, 8) for t in (0, 3, 4, 6)] == pytest.approx([0.2, 0.8, 1, 0.5])
 
 
 def test_scores_say_the_accuracy_of_each_class_of_the_split() -> None:
@@ -194,7 +194,7 @@ def test_scores_say_the_accuracy_of_each_class_of_the_split() -> None:
         by_class = {name: found[f"accuracy/{name}"] for name, count in zip("0123456789", counts, strict=True) if count}
         mean = sum(by_class[str(k)] * counts[k] for k in range(10) if counts[k]) / len(part)
         assert found["accuracy"] == pytest.approx(mean)
-    assert task.glance("core") == {name: task.scores("core", "valid")[name] for name in ("loss", "accuracy")}
+    assert task.quick_eval("core") == {name: task.scores("core", "valid")[name] for name in ("loss", "accuracy")}
 
 
 def test_extras_agree_with_the_scores() -> None:
@@ -242,13 +242,13 @@ def test_a_preset_for_cifar_asks_for_its_files(preset: str) -> None:
 @pytest.mark.slow
 def test_both_levels_learn_the_digits_in_the_default_training() -> None:
     task = build(Images())
-    sgd = ps.PartialSGD(task.network, task.optimizers, method_of("alternating"), seed=0)
+    sgd = ps.PartialSGD(task.network, task.optimizers, parse_method("alternating", task.network), seed=0)
     total = Images().epochs * len(task.batches)
     for t in range(total):
-        task.optimizers[0].param_groups[0]["lr"] = Images().lr * task.rate(t, total)
+        task.optimizers[0].param_groups[0]["lr"] = Images().lr * task.learning_rate(t, total)
         batch = task.batches.make(*divmod(t, len(task.batches)))
 
-        def closure(g: GradientPass, batch: Any = batch) -> Tensor:
+        def closure(g: Pass, batch: Any = batch) -> Tensor:
             loss = task.loss(task.network, batch, g) / len(batch[1])
             loss.backward()
             return loss

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import partialsgd as ps
+from partialsgd.lab.recipes.images.flops import Work, passes
 from partialsgd.lab.recipes.images.resnet import resnet, resnet18
-from partialsgd.lab.recipes.images.work import Work, passes
-from partialsgd.lab.training.methods import method_of
+from partialsgd.lab.training.method_text import parse_method
 from partialsgd.nested import Nested
 from partialsgd.nested.inspect.flops import count, paper_epoch_flops
 from partialsgd.nested.specs import Spec
@@ -74,12 +74,14 @@ def test_low_rank_is_not_as_many_times_one_image() -> None:
 )
 def test_how_often_a_method_runs_each_level(method: str, expected: dict[str, float]) -> None:
     network = family()
-    assert passes(method_of(method), network, seed=0) == expected
+    assert passes(parse_method(method, network), network, seed=0) == expected
 
 
 def test_three_levels_take_turns() -> None:
     network = family(SPECS["hierarchy"])
-    assert passes(method_of("alternating"), network, 0) == pytest.approx(dict.fromkeys(network.levels, 1 / 3))
+    assert passes(parse_method("alternating", network), network, 0) == pytest.approx(
+        dict.fromkeys(network.levels, 1 / 3)
+    )
 
 
 def test_an_epoch_is_the_sum_over_its_batches() -> None:
@@ -102,7 +104,7 @@ def test_the_papers_table_3() -> None:
     network = ps.nest(resnet18(), ps.Width(1 / 2))
     work = Work(network, (3, 32, 32))
     found = [
-        float(work.epoch(passes(method_of(method), network, 0), [45_000])[-1]["paper"])
+        float(work.epoch(passes(parse_method(method, network), network, 0), [45_000])[-1]["paper"])
         for method in ("alternating", "slimmable")
     ]
     assert [f"{flops / 1e12:.1f}" for flops in found] == ["31.3", "62.7"]

@@ -27,7 +27,7 @@ def test_it_is_the_extracted_core_in_a_plain_loop(tmp_path: Path) -> None:
     core.train()
     for t in range(8):
         for group in optimizer.param_groups:
-            group["lr"] = told.lr * task.rate(t, 8)
+            group["lr"] = told.lr * task.learning_rate(t, 8)
         batch = task.batches.make(*divmod(t, len(task.batches)))
         outputs = losses.run(core, batch)
         loss = losses.cross_entropy(outputs.logits, batch["labels"], told.label_smoothing)

@@ -31,7 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def ended(path: Path, **changes: Any) -> Run:
     """Of its checkpoints only the best is read."""
     run = made_run(path, "translation", **changes)
-    run.write("summary.json", {})
+    run.write_json("summary.json", {})
     shutil.rmtree(run.last)
     return run
 

@@ -14,7 +14,6 @@ from torch import nn
 import partialsgd as ps
 from partialsgd.lab.recipes.translation import losses, model, nearest, scores
 from partialsgd.lab.recipes.translation.task import TranslationTask, build
-from partialsgd.lab.recipes.translation.work import Work
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 
 
@@ -33,7 +32,7 @@ def train(made: TranslationTask, steps: int, method: str = "alternating", **opti
         epoch, index = divmod(t, len(made.batches))
         batch, units = made.batches.make(epoch, index), made.batches.units(epoch, index)
         for group in made.optimizers[0].param_groups:
-            group["lr"] = made.settings.lr * made.rate(t, steps)
+            group["lr"] = made.settings.lr * made.learning_rate(t, steps)
 
         def closure(g: Any, batch: Any = batch, units: int = units) -> torch.Tensor:
             loss = made.loss(made.network, batch, g) / units
@@ -61,12 +60,12 @@ def test_both_levels_learn_and_beat_the_nearest_phrase(trained: TranslationTask)
 
 
 def test_a_glance_is_the_likelihood_of_the_validation_data_at_that_level(trained: TranslationTask) -> None:
-    glances = {level: trained.glance(level) for level in trained.network.levels}
+    glances = {level: trained.quick_eval(level) for level in trained.network.levels}
     assert glances["core"] != glances["full"] and trained.network.level == "full"
     for level, numbers in glances.items():
         assert numbers == {name: trained.scores(level, "valid")[name] for name in numbers}
         assert numbers["perplexity"] == pytest.approx(math.exp(numbers["loss"]))
-    assert trained.merit(glances) == pytest.approx(-(glances["core"]["loss"] + glances["full"]["loss"]) / 2)
+    assert trained.selection_score(glances) == pytest.approx(-(glances["core"]["loss"] + glances["full"]["loss"]) / 2)
 
 
 def test_extras_are_json_and_say_how_scores_were_computed(trained: TranslationTask) -> None:
@@ -126,7 +125,7 @@ def test_the_rate_is_fairseqs_inverse_root() -> None:
     for update in (0, 1, 1999, 3999, 4000, 4001, 16_000):
         step, decay = (7e-4 - 1e-7) / 4000, 7e-4 * 4000**0.5
         expected = 1e-7 + update * step if update < 4000 else decay * update**-0.5
-        assert 7e-4 * made.rate(update, 99_999) == pytest.approx(expected)
+        assert 7e-4 * made.learning_rate(update, 99_999) == pytest.approx(expected)
 
 
 def test_adam_is_told_what_the_settings_say_and_has_every_trained_parameter() -> None:
@@ -168,7 +167,7 @@ def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(
         (tmp_path / f"{split}.de").write_text("\n".join(targets) + "\n")
     made = build(settings(data=str(tmp_path), source="de", target="en", layers=1))
     assert made.corpus.splits["test"][0] == tuple(reversed(corpus().splits["test"][0]))
-    assert math.isfinite(made.glance("core")["loss"])  # without the pair that is too long
+    assert math.isfinite(made.quick_eval("core")["loss"])  # without the pair that is too long
     assert made.extras()["notes"][-1] == "1 training pairs have more than 32 pieces and were left out"
 
 

@@ -14,9 +14,7 @@ import partialsgd as ps
 from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.translation import losses, teachers
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.recipes.translation.work import Work
-from partialsgd.lab.runs import checkpoints
-from partialsgd.lab.runs import final_scores as closing
+from partialsgd.lab.runs import checkpoints, final_scores
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.nested.inspect import flops
@@ -30,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("toy")  # which leaves no state of accelera
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Of a larger network: a teacher may be of any size."""
     made = made_run(tmp_path_factory.mktemp("runs") / "whole", "translation", layers=2, d_model=24, dropout=0.5)
-    made.write("summary.json", {})
+    made.write_json("summary.json", {})
     return made
 
 
@@ -139,7 +137,7 @@ def stopped(settings: Translation, calls: int) -> Run:
 def test_a_training_with_a_teacher_is_resumed_bit_by_bit_and_its_checkpoints_hold_the_pupil(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closing, "summarise", lambda *_: {})  # which scores the levels, and takes its time
+    monkeypatch.setattr(final_scores, "summarise", lambda *_: {})  # which scores the levels, and takes its time
     common = {"checkpoint_every": 3, "dropout": 0.2}
     through = loop.train(told(run, out=str(tmp_path / "through"), **common), show=False)
     again = stopped(told(run, out=str(tmp_path / "again"), **common), calls=5)
@@ -160,6 +158,6 @@ def test_another_teacher_is_refused_on_resume(run: Run, tmp_path: Path) -> None:
     begun = stopped(settings, calls=2)
     shutil.rmtree(place)
     other = made_run(place, "translation", layers=2, d_model=24, seed=1)
-    other.write("summary.json", {})
+    other.write_json("summary.json", {})
     with pytest.raises(ValueError, match=r"the weights of the teacher are not those that .*run was begun with; bring"):
         loop.resume(begun, show=False)

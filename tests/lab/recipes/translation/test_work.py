@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from partialsgd.lab.recipes.translation.work import Work
 from partialsgd.nested.inspect import flops
 from tests.lab.recipes.translation.tiny import family, inputs
 

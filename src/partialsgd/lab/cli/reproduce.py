@@ -1,0 +1,84 @@
+"""The command that makes the paper's tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+from partialsgd.lab.training.errors import WrongCall
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Reproduce:
+    """Make a table or a figure of the paper, beside its printed numbers.
+
+    $ partialsgd reproduce table1a                  # the embedded corpus, hours
+    $ partialsgd reproduce table1a --scale smoke    # minutes, to see it work
+    $ partialsgd reproduce table1a --data FOLDER --jobs 2
+    $ partialsgd reproduce table1a --data FOLDER --rows 1/32 --seeds 1
+    $ partialsgd reproduce table1a --data FOLDER --show    # train nothing
+    $ partialsgd reproduce table1a --data FOLDER --scale paper
+    $ partialsgd reproduce table3 --data cifar-10-batches-bin
+
+    Every training is a run in the directory of --out, with the table and the figures beside them. Stopped or killed,
+    the same call goes on: runs that are finished are kept.
+    """
+
+    name: Literal["table1a", "table1b", "table2a", "table2b", "table3", "figure2", "figure3", "figure4"]
+    """table1a, table1b, table2a, table2b, table3, figure2, figure3 or figure4."""
+    scale: Literal["smoke", "laptop", "deep", "paper"] = "laptop"
+    """The same experiment in other sizes: to see that it works; for two CPU cores; that with six blocks on each side
+    of the Transformer; or the paper's, for whoever has a GPU and its data."""
+    data: str | None = None
+    """The folder with the corpus or the images; by default what needs no file."""
+    source: str | None = None
+    """The language to translate from; by default the paper's."""
+    target: str | None = None
+    """The language to translate into; by default the paper's."""
+    seeds: int = 3
+    """Trainings of each row, with the seeds 0, 1, and so on."""
+    start: Literal["zero", "svd", "matched"] | None = None
+    """How the low-rank layers of Table 1 start; by default all three are tried at r = 1/32, and the best is used."""
+    epochs: int | None = None
+    """Of each row, where the scale's are too many; the runs of another number need another --out."""
+    rows: tuple[str, ...] = ()
+    """Only these: the name of a row, a part of names (1/32, joint), a pattern ("core-*"), or ROW@CELL for a cell that
+    was not chosen (core-1_32-zero@lr0.006-warm240); distilled, half and warm, and in Table 3 core and full, are trained
+    only if they are named."""
+    jobs: int = 1
+    """Trainings side by side, of one thread each where there are several."""
+    out: Path | None = None
+    """The directory of the runs; by default runs/reproduce/NAME-SCALE-DATA."""
+    show: bool = False
+    """Train nothing: make the table and the figures of the runs that are there."""
+
+    def __post_init__(self) -> None:
+        for option in ("seeds", "jobs", "epochs"):
+            if (number := getattr(self, option)) is not None and number < 1:
+                raise WrongCall(f"--{option} must be a whole number of at least 1, got {number}")
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from partialsgd.lab.reproduce.plans import Asked
+        from partialsgd.lab.reproduce.reproducing import reproduce, show
+
+        asked = Asked(self.scale, self.data, self.source, self.target, self.seeds, self.start, self.epochs)
+        options: dict[str, Any] = {"rows": self.rows, "at_once": self.jobs, "out": self.out}
+        found, failures = reproduce(self.name, asked, **options, train=not self.show)
+        show(found, Console())
+        if failures:
+            raise RuntimeError(_in_short(failures))
+
+
+def _in_short(failures: Sequence[str]) -> str:
+    """A reason that many runs share is told once."""
+    runs: dict[str, list[str]] = {}
+    for failure in failures:
+        label, _, reason = failure.partition(": ")
+        runs.setdefault(reason, []).append(label)
+    others = {reason: f" and {len(labels) - 1} more" if len(labels) > 1 else "" for reason, labels in runs.items()}
+    return "; ".join(f"{labels[0]}{others[reason]}: {reason}" for reason, labels in runs.items())
