@@ -15,8 +15,8 @@ from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from benchmarks.figures import RESULTS
-from partialsgd.lab.runs.run import Run
 from partialsgd.lab.recipes import presets
+from partialsgd.lab.runs.run import Run
 
 FOLDER = RESULTS / "recipes"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"

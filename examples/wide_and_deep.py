@@ -37,7 +37,7 @@ def main(epochs: int = 30) -> dict[str, float]:
     train_x, test_x, train_y, test_y = data()
     nested = network(train_x.shape[1])
     optimizer = torch.optim.AdamW(nested.parameters(), lr=1e-2)
-    sgd = ps.PartialSGD(nested, optimizer, ps.methods.alternating(nested), seed=SEED)
+    sgd = ps.PartialSGD(nested, optimizer, ps.methods.alternating(), seed=SEED)
     order = torch.Generator().manual_seed(SEED)
     for _ in range(epochs):
         for batch in torch.randperm(len(train_x), generator=order).split(32):

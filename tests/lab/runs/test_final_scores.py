@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from tests.lab.toy import Toy, ToyTask, build
 
 from partialsgd.export import files
 from partialsgd.lab.runs import final_scores
 from partialsgd.lab.runs.use_run import load_weights
 from partialsgd.lab.training import loop
+from tests.lab.toy import Toy, ToyTask, build
 
 pytestmark = pytest.mark.usefixtures("toy")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.nursery import Nursery
-from tests.lab.remains import leftovers, remains
 
 from partialsgd.lab.runs import checkpoints
+from tests.lab.nursery import Nursery
+from tests.lab.remains import leftovers, remains
 
 LONG: dict[str, Any] = {"epochs": 6, "measure_every": 1, "checkpoint_every": 4}
 WIDE: dict[str, Any] = {"epochs": 2, "width": 256, "checkpoint_every": 4}

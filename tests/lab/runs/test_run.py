@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.lab.toy import Toy
 
 from partialsgd._util import files
 from partialsgd.lab.runs import run as runs
 from partialsgd.lab.runs.run import Run
+from tests.lab.toy import Toy
 
 pytestmark = pytest.mark.usefixtures("toy")
 

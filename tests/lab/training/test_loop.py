@@ -17,7 +17,7 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.runs import checkpoints, final_scores
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
@@ -51,9 +51,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 def by_hand(settings: Toy) -> ToyTask:
     """Algorithm 1 over the batches, and nothing else."""
     task = toy.build(settings)
-    sgd = ps.PartialSGD(
-        task.network, list(task.optimizers), parse_method(settings.method, task.network), seed=settings.seed
-    )
+    sgd = ps.PartialSGD(task.network, list(task.optimizers), parse_method(settings.method), seed=settings.seed)
     torch.manual_seed(settings.seed)
     for epoch in range(settings.epochs):
         for index in range(len(task.batches)):
@@ -61,7 +59,7 @@ def by_hand(settings: Toy) -> ToyTask:
             for group in task.optimizers[0].param_groups:
                 group["lr"] = settings.lr * task.learning_rate(sgd.t, settings.epochs * len(task.batches))
 
-            def closure(g: Pass, batch: torch.Tensor = batch) -> torch.Tensor:
+            def closure(g: GradientPass, batch: torch.Tensor = batch) -> torch.Tensor:
                 loss = task.loss(task.network, batch, g) / len(batch)
                 loss.backward()
                 return loss

@@ -13,7 +13,7 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes import comparing
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
@@ -52,8 +52,8 @@ def measured(run: Run) -> list[tuple[int, dict[str, Any]]]:
 def by_hand(settings: Toy, probe: str | None) -> list[tuple[int, dict[str, Any]]]:
     """A loop that knows nothing of recipes, with a meter."""
     task = toy.build(settings)
-    method = parse_method(settings.method, task.network)
-    meter = ps.CriteriaMeter(2, None if probe is None else parse_method(probe, task.network))
+    method = parse_method(settings.method)
+    meter = ps.CriteriaMeter(2, None if probe is None else parse_method(probe))
     sgd = ps.PartialSGD(task.network, list(task.optimizers), method, seed=settings.seed, meter=meter)
     torch.manual_seed(settings.seed)
     found = []
@@ -61,7 +61,7 @@ def by_hand(settings: Toy, probe: str | None) -> list[tuple[int, dict[str, Any]]
         batch = task.batches.make(*divmod(t, len(task.batches)))
         task.optimizers[0].param_groups[0]["lr"] = settings.lr * task.learning_rate(t, 0)
 
-        def closure(g: Pass, batch: torch.Tensor = batch) -> torch.Tensor:
+        def closure(g: GradientPass, batch: torch.Tensor = batch) -> torch.Tensor:
             loss = task.loss(task.network, batch, g) / len(batch)
             loss.backward()
             return loss

@@ -40,7 +40,7 @@ def test_measuring_is_not_training_and_each_pass_costs_what_its_level_costs(tmp_
 @pytest.fixture
 def state(toy: None, tmp_path: Path) -> TrainingState:
     task = build(SMALL)
-    sgd = ps.PartialSGD(task.network, list(task.optimizers), parse_method(SMALL.method, task.network))
+    sgd = ps.PartialSGD(task.network, list(task.optimizers), parse_method(SMALL.method))
     return TrainingState(task, sgd, launch.make_accelerator(SMALL, tmp_path))
 
 

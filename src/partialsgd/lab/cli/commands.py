@@ -210,7 +210,7 @@ class Report:
         from partialsgd.lab.page import write_page
 
         try:
-            page = write_page(self.run, self.to or self.run[0] / "report.html", usual=preset_values)
+            page = write_page(self.run, self.to or self.run[0] / "report.html", default_settings=preset_values)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise WrongCall(str(error)) from error
         print(page)

@@ -62,7 +62,9 @@ class Run:
             recipe = require_recipe(config["recipe"])
         except ValueError as error:
             raise type(error)(f"{path}: {error}") from None
-        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in config["settings"].items()}
+        values: dict[str, Any] = {
+            name: tuple(x) if isinstance(x, list) else x for name, x in config["settings"].items()
+        }
         try:
             return RECIPES[recipe](**values)
         except TypeError as error:

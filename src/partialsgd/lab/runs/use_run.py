@@ -19,7 +19,7 @@ from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.launch import processes
 from partialsgd.lab.training.task import Numbers, Split, Task
 from partialsgd.nested import Nested
-from partialsgd.nested.planning.example_inputs import as_call
+from partialsgd.nested.example_inputs import as_call
 
 Checkpoint: TypeAlias = Literal["best", "last"]
 

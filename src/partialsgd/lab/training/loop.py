@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 from partialsgd._util.snapshots import Modes, RandomState
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes import build
 from partialsgd.lab.runs import final_scores
 from partialsgd.lab.runs.run import Run
@@ -80,8 +80,9 @@ def _prepare(settings: Settings) -> tuple[Task, Method]:
     launch.processes()
     launch.require_available(settings)
     torch.set_num_threads(settings.threads or torch.get_num_threads())
+    method = parse_method(settings.method)  # before the data, because a typo is found at once
     task = build(settings)
-    method = parse_method(settings.method, task.network)
+    method.bind(task.network)
     make_meter(settings, task.network)
     return task, method
 
@@ -153,7 +154,9 @@ def fit(
     return state
 
 
-def _forward_backward(task: Task, model: nn.Module, accelerator: Accelerator, step: StepBatches, g: Pass) -> Tensor:
+def _forward_backward(
+    task: Task, model: nn.Module, accelerator: Accelerator, step: StepBatches, g: GradientPass
+) -> Tensor:
     """The closure of a step: backward over its batches, and the mean loss over all ranks."""
     total = torch.zeros((), device=accelerator.device)
     for batch in step.batches:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.training.batch_plan import StepBatches
 from partialsgd.lab.training.method_text import parse_method
 from partialsgd.lab.training.settings import Settings
@@ -44,13 +44,13 @@ def make_meter(
         count = settings.measure_batches  # a function of t, so that a resumed run measures on the same batches
         options |= {"batches": lambda t: [batches_at(t + k) for k in range(count)], "loss": loss}
     with _error_names("probe"):
-        probe = None if settings.probe is None else parse_method(settings.probe, network)
+        probe = None if settings.probe is None else parse_method(settings.probe).bind(network)
     return ps.CriteriaMeter(settings.measure_every, probe, **options)
 
 
 def mean_loss(task: Task, model: nn.Module, step: StepBatches) -> Tensor:
     """The loss of a step's batches without distillation: the criteria compare gradients of one function."""
-    g = cast(Pass, _PassWithoutTeacher())
+    g = cast(GradientPass, _PassWithoutTeacher())
     return torch.stack([task.loss(model, batch, g) * step.loss_scale for batch in step.batches]).sum()
 
 

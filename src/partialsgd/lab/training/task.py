@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.method import Method
 from partialsgd.nested import Nested
 
@@ -60,7 +60,7 @@ class Task(Protocol):
     def learning_rate(self, t: int, total: int) -> float:
         """The factor of the peak learning rates at step t of `total`: a pure function."""
 
-    def loss(self, model: nn.Module, batch: Batch, g: Pass) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch, g: GradientPass) -> Tensor:
         """The loss summed over the units of a batch. `model` is the nested model, perhaps wrapped in DDP."""
 
     def quick_eval(self, level: str) -> Numbers:

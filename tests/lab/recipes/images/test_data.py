@@ -1,12 +1,13 @@
-"""The split, and the numbers by which images are standardised."""
+"""The splits, the numbers by which images are standardised, and scikit-learn's digits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
 
-from partialsgd.lab.recipes.images.data import Part, mean_and_deviation
+from partialsgd.lab.recipes.images.data import Part, mean_and_deviation, read_digits, split_off_validation
 
 
 def numbered(count: int) -> Part:
@@ -42,7 +43,7 @@ def test_images_stay_with_their_labels() -> None:
 
 @pytest.mark.parametrize(("count", "share", "held"), [(4, 0.1, 0), (4, 0.7, 3)])
 def test_a_split_that_leaves_nothing_is_refused(count: int, share: float, held: int) -> None:
-    with pytest.raises(ValueError, match=rf"of {count} training images valid_share {share} takes {held}; at least one"):
+    with pytest.raises(ValueError, match=rf"valid_share {share} of {count} training images is {held}; at least one"):
         split_off_validation(numbered(count), share, 0)
 
 
@@ -67,3 +68,22 @@ def test_they_are_the_same_to_the_bit_in_any_order() -> None:
 def test_a_channel_that_is_everywhere_the_same_is_only_shifted() -> None:
     mean, deviation = mean_and_deviation(torch.full((3, 1, 2, 2), 7, dtype=torch.uint8))
     assert (float(mean), float(deviation)) == (7.0, 1.0)
+
+
+def test_all_images_are_there_once_as_they_come() -> None:
+    data = read_digits(0.2, 0)
+    assert [len(part) for part in (data.train, data.valid, data.test)] == [1150, 288, 359]
+    assert data.names == tuple("0123456789") and data.train.images.shape[1:] == (1, 8, 8)
+    images, labels = load_digits(return_X_y=True)
+    ours = torch.cat([part.images for part in (data.train, data.valid, data.test)]).flatten(1)
+    classes = torch.cat([part.labels for part in (data.train, data.valid, data.test)])
+    assert ours.dtype is torch.uint8 and int(ours.max()) == 16
+    found = sorted((*pixels, label) for pixels, label in zip(ours.tolist(), classes.tolist(), strict=True))
+    assert found == sorted((*pixels, label) for pixels, label in zip(images.astype(int).tolist(), labels, strict=True))
+
+
+def test_the_test_images_are_the_same_for_every_seed_and_validation_is_not() -> None:
+    first, other = read_digits(0.2, 0), read_digits(0.2, 1)
+    assert torch.equal(first.test.images, other.test.images)
+    assert not torch.equal(first.valid.images, other.valid.images)
+    assert len(read_digits(0.2, 0, limit=50).train) == 40

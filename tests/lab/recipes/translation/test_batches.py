@@ -203,9 +203,9 @@ def test_a_training_without_batches_is_refused(pairs: list[Ids]) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "longest"])
 def test_limits_are_positive(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be a whole number, at least 1; got 0"):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, got 0"):
         TokenBatches(drawn(), **{"max_tokens": 50, "seed": 0, "longest": 9, name: 0})
-    with pytest.raises(ValueError, match="max_tokens must be a whole number, at least 1; got 0"):
+    with pytest.raises(ValueError, match="max_tokens must be a whole number of at least 1, got 0"):
         next(in_order(drawn(), 0))
 
 

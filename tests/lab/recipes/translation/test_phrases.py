@@ -139,7 +139,7 @@ def test_two_languages_are_needed() -> None:
 
 @pytest.mark.parametrize("count", ["size", "valid", "test"])
 def test_a_split_has_at_least_one_pair(count: str) -> None:
-    with pytest.raises(ValueError, match=f"{count} must be a whole number, at least 1; got 0"):
+    with pytest.raises(ValueError, match=f"{count} must be a whole number of at least 1, got 0"):
         generate(**{count: 0})
 
 

@@ -19,7 +19,7 @@ LINES = ["one", "two two two two", "six one", "one two six one two", ""]
 def network(longest: int = 32, *, ends: float = 0.0, **changes: object) -> Nested:
     torch.manual_seed(1)
     told = settings(longest=longest, layers=1, **changes)
-    nested = model.family(model.build(told, tokenizer().get_vocab_size()), told)
+    nested = model.nest(model.build(told, tokenizer().get_vocab_size()), told)
     with torch.no_grad():  # fresh networks repeat the last token, whatever it was
         for parameter in nested.parameters():
             if parameter.requires_grad:
@@ -61,7 +61,7 @@ def test_the_search_is_the_search_by_definition(beam: int, lenpen: float) -> Non
     said = scores.translate(nested.model, tokenizer(), LINES, beam=beam, lenpen=lenpen)
     for line, text in zip(LINES[:-1], said, strict=False):
         source = tokens.encode_all(tokenizer(), [line])[0]
-        found = beam_search(nested.model, source, beam, lenpen, scores.room(len(source), 32))
+        found = beam_search(nested.model, source, beam, lenpen, scores.length_limit(len(source), 32))
         assert text == tokens.decode_all(tokenizer(), [found])[0]
 
 
@@ -148,3 +148,48 @@ def test_bleu_counts_words_where_there_are_spaces_and_characters_elsewhere(targe
 def test_one_wrong_character_of_a_language_without_spaces_is_not_all_of_it() -> None:
     assert scores.bleu(["3日と5時間前に"], ["3日と6時間前に"], "ja")["BLEU"] > 20
     assert scores.bleu(["3日と5時間前に"], ["3日と6時間前に"], "de")["BLEU"] < 10
+
+
+TRAIN = [
+    ("3 apples", "3 Äpfel"),
+    ("3 apples and 2 pears", "3 Äpfel und 2 Birnen"),
+    ("March 3, 2020", "3. März 2020"),
+    ("3 apples", "drei Äpfel"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "copied"),
+    [
+        ("3 apples", "3 Äpfel"),  # of two that are equally near the first
+        ("7 apples and 2 pears", "3 Äpfel und 2 Birnen"),
+        ("March 9, 2020", "3. März 2020"),
+        ("nothing in common", "3 Äpfel"),  # all are equally far
+        ("", "3 Äpfel"),
+    ],
+)
+def test_the_translation_of_the_nearest_is_copied(line: str, copied: str) -> None:
+    assert scores.copy_nearest(TRAIN, [line]) == [copied]
+
+
+def test_order_of_words_counts_not_only_which_they_are() -> None:
+    train = [("dog bites man", "1"), ("man bites dog", "2")]
+    assert scores.copy_nearest(train, ["a man bites dog", "a dog bites man"]) == ["2", "1"]
+
+
+def test_many_lines_give_what_each_gives() -> None:
+    train = [(f"{n} of {n * n}", str(n)) for n in range(50)]
+    lines = [f"{n} of {n * n + 1}" for n in range(0, 50)] * 2
+    each = [scores.copy_nearest(train, [line])[0] for line in lines]
+    assert scores.copy_nearest(train, lines) == each and len(set(each)) > 10
+
+
+def test_of_a_large_corpus_evenly_spaced_pairs_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "_LARGEST_SEARCH", 4)
+    pairs = [(f"number {n}", str(n)) for n in range(10)]
+    assert set(scores.copy_nearest(pairs, [source for source, _ in pairs])) == {"0", "2", "5", "7"}
+
+
+def test_without_training_phrases_it_says_so() -> None:
+    with pytest.raises(ValueError, match="no training phrases"):
+        scores.copy_nearest([], ["a"])

@@ -43,7 +43,7 @@ def test_a_preset_says_its_own_name_and_the_first_is_the_default() -> None:
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"lr": 0.0}, "lr must be positive, got 0.0"),
         ({"eps": -1e-9}, "eps must not be negative"),
-        ({"vocabulary": 258}, "vocabulary must be a whole number, at least 259; got 258"),
+        ({"vocabulary": 258}, "vocabulary must be a whole number of at least 259, got 258"),
         ({"beam": 0}, "beam must be a whole number, at least 1"),
         ({"epochs": 0}, "epochs must be a whole number, at least 1"),
         (

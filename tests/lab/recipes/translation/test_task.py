@@ -21,7 +21,7 @@ def task(**changes: Any) -> TranslationTask:
     """Of the small corpus: three words."""
     told = settings(**{"layers": 1, "vocabulary": 300, **changes})
     torch.manual_seed(told.seed)
-    network = model.family(model.build(told, tokenizer().get_vocab_size()), told)
+    network = model.nest(model.build(told, tokenizer().get_vocab_size()), told)
     return TranslationTask(told, corpus(), tokenizer(), network)
 
 
@@ -52,7 +52,7 @@ def trained() -> TranslationTask:
 
 def test_both_levels_learn_and_beat_the_nearest_phrase(trained: TranslationTask) -> None:
     sources, references = zip(*corpus().splits["test"], strict=True)
-    copied = scores.bleu(nearest.copied(corpus().splits["train"], sources), references, corpus().target)["BLEU"]
+    copied = scores.bleu(scores.copy_nearest(corpus().splits["train"], sources), references, corpus().target)["BLEU"]
     for level in ("core", "full"):
         numbers = trained.scores(level, "test")
         assert numbers["BLEU"] == pytest.approx(100) and copied < 80
@@ -69,7 +69,7 @@ def test_a_glance_is_the_likelihood_of_the_validation_data_at_that_level(trained
 
 
 def test_extras_are_json_and_say_how_scores_were_computed(trained: TranslationTask) -> None:
-    extras = json.loads(json.dumps(trained.extras()))
+    extras = json.loads(json.dumps(trained.extras(ps.methods.plain())))
     assert extras["signature"] == scores.signature(corpus().target) and "a note" in extras["notes"]
     assert extras["nearest"].startswith("BLEU ") and extras["nearest"].endswith(nearest.RULE)
     assert [set(row) for row in extras["samples"]] == [{"source", "reference", "core", "full"}] * 3
@@ -85,7 +85,7 @@ def test_a_level_taken_out_translates_alike_and_is_timed(
         assert trained.translate(plain, lines) == trained.translate(trained.network.model, lines)
     clock = iter([0.0, 9.0, 10.0, 10.5, 20.0, 20.7])  # the first sentence warms up
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    assert trained.seconds(plain) == pytest.approx(0.6)
+    assert trained.latency(plain) == pytest.approx(0.6)
 
 
 def test_the_loss_is_summed_and_smoothed() -> None:
@@ -146,7 +146,7 @@ def test_work_is_that_of_the_batch_with_its_padding() -> None:
     made = task()
     batch = made.batches.make(0, 0)
     shape = (*batch["input_ids"].shape, batch["decoder_input_ids"].shape[1])
-    assert made.flops("core", batch) == Work(made.network)("core", shape)
+    assert made.flops("core", batch) == TranslationFlops(made.network)("core", shape)
 
 
 def test_building_is_a_function_of_the_settings() -> None:
@@ -168,7 +168,7 @@ def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(
     made = build(settings(data=str(tmp_path), source="de", target="en", layers=1))
     assert made.corpus.splits["test"][0] == tuple(reversed(corpus().splits["test"][0]))
     assert math.isfinite(made.quick_eval("core")["loss"])  # without the pair that is too long
-    assert made.extras()["notes"][-1] == "1 training pairs have more than 32 pieces and were left out"
+    assert made.extras(ps.methods.plain())["notes"][-1] == "1 training pairs have more than 32 pieces and were left out"
 
 
 def _equal(one: nn.Module, two: nn.Module) -> bool:

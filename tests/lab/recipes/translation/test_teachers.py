@@ -12,9 +12,10 @@ from torch import Tensor
 
 import partialsgd as ps
 from partialsgd.lab.recipes import build
-from partialsgd.lab.recipes.translation import losses, teachers
+from partialsgd.lab.recipes.translation import losses
+from partialsgd.lab.recipes.translation.flops import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.runs import checkpoints, final_scores
+from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.nested.inspect import flops
@@ -83,14 +84,14 @@ def test_a_method_that_distills_goes_on_distilling_beside_it(run: Run) -> None:
 
 def test_a_teacher_is_asked_in_evaluation_mode_without_gradient_or_noise() -> None:
     network: Any = family(nest="none", dropout=0.5).model.train()
-    teacher = teachers.Teacher(network, 1.0)
+    teacher = losses.Teacher(network, 1.0)
     batch = {"input_ids": torch.tensor([[5, 6, 1]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
     batch |= {"decoder_input_ids": torch.tensor([[1, 7]]), "labels": torch.tensor([[7, 1]])}
     logits = torch.randn(1, 2, 60, requires_grad=True)
     noise = torch.get_rng_state()
     asked: list[bool] = []
     network.register_forward_hook(lambda *_: asked.append(torch.is_grad_enabled()))
-    one, two = (teacher.mixed(torch.zeros(()), logits, batch) for _ in range(2))
+    one, two = (teacher.mix(torch.zeros(()), logits, batch) for _ in range(2))
     assert asked == [False, False]
     assert torch.equal(one, two) and torch.equal(torch.get_rng_state(), noise)
     one.backward()
@@ -104,7 +105,7 @@ def test_the_teachers_forward_pass_is_work_of_the_training(run: Run) -> None:
     forward = flops.count(teacher, **{name: batch[name] for name in losses.INPUTS}, use_cache=False).forward
     shape = (*batch["input_ids"].shape, batch["decoder_input_ids"].shape[1])
     for level in ("core", "full"):
-        assert task.flops(level, batch) == Work(task.network)(level, shape) + forward
+        assert task.flops(level, batch) == TranslationFlops(task.network)(level, shape) + forward
 
 
 def test_a_teacher_reads_sentences_as_long_as_its_pupil(run: Run) -> None:
@@ -121,15 +122,15 @@ def state(run: Run) -> dict[str, Any]:
 
 def stopped(settings: Translation, calls: int) -> Run:
     """Killed in the pass after so many."""
-    teach, count = teachers.Teacher.mixed, iter(range(calls))
+    teach, count = losses.Teacher.mix, iter(range(calls))
 
-    def until(self: teachers.Teacher, loss: Tensor, logits: Tensor, batch: Any) -> Tensor:
+    def until(self: losses.Teacher, loss: Tensor, logits: Tensor, batch: Any) -> Tensor:
         if next(count, None) is None:
             raise MemoryError
         return teach(self, loss, logits, batch)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(teachers.Teacher, "mixed", until)
+        patch.setattr(losses.Teacher, "mix", until)
         loop.train(settings, show=False)
     return Run(Path(str(settings.out)))
 

@@ -70,6 +70,7 @@ def passes_per_step(method: Method, network: Nested, seed: int) -> dict[str, flo
 
     Extra passes of meters, guards and teachers are not counted.
     """
+    method = method.bind(network)
     steps = 100 * len(network.levels)  # complete rounds of all levels
     context = Context(0, seed, parameters_of(network), {})
     counts: Counter[str] = Counter()
@@ -85,4 +86,4 @@ def passes_per_step(method: Method, network: Nested, seed: int) -> dict[str, flo
 def _gradients(method: Method, branch: Branch, context: Context) -> int:
     """Two if the gradient at x decides where the next one is taken, as in SAM; otherwise one."""
     choice = choose(method, branch, replace(context, level=branch.level))
-    return 2 if choice.needs_gradient and choice.leaves(branch.base) else 1
+    return 2 if choice.needs_gradient and choice.leaves_base else 1

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import partialsgd as ps
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes.images import cifar, export, scores
 from partialsgd.lab.recipes.images.batches import ImageBatch, ImageBatches, Standardise
 from partialsgd.lab.recipes.images.data import Data, Part, read_digits
@@ -59,7 +59,7 @@ class ImageTask:
     def learning_rate(self, t: int, total: int) -> float:
         return rates.cosine(total, self.settings.warm_up)(t)
 
-    def loss(self, model: nn.Module, batch: ImageBatch, g: Pass) -> Tensor:
+    def loss(self, model: nn.Module, batch: ImageBatch, g: GradientPass) -> Tensor:
         """Cross-entropy with the labels, or with a teacher's outputs."""
         images, labels = batch
         g.outputs = outputs = model(images)

@@ -28,8 +28,8 @@ class TranslationFlops:
         self._network, self._part = network, part
         self._products = [
             _Product(
-                layer.form.inputs,
-                layer.form.outputs,
+                layer.linear.inputs,
+                layer.linear.outputs,
                 layer.bounds[-1],
                 ".decoder." not in f".{name}" or name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj")),
             )

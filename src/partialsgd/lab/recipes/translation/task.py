@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor, nn
 
-from partialsgd.engine.gradient_pass import Pass
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes.translation import earlier_runs, export, folder, losses, model, phrases, scores, tokens
 from partialsgd.lab.recipes.translation.batches import Ids, TokenBatch, TokenBatches, in_order
 from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash
@@ -116,7 +116,7 @@ class TranslationTask:
             return rates.linear(total, self.settings.warm_up, initial)(t)
         return rates.inverse_sqrt(self.settings.warm_up, initial)(t)
 
-    def loss(self, model: nn.Module, batch: TokenBatch, g: Pass) -> Tensor:
+    def loss(self, model: nn.Module, batch: TokenBatch, g: GradientPass) -> Tensor:
         g.outputs = losses.run(model, batch)
         logits, labels = g.outputs.logits, batch["labels"]
         if g.teacher is not None:  # the method distills from a larger level

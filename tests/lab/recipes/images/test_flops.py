@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import partialsgd as ps
-from partialsgd.lab.recipes.images.flops import Work, passes
+from partialsgd.lab.recipes.images.flops import ImageFlops, passes_per_step
 from partialsgd.lab.recipes.images.resnet import resnet, resnet18
 from partialsgd.lab.training.method_text import parse_method
 from partialsgd.nested import Nested
@@ -31,7 +31,7 @@ def family(spec: Spec = SPECS["width"]) -> Nested:
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_batch_costs_what_torch_counts_for_it(spec: Spec) -> None:
     network = family(spec)
-    work, before = Work(network, (1, 8, 8)), [module.training for module in network.modules()]
+    work, before = ImageFlops(network, (1, 8, 8)), [module.training for module in network.modules()]
     for level in network.levels:
         for images in (3, 40):
             with network.at(level):
@@ -48,13 +48,13 @@ def test_one_image_is_counted_where_batch_norm_refuses_to_train_on_it() -> None:
     with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
         network(torch.randn(1, 1, 8, 8))
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    assert 0 < Work(network, (1, 8, 8)).training("core", 2) < Work(network, (1, 8, 8)).training("full", 2)
+    assert 0 < ImageFlops(network, (1, 8, 8)).training("core", 2) < ImageFlops(network, (1, 8, 8)).training("full", 2)
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
 
 
 def test_low_rank_is_not_as_many_times_one_image() -> None:
     """The test above would not see the difference otherwise."""
-    work = Work(family(SPECS["low-rank"]), (1, 8, 8))
+    work = ImageFlops(family(SPECS["low-rank"]), (1, 8, 8))
     assert work.training("full", 40) < 40 * work.training("full", 1)
 
 
@@ -74,19 +74,19 @@ def test_low_rank_is_not_as_many_times_one_image() -> None:
 )
 def test_how_often_a_method_runs_each_level(method: str, expected: dict[str, float]) -> None:
     network = family()
-    assert passes(parse_method(method, network), network, seed=0) == expected
+    assert passes_per_step(parse_method(method), network, seed=0) == expected
 
 
 def test_three_levels_take_turns() -> None:
     network = family(SPECS["hierarchy"])
-    assert passes(parse_method("alternating", network), network, 0) == pytest.approx(
+    assert passes_per_step(parse_method("alternating"), network, 0) == pytest.approx(
         dict.fromkeys(network.levels, 1 / 3)
     )
 
 
 def test_an_epoch_is_the_sum_over_its_batches() -> None:
     network = family()
-    work = Work(network, (1, 8, 8))
+    work = ImageFlops(network, (1, 8, 8))
     rows: list[dict[str, Any]] = work.epoch({"core": 0.5, "full": 0.5}, [3, 3, 4])
     assert [row["an epoch of"] for row in rows] == ["core", "full", "the method"]
     core, full, method = rows
@@ -102,9 +102,9 @@ def test_an_epoch_is_the_sum_over_its_batches() -> None:
 def test_the_papers_table_3() -> None:
     """31.3e12 FLOPs an epoch of 45,000 images for alternating training, 62.7e12 for slimmable training."""
     network = ps.nest(resnet18(), ps.Width(1 / 2))
-    work = Work(network, (3, 32, 32))
+    work = ImageFlops(network, (3, 32, 32))
     found = [
-        float(work.epoch(passes(parse_method(method, network), network, 0), [45_000])[-1]["paper"])
+        float(work.epoch(passes_per_step(parse_method(method), network, 0), [45_000])[-1]["paper"])
         for method in ("alternating", "slimmable")
     ]
     assert [f"{flops / 1e12:.1f}" for flops in found] == ["31.3", "62.7"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from partialsgd.lab.recipes.translation.flops import TranslationFlops
 from partialsgd.nested.inspect import flops
 from tests.lab.recipes.translation.tiny import family, inputs
 
@@ -24,7 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("told", FAMILIES.values(), ids=FAMILIES)
 def test_it_is_what_counting_gives(told: dict[str, Any]) -> None:
     nested = family(**told, layers=1 if told.get("nest") != "depth" else 2)
-    work, forward = Work(nested), Work(nested, "forward")
+    work, forward = TranslationFlops(nested), TranslationFlops(nested, "forward")
     for level in nested.levels:
         for shape in SHAPES if level == "full" else SHAPES[-1:]:
             with nested.at(level):
@@ -38,6 +39,6 @@ def test_counting_leaves_the_network_and_the_noise_alone() -> None:
     nested = family().train()
     torch.manual_seed(3)
     noise = torch.get_rng_state()
-    Work(nested)("core", (2, 3, 4))
+    TranslationFlops(nested)("core", (2, 3, 4))
     assert torch.equal(torch.get_rng_state(), noise)
     assert nested.level == "full" and nested.training and all(p.grad is None for p in nested.parameters())

@@ -12,7 +12,7 @@ from torch import nn
 
 import partialsgd as ps
 from partialsgd.lab.recipes import build
-from partialsgd.lab.recipes.translation import earlier
+from partialsgd.lab.recipes.translation import earlier_runs
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import NotThere
@@ -109,40 +109,40 @@ def test_without_a_start_the_draw_is_as_ever_and_with_one_the_data_digest_says_s
     plain, taught = build(told(seed=3)), build(told(seed=3, teacher=str(run.path)))
     for (name, one), two in zip(plain.network.named_parameters(), taught.network.parameters(), strict=True):
         assert torch.equal(one, two), name  # reading another network has drawn from another stream
-    both = build(told(start=str(run.path), teacher=str(run.path), init="svd")).digest().split()
-    assert both[0] == plain.digest() and [part.partition(":")[0] for part in both[1:]] == ["start", "teacher"]
-    assert both[1].partition(":")[2] == both[2].partition(":")[2] == earlier.digest(_whole(run))
+    both = build(told(start=str(run.path), teacher=str(run.path), init="svd")).data_hash().split()
+    assert both[0] == plain.data_hash() and [part.partition(":")[0] for part in both[1:]] == ["start", "teacher"]
+    assert both[1].partition(":")[2] == both[2].partition(":")[2] == earlier_runs.weights_hash(_whole(run))
 
 
 def test_a_digest_is_of_every_weight(run: Run) -> None:
     one = _whole(run)
-    before = earlier.digest(one)
+    before = earlier_runs.weights_hash(one)
     with torch.no_grad():
         one.get_parameter("model.decoder.layers.0.fc2.bias")[-1] += 1e-3
-    assert earlier.digest(one) != before == earlier.digest(_whole(run))
+    assert earlier_runs.weights_hash(one) != before == earlier_runs.weights_hash(_whole(run))
 
 
 def _whole(run: Run) -> nn.Module:
     task: Any = build(told())
-    return earlier.whole("teacher", told(teacher=str(run.path)), task.tokenizer)
+    return earlier_runs.load_full_network("teacher", told(teacher=str(run.path)), task.tokenizer)
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"d_model": 32}, "--start: .*family has d_model 16, and this training d_model 32; give the same"),
-        ({"layers": 2}, "--start: .*family has layers 1, and this training layers 2"),
-        ({"ffn": 32}, "has ffn 24, and this training ffn 32"),
-        ({"heads": 4}, "has heads 2, and this training heads 4"),
-        ({"norm": "pre"}, "has norm post, and this training norm pre"),
-        ({"tie": False}, "has tie True, and this training tie False"),
-        ({"longest": 30}, "has longest 40, and this training longest 30"),
-        ({"target": "fr"}, "has target de, and this training target fr"),
+        ({"d_model": 32}, "--start: .*family has d_model 16, and this training has d_model 32; use the same"),
+        ({"layers": 2}, "--start: .*family has layers 1, and this training has layers 2"),
+        ({"ffn": 32}, "has ffn 24, and this training has ffn 32"),
+        ({"heads": 4}, "has heads 2, and this training has heads 4"),
+        ({"norm": "pre"}, "has norm post, and this training has norm pre"),
+        ({"tie": False}, "has tie True, and this training has tie False"),
+        ({"longest": 30}, "has longest 40, and this training has longest 30"),
+        ({"target": "fr"}, "has target de, and this training has target fr"),
         (
             {"vocabulary": 290},
-            r"the tokenizer of .*family \(300 pieces, hash \w{8}\) is not that of these data \(290 pieces, hash ",
+            r"the tokenizer of .*family \(300 tokens, hash \w{8}\) is not that of these data \(290 tokens, hash ",
         ),
-        ({"corpus_seed": 1}, r"\(300 pieces, .*\) is not that of these data \(300 pieces, .*same data and --vocab"),
+        ({"corpus_seed": 1}, r"\(300 tokens, .*\) is not that of these data \(300 tokens, .*same data and --vocab"),
     ],
 )
 def test_another_network_is_no_start(run: Run, changes: dict[str, Any], why: str) -> None:
@@ -156,10 +156,10 @@ def test_what_is_no_whole_network_at_its_end_is_refused(tmp_path: Path, option: 
         with pytest.raises(error, match=f"--{option}: {why}"):
             build(told(nest="none", **{option: str(path)}))
 
-    refused(tmp_path / "nothing", ".*nothing is no run: it has no config.json", NotThere)
+    refused(tmp_path / "nothing", ".*nothing is not a run: it has no config.json", NotThere)
     core = ended(tmp_path / "core", alone="core")
-    refused(core.path, ".*core trained the level 'core' by itself, and the full network is needed; .*--nest none")
+    refused(core.path, ".*core trained only the level 'core', but its full network is needed; .*--nest none")
     going = made_run(tmp_path / "going", "translation")
-    refused(going.path, ".*going is not at its end, and its best .* change; first `partialsgd resume .*going`")
-    other = made_run(tmp_path / "rows", "tabular")
-    refused(other.path, ".*rows is a run of tabular; give one of translation")
+    refused(going.path, ".*going is not finished, and its best .* change; first run `partialsgd resume .*going`")
+    other = made_run(tmp_path / "rows", "images")
+    refused(other.path, ".*rows is a run of images; give one of translation")
