@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from partialsgd.lab.training.orders import permutation
 
 from partialsgd.lab.recipes.images import cifar
+from partialsgd.lab.training.batch_plan import permutation
 from tests.lab.recipes.images.made import NAMES, records, write
 
 

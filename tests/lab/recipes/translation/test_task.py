@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import partialsgd as ps
-from partialsgd.lab.recipes.translation import losses, model, nearest, scores
+from partialsgd.lab.recipes.translation import losses, model, scores
+from partialsgd.lab.recipes.translation.flops import TranslationFlops
 from partialsgd.lab.recipes.translation.task import TranslationTask, build
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 
@@ -71,7 +72,7 @@ def test_a_glance_is_the_likelihood_of_the_validation_data_at_that_level(trained
 def test_extras_are_json_and_say_how_scores_were_computed(trained: TranslationTask) -> None:
     extras = json.loads(json.dumps(trained.extras(ps.methods.plain())))
     assert extras["signature"] == scores.signature(corpus().target) and "a note" in extras["notes"]
-    assert extras["nearest"].startswith("BLEU ") and extras["nearest"].endswith(nearest.RULE)
+    assert extras["nearest"].startswith("BLEU ") and extras["nearest"].endswith(scores.NEAREST_PHRASE)
     assert [set(row) for row in extras["samples"]] == [{"source", "reference", "core", "full"}] * 3
     assert all(row["full"] == row["reference"] for row in extras["samples"])
 
