@@ -40,9 +40,8 @@ def test_a_page_of_help_fits_and_explains_every_option(call: Call, page: list[st
     kinds += [WITH_SETTINGS[page[0]], RECIPES[page[1]]] if len(page) == 2 else []
     options = re.split(r"\n[│ ] (?=-|[A-Z[])", out)
     for name in (field.name for kind in kinds for field in fields(kind)):
-        (text,) = [
-            option for option in options if re.match(rf"(--{name.replace('_', '-')}\b|\[?{name.upper()}\b)", option)
-        ]
+        pattern = rf"(--{name.replace('_', '-')}[ ,\n]|\[?{name.upper()}\b)"
+        (text,) = [option for option in options if re.match(pattern, option)]
         assert len(text.split()) >= 5, f"{name} is not explained"
 
 

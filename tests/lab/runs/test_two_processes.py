@@ -139,7 +139,7 @@ def test_when_one_is_asked_to_stop_both_do_at_one_step_and_go_on_to_the_bit(
     assert said[0] == said[1] != []
     children = pair(nursery, "resume", str(place), tmp_path / "log")
     assert [child.join() for child in children] == [0, 0], children[0].output + children[1].output
-    assert ["Going on from step" in child.output for child in children] == [True, False]
+    assert ["Continuing from step" in child.output for child in children] == [True, False]
     assert remains(place) == whole
 
 

@@ -28,7 +28,7 @@ Train a network and the smaller ones inside it in one run, and use each of them.
 
 $ partialsgd train                         # some minutes; ends with a table
 $ partialsgd train --help                  # the recipes
-$ partialsgd translate RUN --level core    # translate lines of the standard input
+$ partialsgd translate RUN --level core    # a line in, a line out
 $ partialsgd --version
 
 Exit codes: 0 success, 1 failure, 2 wrong call. PARTIALSGD_TRACEBACK=1 shows where a failure happened.

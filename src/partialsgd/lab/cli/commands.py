@@ -22,10 +22,10 @@ Checkpoint: TypeAlias = Literal["best", "last"]
 class Train:
     """Train every size of a network at once, and score each of them.
 
-    $ partialsgd train                            # generated phrases, a small network
+    $ partialsgd train                            # generated phrases
     $ partialsgd train --data FOLDER --source de --target en
     $ partialsgd train --preset iwslt14 --data FOLDER --show-settings
-    $ partialsgd train --nest width --ratio 1/4 1/2   # three levels: 1/4, 1/2 and full
+    $ partialsgd train --nest width --ratio 1/4 1/2  # and full: three levels
     $ partialsgd train --config run.toml --epochs 5
     $ partialsgd train images                     # scikit-learn's digits
     $ partialsgd train images --method "sam(rho=0.1)" --nest none
