@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from partialsgd.lab.cli.reproduce import Reproduce, _in_short
+from partialsgd.lab.cli.reproduce import Reproduce, _summarise
 from partialsgd.lab.reproduce import EXPERIMENTS
 from partialsgd.lab.reproduce.plans import Scale
 from tests.lab.cli.calls import Call, as_text, require_wrong
@@ -43,5 +43,5 @@ def test_what_was_never_begun_is_not_shown(call: Call, tmp_path: Path) -> None:
 
 
 def test_a_reason_that_many_runs_share_is_told_once() -> None:
-    said = _in_short(["a, seed 0: no file; see x", "a, seed 1: no file; see x", "b: no memory"])
+    said = _summarise(["a, seed 0: no file; see x", "a, seed 1: no file; see x", "b: no memory"])
     assert said == "a, seed 0 and 1 more: no file; see x; b: no memory"

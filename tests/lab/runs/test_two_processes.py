@@ -181,7 +181,9 @@ def test_another_number_of_processes_is_refused(nursery: Nursery, tmp_path: Path
     first, second = pair(nursery, "train", json.dumps({**HARD, "epochs": 1, "out": str(place)}), tmp_path / "log")
     assert (first.join(), second.join()) == (0, 0), first.output + second.output
     (place / "summary.json").unlink()
-    with pytest.raises(ValueError, match="the run was saved by 2 processes and there are 1: resume it with as many"):
+    with pytest.raises(
+        ValueError, match="the run was saved by 2 processes, and this is a launch of 1; resume with the same"
+    ):
         loop.resume(Run.open(place))
 
 
@@ -191,7 +193,7 @@ def test_what_is_wrong_ends_both(nursery: Nursery, tmp_path: Path) -> None:
     (tmp_path / "run" / "thesis.txt").touch()
     first, second = pair(nursery, "train", json.dumps({**DRY, "out": str(tmp_path / "run")}), tmp_path / "log")
     assert (first.join(timeout=30), second.join(timeout=30)) == (1, 1)
-    assert "exists (not empty); give another --out" in first.output
+    assert "exists (it is not empty); give another --out" in first.output
 
 
 def test_a_nan_on_one_of_them_stops_both_with_its_step(nursery: Nursery, tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ class Compare:
     config: Path | None = None
     """A TOML file with settings, or the config.json of a run; options of the command line take precedence."""
     budget: Literal["epochs", "updates", "flops"] = "epochs"
-    """What a level alone gets: the epochs of the joint training (as in the paper), the updates of that level in it, or
-    the training FLOPs of all of it."""
+    """The budget of a level alone: the epochs of the joint training (as in the paper), that level's updates in it,
+    or the training FLOPs of all levels in it."""
     seeds: int = 1
     """Trainings of each kind, with the seeds --seed, --seed + 1, and so on."""
 

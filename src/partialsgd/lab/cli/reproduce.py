@@ -1,4 +1,4 @@
-"""The command that makes the paper's tables and figures."""
+"""The command `partialsgd reproduce`, which makes the paper's tables and figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reproduce:
     $ partialsgd reproduce table3 --data cifar-10-batches-bin
 
     Every training is a run in the directory of --out, with the table and the figures beside them. Stopped or killed,
-    the same call goes on: runs that are finished are kept.
+    the same call continues: finished runs are kept.
     """
 
     name: Literal["table1a", "table1b", "table2a", "table2b", "table3", "figure2", "figure3", "figure4"]
@@ -41,9 +41,9 @@ class Reproduce:
     seeds: int = 3
     """Trainings of each row, with the seeds 0, 1, and so on."""
     start: Literal["zero", "svd", "matched"] | None = None
-    """How the low-rank layers of Table 1 start; by default all three are tried at r = 1/32, and the best is used."""
+    """The start of Table 1's low-rank layers; by default all three are tried at r = 1/32, and the best is used."""
     epochs: int | None = None
-    """Of each row, where the scale's are too many; the runs of another number need another --out."""
+    """Epochs of each row, instead of the scale's; runs with another number need another --out."""
     rows: tuple[str, ...] = ()
     """Only these: the name of a row, a part of names (1/32, joint), a pattern ("core-*"), or ROW@CELL for a cell that
     was not chosen (core-1_32-zero@lr0.006-warm240); distilled, half and warm, and in Table 3 core and full, are trained
@@ -68,14 +68,14 @@ class Reproduce:
 
         asked = Asked(self.scale, self.data, self.source, self.target, self.seeds, self.start, self.epochs)
         options: dict[str, Any] = {"rows": self.rows, "at_once": self.jobs, "out": self.out}
-        found, failures = reproduce(self.name, asked, **options, train=not self.show)
-        show(found, Console())
+        result, failures = reproduce(self.name, asked, **options, train=not self.show)
+        show(result, Console())
         if failures:
-            raise RuntimeError(_in_short(failures))
+            raise RuntimeError(_summarise(failures))
 
 
-def _in_short(failures: Sequence[str]) -> str:
-    """A reason that many runs share is told once."""
+def _summarise(failures: Sequence[str]) -> str:
+    """One line for all failures; a reason that several runs share is given once."""
     runs: dict[str, list[str]] = {}
     for failure in failures:
         label, _, reason = failure.partition(": ")

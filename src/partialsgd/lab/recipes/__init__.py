@@ -51,11 +51,11 @@ def presets(recipe: str) -> Mapping[str, Settings]:
 
 def commands() -> dict[str, type[Any]]:
     """The commands that recipes add to the command line, such as `partialsgd translate`."""
-    found: dict[str, type[Any]] = {}
+    by_name: dict[str, type[Any]] = {}
     for recipe in RECIPES:
         if find_spec(f"{__name__}.{recipe}.commands") is not None:
-            found |= _module(recipe, "commands").COMMANDS
-    return found
+            by_name |= _module(recipe, "commands").COMMANDS
+    return by_name
 
 
 def _module(recipe: str, name: str) -> Any:

@@ -73,8 +73,8 @@ class Run:
     def require_data(self, data_hash: str) -> None:
         """Refuse data other than those the run started with: its test data might be training data there."""
         config = files.read_json(self.path / "config.json")
-        known = config.get("data")
-        changed = [part for part in data_hash.split() if known is not None and part not in known.split()]
+        stored = config.get("data")
+        changed = [part for part in data_hash.split() if stored is not None and part not in stored.split()]
         if changed and ":" in changed[0]:
             name = changed[0].partition(":")[0]
             raise ValueError(

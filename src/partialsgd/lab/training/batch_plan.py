@@ -1,4 +1,4 @@
-"""Which batches a step trains on: a function of the seed and the step's position, so that a resumed run repeats it."""
+"""The batches of a step: a function of the seed and the step's position, so that a resumed run repeats them."""
 
 from __future__ import annotations
 

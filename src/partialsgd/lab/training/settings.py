@@ -16,14 +16,14 @@ class LevelOptions:
     """The smaller networks inside the model."""
 
     nest: Literal["low-rank", "width", "depth", "none"] = "low-rank"
-    """What the smaller levels have less of: ranks of weight matrices, units or channels, or blocks.
+    """The dimension that smaller levels have less of: ranks of matrices, units or channels, or blocks.
     With "none" there are no smaller levels."""
     ratio: tuple[str, ...] = ("1/2",)
     """The share of it that a smaller level keeps, such as 1/4; several ratios give several levels."""
     alone: str | None = None
     """Extract this level before training and train only it, from the weights it starts with in the nested model."""
     init: Literal["zero", "svd", "matched"] = "zero"
-    """How low-rank layers start: with "zero" the full level starts as the core, otherwise as an ordinary network."""
+    """The start of low-rank layers: with "zero" the full level starts as the core, else as an ordinary network."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ class Batches(Protocol):
         """The number of batches in an epoch, the same for every epoch."""
 
     def units(self, epoch: int, index: int) -> int:
-        """How many tokens or images count in the loss of a batch, without making the batch."""
+        """The number of tokens or images in the loss of a batch, without making the batch."""
 
     def make(self, epoch: int, index: int) -> Batch: ...
 
@@ -44,7 +44,7 @@ class Task(Protocol):
     score: str
     """The name of the number in `scores` that tables show, such as "BLEU" or "accuracy"."""
     signature: str | None
-    """How the score was computed, to be published with it."""
+    """A description of how the score is computed, to be published with it."""
     formats: Sequence[str]
     """The export formats that the recipe supports."""
 
@@ -88,7 +88,7 @@ class Task(Protocol):
         """Text files by name that using the network needs beside its weights, such as a tokenizer."""
 
     def export_details(self, level: str, format: str) -> ExportDetails:
-        """How this recipe exports a level, and the text for the README beside it."""
+        """The files and the README text with which this recipe exports a level."""
 
 
 @final

@@ -194,7 +194,7 @@ def test_beyond_the_last_batch_there_is_none() -> None:
 
 @pytest.mark.parametrize("pairs", [[], drawn(5)])
 def test_a_training_without_batches_is_refused(pairs: list[Ids]) -> None:
-    message = rf"none of the {len(pairs)} pairs has at most 1 tokens on both sides; increase longest \(1\) and max_tokens \(50\)"
+    message = rf"none of the {len(pairs)} pairs has at most 1 tokens .*; increase longest \(1\) and max_tokens \(50\)"
     with pytest.raises(ValueError, match=message):
         TokenBatches(pairs, max_tokens=50, seed=0, longest=1)
 

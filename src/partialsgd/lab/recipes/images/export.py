@@ -1,4 +1,4 @@
-"""How a level of an images run is exported: the code in its README, and the source of the network."""
+"""Export of a level of an images run: the code in its README, and the source of the network."""
 
 from __future__ import annotations
 

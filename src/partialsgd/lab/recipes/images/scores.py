@@ -42,7 +42,7 @@ def accuracy_by_class(outputs: Tensor, labels: Tensor, names: tuple[str, ...]) -
 def disagreement(
     level: str, smaller: Tensor, full: Tensor, labels: Tensor, names: tuple[str, ...]
 ) -> list[dict[str, str | int]]:
-    """How many images both, one or none of two networks classify correctly: in total and for each class."""
+    """The number of images that both, one or none of two networks classify correctly: in total and by class."""
     one, other = _is_right(smaller, labels), _is_right(full, labels)
     cases = {
         "both right": one & other,

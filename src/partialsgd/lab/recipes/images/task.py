@@ -81,7 +81,7 @@ class ImageTask:
         return {**scores.loss_and_accuracy(outputs, labels), **by_class}
 
     def extras(self, method: Method) -> dict[str, Any]:
-        """Where each smaller level and the full network disagree, and the FLOPs of an epoch in both conventions."""
+        """Disagreements of each smaller level with the full network, and the FLOPs of an epoch in both conventions."""
         *smaller, full = self.network.levels
         test, names = self.data.test, self.data.names
         outputs = {level: self._outputs(level, "test") for level in self.network.levels}

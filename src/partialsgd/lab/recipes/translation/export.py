@@ -1,4 +1,4 @@
-"""How a level of a translation run is exported: the code in its README, and the tokenizer of transformers."""
+"""Export of a level of a translation run: the code in its README, and the tokenizer of transformers."""
 
 from __future__ import annotations
 
