@@ -30,8 +30,7 @@ from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.reproduce.run_job import RunJob, train_or_resume
 from partialsgd.lab.reproduce.runner import JobProgress
 from partialsgd.lab.reproduce.worker_pool import Job
-from partialsgd.lab.training.errors import AlreadyThere, WrongCall
-from partialsgd.lab.training.stopping import Stopped
+from partialsgd.lab.training.errors import AlreadyThere, Stopped, WrongCall
 from tests.lab.reproduce import made
 
 module = import_module("partialsgd.lab.reproduce.reproduce")
