@@ -34,11 +34,9 @@ def methods(rank: int, folder: str) -> None:
     for name in METHODS:
         for views in (False, True):
             model = MLP.model()
-            method = METHODS[name]
-            ddp = DistributedDataParallel(
-                model, gradient_as_bucket_view=views, find_unused_parameters=method.structural
-            )
-            sgd = PartialSGD(ddp, torch.optim.AdamW(model.parameters(), 0.01), method)
+            is_structural = METHODS[name].bind(MLP.model()).structural
+            ddp = DistributedDataParallel(model, gradient_as_bucket_view=views, find_unused_parameters=is_structural)
+            sgd = PartialSGD(ddp, torch.optim.AdamW(model.parameters(), 0.01), METHODS[name])
             masks = [sgd.step(MLP.closure(ddp, 2 * t + rank)).mask for t in range(STEPS)]
             found[f"{name} {views}"] = [p.detach() for p in model.parameters()]
             found[f"{name} {views} mask"] = [torch.as_tensor(m[n]) for m in masks for n in m]
