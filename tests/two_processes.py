@@ -15,7 +15,7 @@ from partialsgd import methods as registry
 from partialsgd.meters.criteria import squared_norms
 from partialsgd.testing.problems import PROBLEMS
 from tests.contracts import METHODS
-from tests.nested import contracts as nested_contracts
+from tests.methods.laws import OF_LEVELS
 from tests.switchable import alternating, build
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
@@ -141,7 +141,7 @@ def families(rank: int, folder: str) -> None:
     start(rank, folder)
     found = {}
     for kind in FAMILIES:
-        for name in nested_contracts.METHODS:
+        for name in OF_LEVELS:
             nested = family(kind)
             ddp = DistributedDataParallel(nested, find_unused_parameters=True)
             sgd = PartialSGD(ddp, torch.optim.AdamW(nested.parameters(), 0.01), method(name, nested))
