@@ -15,7 +15,7 @@ from partialsgd import methods as registry
 from partialsgd.meters.criteria import squared_norms
 from partialsgd.testing.problems import PROBLEMS
 from tests.contracts import METHODS
-from tests.nested import contracts as nested_contracts
+from tests.methods.laws import OF_LEVELS
 from tests.switchable import alternating, build
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
@@ -34,11 +34,9 @@ def methods(rank: int, folder: str) -> None:
     for name in METHODS:
         for views in (False, True):
             model = MLP.model()
-            method = METHODS[name]
-            ddp = DistributedDataParallel(
-                model, gradient_as_bucket_view=views, find_unused_parameters=method.structural
-            )
-            sgd = PartialSGD(ddp, torch.optim.AdamW(model.parameters(), 0.01), method)
+            is_structural = METHODS[name].bind(MLP.model()).structural
+            ddp = DistributedDataParallel(model, gradient_as_bucket_view=views, find_unused_parameters=is_structural)
+            sgd = PartialSGD(ddp, torch.optim.AdamW(model.parameters(), 0.01), METHODS[name])
             masks = [sgd.step(MLP.closure(ddp, 2 * t + rank)).mask for t in range(STEPS)]
             found[f"{name} {views}"] = [p.detach() for p in model.parameters()]
             found[f"{name} {views} mask"] = [torch.as_tensor(m[n]) for m in masks for n in m]
@@ -143,7 +141,7 @@ def families(rank: int, folder: str) -> None:
     start(rank, folder)
     found = {}
     for kind in FAMILIES:
-        for name in nested_contracts.METHODS:
+        for name in OF_LEVELS:
             nested = family(kind)
             ddp = DistributedDataParallel(nested, find_unused_parameters=True)
             sgd = PartialSGD(ddp, torch.optim.AdamW(nested.parameters(), 0.01), method(name, nested))

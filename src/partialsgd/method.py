@@ -80,8 +80,8 @@ class Context:
 
     def key(self, name: str, t: int | None = None) -> int:
         """A number to seed a draw with, a function of (seed, t, branch, name). `t` may be that of a round of steps."""
-        place = self.parameters.canonical(name) if name in self.parameters else name
-        return randomness.key(self.seed, self.t if t is None else t, self.branch, place)
+        first_name = self.parameters.first_names.get(name, name)
+        return randomness.key(self.seed, self.t if t is None else t, self.branch, first_name)
 
     def count_and_check_due(self, who: str, every: int) -> bool:
         """Count this step of the level and return True at every `every`-th, the first included. Call it once a step.

@@ -34,7 +34,8 @@ class Parameters(dict[str, nn.Parameter]):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = unwrap(model)
-        self._canonical: dict[str, str] = {}
+        self.first_names: dict[str, str] = {}
+        """The first name of each name; they differ for a tied parameter."""
         self._owner: dict[str, nn.Module] = {}
         self.scratch = Scratch()
         self.cache: dict[Hashable, Any] = {}
@@ -44,7 +45,7 @@ class Parameters(dict[str, nn.Parameter]):
             for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 name = _clean(f"{path}.{leaf}" if path else leaf)
                 canonical = first_name.setdefault(parameter, name)
-                self._canonical[name] = canonical
+                self.first_names[name] = canonical
                 self.setdefault(canonical, parameter)
                 self._owner.setdefault(canonical, module)
 
@@ -52,17 +53,17 @@ class Parameters(dict[str, nn.Parameter]):
         return self[self.canonical(name)]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._canonical
+        return name in self.first_names
 
     def get(self, name: str, default: Any = None, /) -> Any:
-        return super().get(self._canonical.get(name, name), default)
+        return super().get(self.first_names.get(name, name), default)
 
     def canonical(self, name: str) -> str:
         """The first name of the parameter that `name` names."""
         try:
-            return self._canonical[name]
+            return self.first_names[name]
         except KeyError:
-            raise KeyError(f"no parameter is named {name!r}; {closest(name, self._canonical)}") from None
+            raise KeyError(f"no parameter is named {name!r}; {closest(name, self.first_names)}") from None
 
     def owner(self, name: str) -> nn.Module:
         """The module that holds the parameter under its first name."""
@@ -71,7 +72,7 @@ class Parameters(dict[str, nn.Parameter]):
     def aliases(self, name: str) -> tuple[str, ...]:
         """All names of a parameter: more than one when it is tied."""
         canonical = self.canonical(name)
-        return tuple(other for other, first in self._canonical.items() if first == canonical)
+        return tuple(other for other, first in self.first_names.items() if first == canonical)
 
     def match(self, patterns: Sequence[str]) -> tuple[str, ...]:
         """The first names of all parameters that a pattern covers. A pattern that covers none raises.
@@ -94,9 +95,11 @@ class Parameters(dict[str, nn.Parameter]):
         return tuple(name for name in self if name in covered)
 
     def _match(self, pattern: str) -> set[str]:
-        covered = {canonical for name, canonical in self._canonical.items() if matches(name, pattern)}
+        covered = {canonical for name, canonical in self.first_names.items() if matches(name, pattern)}
         if not covered:
-            raise ValueError(f"pattern {pattern!r} matches no parameter or module; {closest(pattern, self._canonical)}")
+            raise ValueError(
+                f"pattern {pattern!r} matches no parameter or module; {closest(pattern, self.first_names)}"
+            )
         return covered
 
 

@@ -202,7 +202,7 @@ class GradientOracle:
         if step.total and not step.overflow:
             vectors.put(self.parameters, step.total)
         # Without the gradient at x: the optimizer needs its memory, and no later rule may read it.
-        step.context = replace(step.context, level=step.level).with_mask(step.mask).with_gradient(None)
+        step.context = replace(step.context, level=step.branches[0].level).with_mask(step.mask).with_gradient(None)
         if step.method.correct is not uncorrected and not step.overflow:
             vectors.put(self.parameters, correct(step.method, step.context, vectors.current(self.parameters)))
         if not step.mask.is_everything:
