@@ -14,8 +14,7 @@ from partialsgd import CriteriaMeter, LowRank, Method, Nested, PartialSGD, Vecto
 from partialsgd import methods as registry
 from partialsgd.meters.criteria import squared_norms
 from partialsgd.testing.problems import PROBLEMS
-from tests.contracts import METHODS
-from tests.nested import contracts as nested_contracts
+from tests.methods.laws import METHODS, OF_LEVELS
 from tests.switchable import alternating, build
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
@@ -34,7 +33,7 @@ def methods(rank: int, folder: str) -> None:
     for name in METHODS:
         for views in (False, True):
             model = MLP.model()
-            method = METHODS[name]
+            method = METHODS[name].bind(model)
             ddp = DistributedDataParallel(
                 model, gradient_as_bucket_view=views, find_unused_parameters=method.structural
             )
@@ -143,7 +142,7 @@ def families(rank: int, folder: str) -> None:
     start(rank, folder)
     found = {}
     for kind in FAMILIES:
-        for name in nested_contracts.METHODS:
+        for name in OF_LEVELS:
             nested = family(kind)
             ddp = DistributedDataParallel(nested, find_unused_parameters=True)
             sgd = PartialSGD(ddp, torch.optim.AdamW(nested.parameters(), 0.01), method(name, nested))

@@ -15,8 +15,7 @@ from partialsgd import CriteriaMeter, PartialSGD, methods
 from partialsgd.distributed.wrappers import data_parallel, require_unused_search
 from partialsgd.testing.problems import PROBLEMS
 from tests import two_processes as distributed
-from tests.contracts import METHODS
-from tests.nested import contracts as nested_contracts
+from tests.methods.laws import METHODS, OF_LEVELS
 from tests.switchable import alternating, build
 from tests.two_processes import MLP, STEPS
 
@@ -66,7 +65,7 @@ def test_criteria_are_those_of_the_mean_gradient_and_the_same_on_both_ranks(tmp_
 
 def test_every_method_for_families_trains_alike_on_two_ranks(tmp_path: Path) -> None:
     zero, one = two_processes(distributed.families, tmp_path)
-    assert zero.keys() == {f"{kind} {name}" for kind in distributed.FAMILIES for name in nested_contracts.METHODS}
+    assert zero.keys() == {f"{kind} {name}" for kind in distributed.FAMILIES for name in OF_LEVELS}
     for key, parameters in zero.items():
         assert all(torch.equal(a, b) for a, b in zip(parameters, one[key], strict=True)), f"ranks differ: {key}"
         kind, _, name = key.rpartition(" ")
