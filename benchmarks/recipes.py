@@ -61,7 +61,7 @@ def _throughput(track: Track, name: str, settings: Settings, repeat: int) -> lis
     watched = Watched(ours, Bare(theirs))
     with tempfile.TemporaryDirectory() as folder:
         run = Run.new(replace(settings, out=f"{folder}/run", max_steps=steps + 1, checkpoint_every=10**9))
-        here = launch.accelerator(settings, run.path)
+        here = launch.make_accelerator(settings, run.path)
         loop.fit(run, run.settings, watched, here, Console(quiet=True))
     times = watched.times(track, repeat)
     what = f"training by the recipe ÷ a bare loop, {name}"
@@ -123,7 +123,7 @@ class Watched:
         if self._since is not None:
             self.seconds["ours"].append(perf_counter() - self._since)
             self.seconds["input"].append(self._made)
-        rate = self._task.rate(t, total)
+        rate = self._task.learning_rate(t, total)
         taken = self._bare.step(self._next, rate)
         if t < total - 1:
             self.seconds["bare"].append(taken)

@@ -23,7 +23,6 @@ from partialsgd.lab.reproduce.experiment import Experiment, Request
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.reproduce.schedule import require_all
 from partialsgd.lab.runs.metrics import FAILED
-from partialsgd.lab.training.settings import PATHS
 from partialsgd.logging import metrics_log
 from studies import results
 from studies.results import RESULTS, Record
@@ -56,7 +55,7 @@ def _is_finished(run: Path) -> bool:
 
 def _packed(run: Path) -> Record:
     config = read_json(run / "config.json")
-    for name in ("out", *PATHS):
+    for name in ("out", "data", "start", "teacher"):
         if config["settings"].get(name) is not None:
             config["settings"][name] = None if name == "out" else PurePath(config["settings"][name]).name
     packed: Record = {"config": config}

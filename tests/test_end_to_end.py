@@ -18,17 +18,16 @@ TINY = {
     "translation": "--size 300 --valid-size 10 --test-size 4 --vocabulary 300 --layers 1 --d-model 16 --ffn 16 "
     "--heads 2 --max-tokens 300 --longest 40 --beam 2",
     "images": "--width 4 --limit 400",
-    "tabular": "--hidden 8",
 }
 FORMATS = {
     "translation": [("core", "safetensors"), ("core", "onnx"), ("full", "transformers")],
     "images": [("core", "safetensors")],
-    "tabular": [("full", "safetensors")],
 }
 OTHERS = {
     "translation": [["translate", "killed", "--level", "core", "--beam", "1"]],
-    "images": [],
-    "tabular": [["compare", "tabular", "--max-steps", "8", "--budget", "updates", "--out", "both"]],
+    "images": [
+        ["compare", "images", "--width", "4", "--max-steps", "8", "--budget", "updates", "--out", "both"],
+    ],
 }
 FILES = {"safetensors": "model.safetensors", "onnx": "model.onnx", "transformers": "generation_config.json"}
 
@@ -80,7 +79,7 @@ def test_train_kill_resume_evaluate_export(tmp_path: Path, recipe: str) -> None:
 
     found = started(tmp_path, PROGRAM, "resume", "killed")
     assert found.returncode == 0, found.stderr
-    assert "Going on from step 10 of 20" in found.stderr
+    assert "Continuing from step 10 of 20" in found.stderr
     whole, killed = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("whole", "killed"))
     assert all(whole[name].equal(killed[name]) for name in whole)
     lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
@@ -97,7 +96,7 @@ def test_train_kill_resume_evaluate_export(tmp_path: Path, recipe: str) -> None:
         assert f"{row['test'][summary['score']]:.4g}" in shown["evaluate killed"], level
     if recipe == "translation":
         assert shown["translate killed --level core --beam 1"].count("\n") == 1 + 3
-    if recipe == "tabular":
+    if recipe == "images":
         rows = json.loads((tmp_path / "both" / "compare.json").read_text())["rows"]
         assert [row["updates"] for row in rows] == [4, 4, 4, 4, 8, 8]
     for level, format in FORMATS[recipe]:

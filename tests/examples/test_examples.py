@@ -391,3 +391,12 @@ def test_lightning_trains_a_family(tmp_path: Path) -> None:
         scheduler.step()
     assert sgd.t == module.sgd.t > 0
     assert_same(alone, nested)
+
+
+# --- wide and deep
+
+
+def test_wide_and_deep_is_at_most_60_lines_and_both_levels_learn() -> None:
+    assert len((EXAMPLES / "wide_and_deep.py").read_text().splitlines()) <= 60
+    scores = example("wide_and_deep").main(epochs=6)
+    assert scores.keys() == {"core", "full"} and min(scores.values()) > 0.95

@@ -9,7 +9,6 @@ import torch
 
 import partialsgd as ps
 from partialsgd.lab.recipes import RECIPES, build
-from partialsgd.lab.runs import sidecar_files as beside
 from partialsgd.lab.runs.run import Run
 
 TINY: dict[str, dict[str, Any]] = {
@@ -18,7 +17,6 @@ TINY: dict[str, dict[str, Any]] = {
         **{"layers": 1, "d_model": 16, "ffn": 24, "heads": 2, "ratio": ("1/4",), "beam": 2},
     },
     "images": {"width": 4, "ratio": ("1/2",)},
-    "tabular": {"hidden": 8},
 }
 
 
@@ -38,22 +36,9 @@ def made_run(path: Path, recipe: str, **changes: Any) -> Run:
             task.network(**example) if isinstance(example, dict) else task.network(*as_tuple(example))
     ps.export.save(task.network.eval(), run.best)
     ps.export.save(task.network, run.last)
-    beside.write(recipe, task, run.path)
+    run.write_texts(task.sidecar_files())
     return run
 
 
 def as_tuple(example: Any) -> tuple[Any, ...]:
     return example if isinstance(example, tuple) else (example,)
-
-
-def adult(folder: Path, rows: int = 40) -> Path:
-    """A folder like that of the census data."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("adult.data", "adult.test"):
-        lines = (
-            f"{20 + k % 30}, {('Private', '?')[k % 2]}, 1, {('HS-grad', '11th')[k % 2]}, {k % 16}, Divorced, Sales, "
-            f"Wife, Black, {('Male', 'Female')[k % 5 == 0]}, {k}, 0, 40, Cuba, {('<=50K', '>50K')[k % 4 == 0]}"
-            for k in range(rows)
-        )
-        (folder / name).write_text("\n".join(lines) + "\n")
-    return folder

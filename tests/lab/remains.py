@@ -9,7 +9,7 @@ from typing import Any
 
 from partialsgd.export import files
 from partialsgd.lab.runs import checkpoints
-from partialsgd.lab.runs.packing import pack
+from partialsgd.lab.runs.checkpoints import pack
 
 
 def remains(run: Path) -> dict[str, Any]:

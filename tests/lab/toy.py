@@ -16,9 +16,10 @@ import partialsgd as ps
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab import recipes
 from partialsgd.lab.training.settings import Settings
-from partialsgd.lab.training.task import Batch, Numbers, Split
+from partialsgd.lab.training.task import Batch, ExportDetails, Numbers, Split
+from partialsgd.method import Method
 
-MODULE = "partialsgd.lab.recipes.toy.task"
+FOLDER = "partialsgd.lab.recipes.toy"
 PAUSE = 0.0
 """Seconds that a batch takes, so that a kill or a signal finds the run at work."""
 
@@ -60,7 +61,7 @@ class ToyBatches:
 
 @final
 class ToyTask:
-    unit, score = "points", "accuracy"
+    unit, score, signature, formats = "points", "accuracy", None, ("safetensors",)
 
     def __init__(self, settings: Toy) -> None:
         torch.manual_seed(settings.seed)
@@ -74,30 +75,30 @@ class ToyTask:
     def notes(self) -> list[str]:
         return []
 
-    def digest(self) -> str:
+    def data_hash(self) -> str:
         return "points"
 
-    def rate(self, t: int, total: int) -> float:
+    def learning_rate(self, t: int, total: int) -> float:
         return 1 / (1 + t)
 
     def loss(self, model: nn.Module, batch: Batch, g: GradientPass) -> Tensor:
         return (model(batch).squeeze(1) - batch.sum(dim=1)).square().sum()
 
     @torch.no_grad()
-    def glance(self, level: str) -> Numbers:
+    def quick_eval(self, level: str) -> Numbers:
         torch.rand(3)  # careless on purpose: evaluation must leave no trace
         self.network.eval()
         x = torch.eye(3)
         with self.network.at(level):
             return {"loss": float((self.network(x).squeeze(1) - 1).square().mean())}
 
-    def merit(self, glances: Mapping[str, Numbers]) -> float:
-        return -sum(each["loss"] for each in glances.values())
+    def selection_score(self, evaluations: Mapping[str, Numbers]) -> float:
+        return -sum(each["loss"] for each in evaluations.values())
 
     def scores(self, level: str, split: Split) -> Numbers:
-        return {"accuracy": 1 / (1 + self.glance(level)["loss"])}
+        return {"accuracy": 1 / (1 + self.quick_eval(level)["loss"])}
 
-    def extras(self) -> dict[str, Any]:
+    def extras(self, method: Method) -> dict[str, Any]:
         return {"said": "nothing more"}
 
     def flops(self, level: str, batch: Batch) -> int:
@@ -106,8 +107,14 @@ class ToyTask:
     def example(self) -> Any:
         return torch.eye(3)
 
-    def seconds(self, plain: nn.Module) -> float:
+    def latency(self, extracted: nn.Module) -> float:
         return 0.001
+
+    def sidecar_files(self) -> dict[str, str]:
+        return {}
+
+    def export_details(self, level: str, format: str) -> ExportDetails:
+        return ExportDetails(about="Adds up.", packages="torch", code="")
 
 
 def build(settings: Toy) -> ToyTask:
@@ -117,8 +124,10 @@ def build(settings: Toy) -> ToyTask:
 def register() -> None:
     """One recipe more, in this process."""
     recipes.RECIPES["toy"] = Toy
-    sys.modules[MODULE] = sys.modules[__name__]
+    sys.modules |= dict.fromkeys((FOLDER, f"{FOLDER}.task", f"{FOLDER}.settings"), sys.modules[__name__])
 
 
 def unregister() -> None:
-    del recipes.RECIPES["toy"], sys.modules[MODULE]
+    del recipes.RECIPES["toy"]
+    for name in (FOLDER, f"{FOLDER}.task", f"{FOLDER}.settings"):
+        del sys.modules[name]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import partialsgd
-from partialsgd.lab.cli.commands import OF_RUNS
-from partialsgd.lab.training.stopping import Stopped
+from partialsgd.lab.cli.commands import COMMANDS
+from partialsgd.lab.training.errors import Stopped
 from tests.lab.cli.calls import Call, as_text, require_wrong
 
 HEAVY = {"torch", "transformers", "sklearn", "tokenizers", "accelerate", "babel", "numpy", "sacrebleu", "safetensors"}
@@ -60,7 +60,7 @@ def raising(error: BaseException) -> Callable[[Any], None]:
 
 
 def test_a_failure_ends_with_1_and_its_message(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OF_RUNS["methods"], "__call__", raising(OSError("the disk is full")))
+    monkeypatch.setattr(COMMANDS["methods"], "__call__", raising(OSError("the disk is full")))
     assert call("methods") == (1, "", "partialsgd: the disk is full\n")
     monkeypatch.setenv("PARTIALSGD_TRACEBACK", "1")
     code, _, err = call("methods")
@@ -68,14 +68,14 @@ def test_a_failure_ends_with_1_and_its_message(call: Call, monkeypatch: pytest.M
 
 
 def test_errors_of_others_say_what_kind_they_are(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OF_RUNS["methods"], "__call__", raising(KeyError("weight")))
+    monkeypatch.setattr(COMMANDS["methods"], "__call__", raising(KeyError("weight")))
     assert call("methods") == (1, "", "partialsgd: KeyError: 'weight'; PARTIALSGD_TRACEBACK=1 shows where\n")
-    monkeypatch.setattr(OF_RUNS["methods"], "__call__", raising(KeyboardInterrupt()))
-    assert call("methods") == (1, "", "partialsgd: interrupted; a training goes on by `partialsgd resume RUN`\n")
+    monkeypatch.setattr(COMMANDS["methods"], "__call__", raising(KeyboardInterrupt()))
+    assert call("methods") == (1, "", "partialsgd: interrupted; `partialsgd resume RUN` continues a training\n")
 
 
 def test_of_several_processes_that_are_stopped_one_says_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OF_RUNS["methods"], "__call__", raising(Stopped("saved at step 3")))
+    monkeypatch.setattr(COMMANDS["methods"], "__call__", raising(Stopped("saved at step 3")))
     monkeypatch.delenv("RANK", raising=False)
     assert call("methods") == (1, "", "partialsgd: saved at step 3\n")
     monkeypatch.setenv("RANK", "0")
@@ -103,5 +103,5 @@ def test_without_another_library_of_the_recipes_the_extra_is_named(name: str, tm
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (
         1,
-        f"partialsgd: {name} is needed for this: pip install partialsgd[lab]\n",
+        f"partialsgd: this command needs {name}: pip install partialsgd[lab]\n",
     )

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from partialsgd.lab.cli.reports import usual
-from partialsgd.lab.recipes import RECIPES
+from partialsgd.lab.cli.commands import preset_values
+from partialsgd.lab.recipes import RECIPES, presets
 from partialsgd.lab.training import loop
-from partialsgd.lab.training import settings_files as files
 from tests.lab.cli import calls
 from tests.lab.cli.calls import Call, as_text, require_wrong
 from tests.lab.page import example_runs as made
@@ -68,16 +67,16 @@ def test_a_page_cannot_take_the_place_of_a_directory(call: Call, tmp_path: Path)
 
 @pytest.mark.parametrize("recipe", calls.RECIPES)
 def test_what_is_usual_is_the_preset(recipe: str) -> None:
-    for name, preset in files.presets(recipe).items():
-        assert usual(recipe, {"preset": name}) == asdict(preset)
-    assert usual("another", {}) == {}
+    for name, preset in presets(recipe).items():
+        assert preset_values(recipe, {"preset": name}) == asdict(preset)
+    assert preset_values("another", {}) == {}
 
 
 def test_a_real_run_is_shown_with_what_was_said_to_it(call: Call, tmp_path: Path) -> None:
     """The files are those that a training writes today, not those that a test thinks it does."""
-    settings = RECIPES["tabular"](out=str(tmp_path / "run"), max_steps=12, measure_every=2, threads=1)
+    settings = RECIPES["images"](out=str(tmp_path / "run"), max_steps=12, measure_every=2, threads=1)
     run = loop.train(settings, show=False)
     assert call("report", str(run.path))[0] == 0
     text = (run.path / "report.html").read_text(encoding="utf-8")
     assert "Settings that differ from the preset" in text and text.count("<figure>") == 8
-    assert "core" in text and "Logistic regression" in text
+    assert "core" in text and "Core and full on the test images" in text

@@ -64,7 +64,7 @@ def test_a_file_cut_at_any_byte_is_passed_over_with_a_warning(tmp_path: Path, ca
         found = checkpoints.latest(folder)
         assert found is not None and found[0] == 1, length
         assert [
-            record.getMessage().startswith(f"the checkpoint {newest} is passed over: ") for record in caplog.records
+            record.getMessage().startswith(f"the checkpoint {newest} is skipped: ") for record in caplog.records
         ] == [True]
         assert caplog.records[0].levelno == logging.WARNING
 
@@ -103,10 +103,10 @@ def test_when_all_are_damaged_there_is_none(tmp_path: Path, caplog: pytest.LogCa
 @pytest.mark.parametrize(
     ("metadata", "why"),
     [
-        (None, "it is not of a training"),
+        (None, "it is not the checkpoint of a training"),
         ({"partialsgd.training": '{"format": 2}'}, "it has format 2, and this version reads format 1"),
-        ({"partialsgd.training": '{"format": 1}'}, "another sha256"),
-        ({"partialsgd.training": "[]"}, "it is not of a training"),
+        ({"partialsgd.training": '{"format": 1}'}, "its sha256 is not the one"),
+        ({"partialsgd.training": "[]"}, "it is not the checkpoint of a training"),
         ({"partialsgd.training": "oh"}, "Expecting value"),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_half_written_one_is_named_and_is_gone_after_the_next(
     (stage / "0000000003.safetensors").write_bytes(whole[:-1])
     found = checkpoints.latest(folder)
     assert found is not None and found[0] == 2
-    assert f"a checkpoint was being written when the run ended: {stage} is passed over" in caplog.text
+    assert f"a checkpoint was being written when the run ended; {stage} is skipped" in caplog.text
     checkpoints.save(folder, 3, STATE, keep=2)
     assert [path.name for path in sorted(folder.iterdir())] == ["0000000002.safetensors", "0000000003.safetensors"]
 

@@ -1,28 +1,241 @@
-"""Where a level is exported to, with what beside it, and what is refused."""
+"""A level that was exported: its files, its README, and that the code there computes the same without partialsgd."""
 
 from __future__ import annotations
 
+import ast
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.lab.made_runs import made_run
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
 
 from partialsgd.lab.cli import main
+from partialsgd.lab.recipes import build
+from partialsgd.lab.recipes.translation import tokens
 from partialsgd.lab.runs.exporting import export_level
 from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.use_run import open_task
 from partialsgd.lab.training.errors import WrongCall
+from tests.lab.made_runs import made_run
+
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "low-rank": ("translation", {}),
+    "pre-norm": ("translation", {"norm": "pre"}),
+    "untied": ("translation", {"norm": "pre", "tie": False, "nest": "depth", "ratio": ("1/2",), "layers": 2}),
+    "narrow": ("translation", {"nest": "width"}),
+    "short": ("translation", {"nest": "depth", "ratio": ("1/2",), "layers": 2}),
+    "core alone": ("translation", {"alone": "core"}),
+    "images": ("images", {}),
+    "images of low rank": ("images", {"nest": "low-rank"}),
+    "short images": ("images", {"nest": "depth"}),
+    "images without norms": ("images", {"norms": "none"}),
+}
 
 
-def test_by_default_it_is_in_the_run_and_another_place_can_be_given(tmp_path: Path) -> None:
+CASES = [
+    ("low-rank", "core", "safetensors"),
+    ("low-rank", "full", "safetensors"),
+    ("low-rank", "core", "onnx"),
+    *((run, "core", "safetensors") for run in ("pre-norm", "untied", "narrow", "short")),
+    ("pre-norm", "full", "safetensors"),
+    ("core alone", "full", "safetensors"),
+    ("low-rank", "full", "transformers"),
+    ("short", "core", "transformers"),
+    *((run, "core", "safetensors") for run in ("images", "images of low rank", "short images", "images without norms")),
+    ("images", "full", "safetensors"),
+    ("images", "core", "onnx"),
+]
+
+
+TEXTS = ["three days", "1", "in 5 minutes, in 7 hours or 8 years ago", "Zürich"]
+
+
+# A process that runs the code of each README in its directory, and then what it was asked for.
+READER = """
+import contextlib, io, json, os, re, sys
+sys.modules["partialsgd"] = None  # it cannot be imported
+sys.path.insert(0, "")
+found = {}
+for name, place, ask in json.loads(sys.stdin.read()):
+    os.chdir(place)
+    sys.modules.pop("network", None)
+    there = {}
+    code = re.search("```python\\n(.*?)```", open("README.md").read(), re.S)[1]
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(code, there)
+        exec(ask, there)
+    found[name] = there["answer"]
+print(json.dumps(found))
+"""
+
+
+TRANSLATED = f"""
+def greedy(text):
+    ids = tokenizer(text).input_ids if callable(tokenizer) else tokenizer.encode(text).ids
+    return network.generate(__import__("torch").tensor([ids]), **options)[0].tolist()
+
+options = {{"num_beams": 1, "do_sample": False, "max_length": 40}}
+answer = [[translate(text, **options) for text in {TEXTS}], [greedy(text) for text in {TEXTS}]]
+"""
+
+
+# Greedy, for several sentences at once: the longer ones go on when the others have ended.
+TOGETHER = f"""
+ids = [tokenizer.encode(text).ids for text in {TEXTS}]
+source = np.zeros((len(ids), max(map(len, ids))), np.int64)
+for row, one in zip(source, ids):
+    row[: len(one)] = one
+target = np.full((len(ids), 1), END)
+while target.shape[1] < 40:
+    fed = {{"input_ids": source, "attention_mask": (source > 0).astype(np.int64), "decoder_input_ids": target}}
+    logits = session.run(["logits"], fed)[0]
+    target = np.concatenate([target, logits[:, -1:].argmax(-1)], 1)
+answer = [[translate(text) for text in {TEXTS}], target.tolist()]
+"""
+
+
+def question(recipe: str, format: str, pixels: list[Any]) -> str:
+    if recipe == "translation":
+        return TOGETHER if format == "onnx" else TRANSLATED
+    library = "torch" if format == "safetensors" else "np"
+    make = "tensor" if library == "torch" else "array"
+    return f"answer = scores({library}.{make}({pixels}, dtype={library}.float32)).tolist()"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: made_run(folder / name, recipe, **changes) for name, (recipe, changes) in RUNS.items()}
+
+
+@pytest.fixture(scope="module")
+def answers(runs: dict[str, Run]) -> dict[str, Any]:
+    questions = []
+    for name, level, format in CASES:
+        run = runs[name]
+        directory = export_level(run, level, format=format)
+        task: Any = open_task(run)
+        is_images = run.settings.recipe == "images"
+        pixels = task.data.test.images[:3].float().tolist() if is_images else []
+        questions.append((f"{name} {level} {format}", str(directory), question(run.settings.recipe, format, pixels)))
+    done = subprocess.run(
+        [sys.executable, "-c", READER], input=json.dumps(questions), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    read: dict[str, Any] = json.loads(done.stdout)
+    return read
+
+
+@pytest.mark.parametrize(("name", "level", "format"), CASES, ids=[" ".join(case) for case in CASES])
+def test_the_code_of_the_readme_computes_what_the_level_computes(
+    runs: dict[str, Run], answers: dict[str, Any], name: str, level: str, format: str
+) -> None:
+    run, answer = runs[name], answers[f"{name} {level} {format}"]
+    task: Any = open_task(run)
+    with task.network.at(level), torch.no_grad():
+        if run.settings.recipe == "translation":
+            assert_translated(task.network.model, task.tokenizer, answer)
+        else:
+            expected = task.network(task.standardise(task.data.test.images[:3]))
+            torch.testing.assert_close(torch.tensor(answer), expected, rtol=1e-4, atol=1e-5)
+
+
+def assert_translated(model: Any, tokenizer: Any, answer: Any) -> None:
+    sources = [tokenizer.encode(text).ids for text in TEXTS]
+    greedy = [greedily(model, source) for source in sources]
+    texts = [tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in greedy]
+    assert len({tuple(ids.tolist()) for ids in greedy}) >= 3  # the sentences are told apart
+    assert answer[0] == texts
+    for row, ids in zip(answer[1], greedy, strict=True):
+        assert row[: len(ids)] == ids.tolist()  # in a batch with longer ones it goes on
+
+
+def greedily(model: Any, source: list[int]) -> Tensor:
+    """By definition: the most probable token after those before it, until the end."""
+    target = torch.tensor([[1]])
+    while target.shape[1] < 40:
+        ids = torch.tensor([source])
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), decoder_input_ids=target).logits
+        target = torch.cat([target, logits[:, -1:].argmax(-1)], 1)
+        if target[0, -1] == 1:
+            break
+    return target[0]
+
+
+def readme(run: Run, level: str, to: Path | None = None, **options: Any) -> str:
+    return (export_level(run, level, to=to, **options) / "README.md").read_text()
+
+
+def test_the_readme_has_the_scores_of_the_exported_checkpoint(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", "images")
+    assert "| accuracy |" not in readme(run, "core")
+    levels = {"core": {"test": {"accuracy": 0.98761, "loss": 0.5}}, "full": {"test": {"accuracy": 0.1}}}
+    extras = {"signature": "nrefs:1"}
+    summary = {"checkpoint": "best", "score": "accuracy", "levels": levels, "extras": extras}
+    run.write_json("summary.json", summary)
+    assert "| accuracy |" not in readme(run, "core", checkpoint="last")
+    text = readme(run, "core")
+    assert "| accuracy | 0.9876 |\n| loss | 0.5 |" in text and "0.1 |" not in text and "accuracy: nrefs:1." in text
+
+
+def test_the_readme_names_no_path_of_this_machine(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            (folder / f"{split}.{language}").write_text("".join(f"{language} {split} {k}\n" for k in range(30)))
+    text = readme(made_run(tmp_path / "run", "translation", data=str(folder)), "full")
+    assert "`corpus`" in text and str(tmp_path) not in text
+
+
+def test_the_readme_names_the_packages_that_its_code_imports(tmp_path: Path) -> None:
+    for recipe in ("translation", "images"):
+        run = made_run(tmp_path / recipe, recipe)
+        for format in build(run.settings).formats:
+            text = readme(run, "full", format=format)
+            (code,) = re.findall("```python\n(.*?)```", text, re.DOTALL)
+            nodes = list(ast.walk(ast.parse(code)))
+            names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+            names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+            imported = {name.partition(".")[0] for name in names} - {"json", "network"}
+            (packages,) = re.findall("`pip install (.*)`", text)
+            torch = {"torch"} if format == "transformers" else set()  # transformers needs it and does not install it
+            assert set(packages.split()) == imported | torch, (recipe, format)
+
+
+def test_the_readme_says_how_a_level_was_trained(tmp_path: Path) -> None:
+    joint = made_run(tmp_path / "joint", "translation", method="slimmable")
+    network = build(joint.settings).network
+    core, full = network.size("core"), network.size("full")
+    text = readme(joint, "core")
+    assert text.startswith("# translation: core\n\nTranslates en to de; trained on phrases generated from the Unicode")
+    assert f"{core:,} parameters, {core / full:.1%} of the full network, and was trained together" in text
+    assert "the method `slimmable`" in text and f"{full:,} parameters, the full network," in readme(joint, "full")
+    text = readme(made_run(tmp_path / "alone", "translation", nest="none", method="plain"), "full")
+    assert "parameters. It was trained with the method `plain`" in text and "trained together" not in text
+
+
+def test_a_core_alone_is_loaded_as_the_small_network_that_it_is(tmp_path: Path) -> None:
+    core, full = (readme(made_run(tmp_path / alone, "translation", alone=alone), "full") for alone in ("core", "full"))
+    assert "a low-rank layer is two layers" in core and "is two layers" not in full
+
+
+def test_the_default_directory_is_in_the_run(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", "images", ratio=("1/4", "1/2"))
     assert export_level(run, "1/4") == run.path / "exports" / "1_4-safetensors"
-    assert export_level(run, "full", to=tmp_path / "here") == tmp_path / "here"
-    with pytest.raises(WrongCall, match=r"--level: there is no level 'core' in this run; there are 1/4, 1/2, full"):
+    assert export_level(run, "full", to=tmp_path / "other") == tmp_path / "other"
+    with pytest.raises(WrongCall, match=r"--level: this run has no level 'core'; its levels are 1/4, 1/2, full"):
         export_level(run, "core")
 
 
-def test_what_has_no_class_in_transformers_is_said(tmp_path: Path) -> None:
-    with pytest.raises(WrongCall, match=r"--format transformers is for translations, and .* is of images"):
+def test_a_level_without_a_class_in_transformers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongCall, match=r"--format transformers is not for .* images, .*; use safetensors or onnx"):
         export_level(made_run(tmp_path / "images", "images"), "full", format="transformers")
     with pytest.raises(
         ValueError, match="the level 'core' cannot be loaded by from_pretrained: no Hugging Face class has low rank"
@@ -31,35 +244,33 @@ def test_what_has_no_class_in_transformers_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
-def test_the_run_itself_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = made_run(tmp_path / "run", "tabular")
-    (run.path / "metrics.jsonl").touch()  # which every training has
-    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    for place in (run.path, run.path / ".." / "run"):
-        assert main(["export", str(run.path), "--to", str(place)]) == 2
-        said = capsys.readouterr()
-        assert f"--to: {place} is a run, and its settings would be lost; give another directory" in said.err
-        assert said.out == ""
-    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
-    assert run.path / "config.json" in before and Run.open(run.path).settings == run.settings
-
-
-def test_neither_is_a_run_of_which_only_the_best_is_left(tmp_path: Path) -> None:
-    run, other = made_run(tmp_path / "run", "tabular"), made_run(tmp_path / "other", "tabular", seed=1)
-    before = (other.path / "config.json").read_bytes()
-    with pytest.raises(WrongCall, match=r"--to: .*other is a run"):
-        export_level(run, "core", to=other.path)
-    assert (other.path / "config.json").read_bytes() == before
+def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, other = made_run(tmp_path / "run", "images"), made_run(tmp_path / "other", "images", seed=1)
+    (run.path / "metrics.jsonl").touch()  # every training writes it
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for directory in (run.path, run.path / ".." / "run", other.path):
+        assert main(["export", str(run.path), "--to", str(directory)]) == 2
+        assert f"--to: {directory} is a run, whose config.json would be overwritten" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
-    ("recipe", "names"),
-    [
-        ("translation", {"tokenizer.json"}),
-        ("images", {"inputs.json", "network.py"}),
-        ("tabular", {"inputs.json"}),
-    ],
+    ("recipe", "names"), [("translation", {"tokenizer.json"}), ("images", {"inputs.json", "network.py"})]
 )
-def test_what_using_it_needs_is_beside_it(tmp_path: Path, recipe: str, names: set[str]) -> None:
-    place = export_level(made_run(tmp_path / "run", recipe), "full")
-    assert {path.name for path in place.iterdir()} == {"README.md", "config.json", "model.safetensors", *names}
+def test_the_files_that_using_it_needs_are_beside_it(tmp_path: Path, recipe: str, names: set[str]) -> None:
+    directory = export_level(made_run(tmp_path / "run", recipe), "full")
+    assert {path.name for path in directory.iterdir()} == {"README.md", "config.json", "model.safetensors", *names}
+
+
+def test_sidecar_files_are_enough_to_make_the_inputs(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "translation", "translation")
+    task: Any = build(run.settings)
+    lines = [text for pair in task.corpus.splits["test"] for text in pair]
+    tokenizer = Tokenizer.from_file(str(run.path / "tokenizer.json"))
+    assert [tokenizer.encode(line).ids for line in lines] == tokens.encode_all(task.tokenizer, lines)
+    images = made_run(tmp_path / "images", "images")
+    task, inputs = build(images.settings), json.loads((images.path / "inputs.json").read_text())
+    mean, deviation = (torch.tensor(inputs[name]).view(1, -1, 1, 1) for name in ("mean", "deviation"))
+    pixels = task.data.test.images[:5]
+    torch.testing.assert_close((pixels - mean) / deviation, task.standardise(pixels), rtol=1e-4, atol=1e-5)
+    assert inputs["classes"] == list(map(str, range(10)))

@@ -9,30 +9,31 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from tests.lab.toy import Toy, ToyTask, build
 
 from partialsgd.export import files
-from partialsgd.lab.runs import final_scores as closing
+from partialsgd.lab.runs import final_scores
+from partialsgd.lab.runs.use_run import load_weights
 from partialsgd.lab.training import loop
+from tests.lab.toy import Toy, ToyTask, build
 
 pytestmark = pytest.mark.usefixtures("toy")
 
 
 def printed(summary: dict[str, Any]) -> str:
     out = StringIO()
-    closing.show(summary, Console(file=out, width=100))
+    final_scores.show(summary, Console(file=out, width=100))
     return out.getvalue()
 
 
 def test_it_is_the_best_that_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three evaluations the first is the best; the network went on from there."""
-    told = iter((3.0, 2.0, 1.0))
-    monkeypatch.setattr(ToyTask, "merit", lambda self, glances: next(told))
+    scores_in_turn = iter((3.0, 2.0, 1.0))
+    monkeypatch.setattr(ToyTask, "selection_score", lambda self, evaluations: next(scores_in_turn))
     run = loop.train(Toy(out=str(tmp_path / "a"), epochs=3, lr=0.1))
     task = build(Toy())
     scores = {}
     for place in (run.best, run.last):
-        closing.fill(task.network, place)
+        load_weights(task.network, place)
         scores[place.name] = {level: task.scores(level, "test") for level in ("core", "full")}
     assert run.summary is not None and scores["best"] != scores["last"]
     assert {level: row["test"] for level, row in run.summary["levels"].items()} == scores["best"]
@@ -78,8 +79,8 @@ def test_extras_are_shown_as_what_they_are(tmp_path: Path) -> None:
 def test_another_network_is_refused(tmp_path: Path) -> None:
     run = loop.train(Toy(out=str(tmp_path / "a"), max_steps=1))
     with pytest.raises(ValueError, match="the model given is not the one saved"):
-        closing.fill(build(Toy(width=12)).network, run.best)
+        load_weights(build(Toy(width=12)).network, run.best)
     (run.best / files.WEIGHTS).write_bytes(b"")
     with pytest.raises(ValueError, match="truncated or damaged"):
-        closing.fill(build(Toy()).network, run.best)
+        load_weights(build(Toy()).network, run.best)
     assert torch.is_grad_enabled()

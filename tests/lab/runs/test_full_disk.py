@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.nursery import Nursery
-from tests.lab.remains import leftovers, remains
 
 from partialsgd.lab.runs import checkpoints
+from tests.lab.nursery import Nursery
+from tests.lab.remains import leftovers, remains
 
 LONG: dict[str, Any] = {"epochs": 6, "measure_every": 1, "checkpoint_every": 4}
 WIDE: dict[str, Any] = {"epochs": 2, "width": 256, "checkpoint_every": 4}
@@ -47,7 +47,7 @@ def test_it_stops_with_a_clear_word_and_goes_on_when_there_is_room(nursery: Nurs
     assert child.join() == 1
     error = child.output.strip().splitlines()[-1]
     assert error.startswith(f"OSError: {place} could not be written ([Errno 27] File too large")
-    assert error.endswith(f"partialsgd resume {place} (it goes on from the last checkpoint, which is whole)")
+    assert error.endswith(f"partialsgd resume {place} (it continues from the last checkpoint, which is complete)")
     assert checkpoints.paths(place / "checkpoints")[-1] == good and good.read_bytes() == before
     assert not leftovers(place)
     assert ((place / "metrics.jsonl").stat().st_size == limit) == (what == "the log"), "half a line of it"
@@ -66,13 +66,13 @@ def test_a_device_that_is_full_is_told_alike(nursery: Nursery, tmp_path: Path) -
     child = nursery.start("resume", str(place), log=tmp_path / "full.log")
     assert child.join() == 1
     error = child.output.strip().splitlines()[-1]
-    assert error.startswith(f"OSError: {place} could not be written ([Errno 28] No space left on device). Make room")
+    assert error.startswith(f"OSError: {place} could not be written ([Errno 28] No space left on device). Free some")
 
 
 def test_a_run_without_a_checkpoint_begins_again(nursery: Nursery, tmp_path: Path) -> None:
     place, settings = tmp_path / "run", json.dumps({**WIDE, "out": str(tmp_path / "run")})
     child = nursery.start("train", settings, log=tmp_path / "full.log", TOY_FILE_SIZE=4000)
-    assert child.join() == 1 and "Make room on the disk" in child.output
+    assert child.join() == 1 and "Free some disk space" in child.output
     assert not (place / "checkpoints").exists() and not leftovers(place)
     child = nursery.start("resume", str(place), log=tmp_path / "room.log")
     assert child.join() == 0, child.output

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.nursery import Child, Nursery
-from tests.lab.remains import leftovers, remains
 
-from partialsgd.export import files
+from partialsgd._util import files
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
+from tests.lab.nursery import Child, Nursery
+from tests.lab.remains import leftovers, remains
 
 COMMON: dict[str, Any] = {"measure_every": 3, "count": 10, "epochs": 12, "checkpoint_every": 3, "seed": 5, "lr": 0.1}
 RUNS: dict[str, dict[str, Any]] = {
@@ -26,7 +26,10 @@ RUNS: dict[str, dict[str, Any]] = {
         **COMMON,
         "method": "compose(alternating(order='criterion', every=2), compressed_gradient(keep=0.5))",
     },
-    "tabular": {"recipe": "tabular", "epochs": 20, "checkpoint_every": 4, "measure_every": 5},
+    "images": {
+        **{"recipe": "images", "width": 2, "limit": 100, "batch": 20, "epochs": 20},
+        **{"checkpoint_every": 4, "measure_every": 5},
+    },
 }
 STEPS, PAUSE, KILLS = 120, 0.025, 20
 """A step is stretched, so that in twenty lives the run does not come to its end."""
@@ -85,18 +88,18 @@ def test_twenty_kills_at_random_moments(nursery: Nursery, tmp_path: Path, name: 
 
 def test_kills_of_a_real_recipe(nursery: Nursery, tmp_path: Path) -> None:
     """In turn in its start, and some time after it has gone on."""
-    expected, _ = whole("tabular", nursery, tmp_path)
+    expected, _ = whole("images", nursery, tmp_path)
     draw, place = random.Random(0), tmp_path / "killed"
     for kill in range(8):
         before = written(place)
-        child = start(nursery, place, RUNS["tabular"])
+        child = start(nursery, place, RUNS["images"])
         assert kill % 2 == 0 or wait(lambda before=before: written(place) != before, child)
         time.sleep(draw.uniform(0, 0.2))
         child.signal(signal.SIGKILL)
         if child.join() == 0:  # a machine that is faster than one can think
             break
     assert kill > 2, child.output
-    child = start(nursery, place, RUNS["tabular"])
+    child = start(nursery, place, RUNS["images"])
     assert child.join() == 0, child.output
     assert remains(place) == expected and not leftovers(place)
 
@@ -126,7 +129,7 @@ def test_kills_in_the_middle_of_a_write(nursery: Nursery, tmp_path: Path, where:
     assert remains(place) == expected
     assert leftovers(place) in ([], [files.STAGE]), "of a run at its end nothing is written again"
     if where == "checkpoints":
-        assert f"a checkpoint was being written when the run ended: {stage} is passed over" in child.output
+        assert f"a checkpoint was being written when the run ended; {stage} is skipped" in child.output
 
 
 def stamp(stage: Path) -> int | None:

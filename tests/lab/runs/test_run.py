@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.lab.toy import Toy
 
-from partialsgd.export import files
+from partialsgd._util import files
 from partialsgd.lab.runs import run as runs
 from partialsgd.lab.runs.run import Run
+from tests.lab.toy import Toy
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -39,13 +39,13 @@ def test_what_is_there_already_is_refused_and_left_as_it_is(tmp_path: Path) -> N
     run = Run.new(Toy(out=str(tmp_path / "a")))
     before = (run.path / "config.json").read_bytes()
     with pytest.raises(
-        FileExistsError, match=rf"{run.path} exists \(a run is there; `partialsgd resume {run.path}` continues"
+        FileExistsError, match=rf"{run.path} exists \(it is a run; `partialsgd resume {run.path}` continues"
     ):
         Run.new(Toy(out=str(run.path), seed=5))
     assert (run.path / "config.json").read_bytes() == before
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.txt").touch()
-    with pytest.raises(FileExistsError, match=r"exists \(not empty\); give another --out"):
+    with pytest.raises(FileExistsError, match=r"exists \(it is not empty\); give another --out"):
         Run.new(Toy(out=str(tmp_path / "notes")))
     with pytest.raises(FileExistsError, match="not empty"):
         Run.new(Toy(out=str(tmp_path / "notes" / "thesis.txt")))
@@ -60,7 +60,7 @@ def test_an_empty_directory_is_taken_and_so_is_what_a_kill_left_of_none(tmp_path
         for name in content:
             (place / name).mkdir()
             (place / name / "config.json").write_text('{"reci')
-        with pytest.raises(FileNotFoundError, match="is no run"):
+        with pytest.raises(FileNotFoundError, match="is not a run"):
             Run.open(place)
         Run.new(Toy(out=str(place)))
         assert [file.name for file in place.iterdir()] == ["config.json"]
@@ -69,20 +69,21 @@ def test_an_empty_directory_is_taken_and_so_is_what_a_kill_left_of_none(tmp_path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is not of a run"),
-        ("[]", "is not of a run"),
-        ('{"format": 1, "levels": ["core", "full"]}', r"is not of a run \(KeyError\('recipe'\)\)"),
-        ('{"recipe": "toy", "settings": []}', "is not of a run"),
+        ("{", "cannot be read"),
+        ("[]", "must hold a JSON object"),
+        ('{"format": 1, "levels": ["core", "full"]}', "is not the config.json of a run"),
+        ('{"recipe": "toy", "settings": []}', "is not the config.json of a run"),
         (
             '{"recipe": "cooking", "settings": {}}',
-            "is of the recipe 'cooking'; there are translation, images, tabular, toy",
+            "there is no recipe 'cooking'; the recipes are translation, images, toy",
         ),
-        ('{"recipe": ["toy"], "settings": {}}', r"is of the recipe \['toy'\]"),
+        ('{"recipe": "tabular", "settings": {}}', r"'tabular' was removed; examples/wide_and_deep\.py shows"),
+        ('{"recipe": ["toy"], "settings": {}}', r"there is no recipe \['toy'\]"),
         (
             '{"recipe": "toy", "settings": {"new_option": 1}}',
-            "is of another version of partialsgd, or was edited: .*new_option",
+            "was edited or written by another version of partialsgd: .*new_option",
         ),
-        ('{"recipe": "toy", "settings": {"epochs": 0}}', "epochs must be a whole number, at least 1; got 0"),
+        ('{"recipe": "toy", "settings": {"epochs": 0}}', "epochs must be a whole number of at least 1, got 0"),
     ],
 )
 def test_what_is_no_run_is_told(tmp_path: Path, content: str, message: str) -> None:
@@ -94,7 +95,7 @@ def test_what_is_no_run_is_told(tmp_path: Path, content: str, message: str) -> N
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(
-            FileNotFoundError, match=f"{place} is no run: it has no config.json, which `partialsgd train`"
+            FileNotFoundError, match=f"{place} is not a run: it has no config.json, which `partialsgd train`"
         ):
             Run.open(place)
 
@@ -102,7 +103,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
 def test_a_summary_is_there_at_the_end_only(tmp_path: Path) -> None:
     run = Run.new(Toy(out=str(tmp_path / "a")))
     assert run.summary is None
-    run.write("summary.json", {"steps": 3})
+    run.write_json("summary.json", {"steps": 3})
     assert run.summary == {"steps": 3}
     assert run.settings == Toy(out=str(run.path)), "writing one file leaves the other"
     (run.path / "summary.json").write_text('{"steps": ')
@@ -112,7 +113,7 @@ def test_a_summary_is_there_at_the_end_only(tmp_path: Path) -> None:
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     run = Run.new(Toy(out=str(tmp_path / "a")))
-    message = f"another process is training {run.path}; wait for it, or end it"
+    message = f"another process is training {run.path}; wait for it, or stop it"
     with run.locked(), pytest.raises(RuntimeError, match=message), run.locked():
         raise AssertionError("it was let in")
     with run.locked():

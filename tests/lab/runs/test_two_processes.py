@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lab.nursery import ROOT, Child, Nursery
-from tests.lab.remains import leftovers, remains
-from tests.lab.toy import Toy
-from tests.lab.toy_run import STOPPED
 
 from partialsgd import logging as report
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
+from tests.lab.nursery import ROOT, Child, Nursery
+from tests.lab.remains import leftovers, remains
+from tests.lab.toy import Toy
+from tests.lab.toy_run import STOPPED
 
 DRY: dict[str, Any] = {"dropout": 0.0, "count": 8}
 HARD: dict[str, Any] = {"norm": True, "count": 8, "epochs": 10, "checkpoint_every": 3, "measure_every": 3}
@@ -139,7 +139,7 @@ def test_when_one_is_asked_to_stop_both_do_at_one_step_and_go_on_to_the_bit(
     assert said[0] == said[1] != []
     children = pair(nursery, "resume", str(place), tmp_path / "log")
     assert [child.join() for child in children] == [0, 0], children[0].output + children[1].output
-    assert ["Going on from step" in child.output for child in children] == [True, False]
+    assert ["Continuing from step" in child.output for child in children] == [True, False]
     assert remains(place) == whole
 
 
@@ -181,7 +181,9 @@ def test_another_number_of_processes_is_refused(nursery: Nursery, tmp_path: Path
     first, second = pair(nursery, "train", json.dumps({**HARD, "epochs": 1, "out": str(place)}), tmp_path / "log")
     assert (first.join(), second.join()) == (0, 0), first.output + second.output
     (place / "summary.json").unlink()
-    with pytest.raises(ValueError, match="the run was saved by 2 processes and there are 1: resume it with as many"):
+    with pytest.raises(
+        ValueError, match="the run was saved by 2 processes, and this is a launch of 1; resume with the same"
+    ):
         loop.resume(Run.open(place))
 
 
@@ -191,7 +193,7 @@ def test_what_is_wrong_ends_both(nursery: Nursery, tmp_path: Path) -> None:
     (tmp_path / "run" / "thesis.txt").touch()
     first, second = pair(nursery, "train", json.dumps({**DRY, "out": str(tmp_path / "run")}), tmp_path / "log")
     assert (first.join(timeout=30), second.join(timeout=30)) == (1, 1)
-    assert "exists (not empty); give another --out" in first.output
+    assert "exists (it is not empty); give another --out" in first.output
 
 
 def test_a_nan_on_one_of_them_stops_both_with_its_step(nursery: Nursery, tmp_path: Path) -> None:

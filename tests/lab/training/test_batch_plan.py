@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 
-from partialsgd.lab.training.batch_plan import Deal
+from partialsgd._util import randomness
+from partialsgd.lab.training.batch_plan import BatchPlan, EvenSlices, permutation
 
 
 class Named:
@@ -32,17 +35,17 @@ class Named:
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_an_epoch_shows_each_batch_and_the_ranks_share_them(count: int, accumulate: int, ranks: int) -> None:
-    deals = [Deal(Named(count), accumulate, rank, ranks) for rank in range(ranks)]
-    steps, size = len(deals[0]), accumulate * ranks
+    plans = [BatchPlan(Named(count), accumulate, rank, ranks) for rank in range(ranks)]
+    steps, size = len(plans[0]), accumulate * ranks
     assert steps == -(-count // size)
     for epoch in (0, 3):
         seen = Counter[tuple[int, int]]()
         for step in range(steps):
-            hands = [deal.hand(epoch * steps + step) for deal in deals]
-            together = [batch for hand in hands for batch in hand.batches]
-            assert all(len(hand.batches) == accumulate and hand.epoch == epoch for hand in hands)
+            steps_of_ranks = [plan.at(epoch * steps + step) for plan in plans]
+            together = [batch for step in steps_of_ranks for batch in step.batches]
+            assert all(len(step.batches) == accumulate and step.epoch == epoch for step in steps_of_ranks)
             units = sum(Named(count).units(*batch) for batch in together)
-            assert {(hand.units, hand.share) for hand in hands} == {(units, ranks / units)}
+            assert {(step.units, step.loss_scale) for step in steps_of_ranks} == {(units, ranks / units)}
             seen.update(together)
         assert seen.keys() == {(epoch, index) for index in range(count)}
         assert sum(seen.values()) == steps * size
@@ -50,15 +53,15 @@ def test_an_epoch_shows_each_batch_and_the_ranks_share_them(count: int, accumula
 
 
 def test_the_step_of_two_ranks_is_that_of_one_which_accumulates() -> None:
-    both = [Deal(Named(6), 1, rank, 2).hand(4).batches for rank in (0, 1)]
-    assert sorted(both[0] + both[1]) == sorted(Deal(Named(6), 2).hand(4).batches)
+    both = [BatchPlan(Named(6), 1, rank, 2).at(4).batches for rank in (0, 1)]
+    assert sorted(both[0] + both[1]) == sorted(BatchPlan(Named(6), 2).at(4).batches)
 
 
 def test_only_ones_own_batches_are_made_and_each_is_moved() -> None:
     batches = Named(6)
-    hand = Deal(batches, 2, 1, 2).hand(0, move=lambda batch: ("moved", batch))
+    step = BatchPlan(batches, 2, 1, 2).at(0, move=lambda batch: ("moved", batch))
     assert batches.made == [(0, 1), (0, 3)]
-    assert hand.batches == [("moved", (0, 1)), ("moved", (0, 3))]
+    assert step.batches == [("moved", (0, 1)), ("moved", (0, 3))]
 
 
 def test_a_step_without_units_has_a_share_that_is_a_number() -> None:
@@ -66,4 +69,45 @@ def test_a_step_without_units_has_a_share_that_is_a_number() -> None:
         def units(self, epoch: int, index: int) -> int:
             return 0
 
-    assert Deal(Empty(2)).hand(0).share == 1.0
+    assert BatchPlan(Empty(2)).at(0).loss_scale == 1.0
+
+
+def test_a_permutation_belongs_to_its_place_alone() -> None:
+    torch.manual_seed(1)
+    first = permutation(100, 3, 7, "order")
+    torch.manual_seed(2)
+    assert torch.equal(first, permutation(100, 3, 7, "order"))
+    assert sorted(first.tolist()) == list(range(100))
+    for other in ((4, 7, "order"), (3, 8, "order"), (3, 7, "validation")):
+        assert not torch.equal(first, permutation(100, *other))
+    generator = torch.Generator().manual_seed(randomness.key(3, 7, "order"))
+    assert torch.equal(first, torch.randperm(100, generator=generator))
+
+
+def test_drawing_an_order_does_not_move_the_global_generator() -> None:
+    before = torch.get_rng_state()
+    permutation(10, 0, "order")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 64, 65, 129, 1000])
+@pytest.mark.parametrize("size", [2, 3, 64, 128])
+def test_batches_are_alike_and_none_has_a_single_example(count: int, size: int) -> None:
+    slices = EvenSlices(count, size)
+    rows = [list(range(count))[slices[index]] for index in range(len(slices))]
+    assert list(itertools.chain(*rows)) == list(range(count)), "each example once, in order"
+    sizes = [len(batch) for batch in rows]
+    assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 2
+    assert max(sizes) <= size or (size, count % 2) == (2, 1), "three where one would be left of batches of two"
+    assert (len(slices) - 1) * size < count, "no more batches than needed"
+
+
+def test_the_papers_epoch() -> None:
+    slices = EvenSlices(45_000, 128)
+    assert len(slices) == 352 and {slices[k].stop - slices[k].start for k in range(352)} == {127, 128}
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_a_batch_that_is_not_there_is_named(index: int) -> None:
+    with pytest.raises(IndexError, match=f"there is no batch {index}; an epoch has 3"):
+        _ = EvenSlices(9, 3)[index]

@@ -1,21 +1,22 @@
-"""Whose fault an error is, and what the command line makes of it."""
+"""Errors that end a command: their exit codes, and the advice they give."""
 
 from __future__ import annotations
 
+import errno
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from partialsgd.lab import cli
-from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall
+from partialsgd.lab.recipes.images.settings import Images
+from partialsgd.lab.recipes.translation.settings import Translation
+from partialsgd.lab.runs import checkpoints
+from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall, advice_on_errors
+from partialsgd.lab.training.settings import Settings
 
-
-@pytest.mark.parametrize(
-    ("error", "kind"), [(WrongCall, ValueError), (NotThere, FileNotFoundError), (AlreadyThere, FileExistsError)]
-)
-def test_a_wrong_call_is_also_the_error_that_a_program_expects(error: type[Exception], kind: type[Exception]) -> None:
-    assert issubclass(error, WrongCall) and issubclass(error, kind)
-    assert str(error("runs/a is there")) == "runs/a is there"  # as it is, whatever an OSError makes of its arguments
+NAN = FloatingPointError("the loss is NaN at step 3; write another loop")
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,49 @@ def test_a_wrong_call_ends_with_2_and_a_failure_with_1(
     monkeypatch.setattr(cli, "_command", fails)
     assert cli.main(["train"]) == code
     assert capsys.readouterr().err == "partialsgd: so it is\n"
+
+
+def test_a_wrong_call_is_also_the_error_that_a_program_expects() -> None:
+    assert issubclass(WrongCall, ValueError) and issubclass(NotThere, FileNotFoundError)
+    assert issubclass(AlreadyThere, FileExistsError)
+
+
+def message_of(error: Exception, settings: Settings, run: Path) -> str:
+    with pytest.raises(type(error)) as raised, advice_on_errors(run, settings):
+        raise error
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedies"),
+    [
+        (Translation(), "a smaller --lr, a longer --warm-up, --clip-norm 1, another --init, or a check"),
+        (Images(clip_norm=1.0, precision="fp16"), "a smaller --lr, .*a smaller --clip-norm, .*--precision fp32, or a"),
+    ],
+)
+def test_against_nan_options_of_the_recipe_are_suggested(tmp_path: Path, settings: Settings, remedies: str) -> None:
+    text = message_of(NAN, settings, tmp_path)
+    assert re.match(rf"the loss is NaN at step 3\. What to try: {remedies}", text)
+    assert "another loop" not in text  # advice for people who write loops
+
+
+def test_the_last_good_checkpoint_is_named_if_there_is_one(tmp_path: Path) -> None:
+    assert message_of(NAN, Images(), tmp_path).endswith("There is no checkpoint yet: start again with another --out")
+    checkpoints.save(tmp_path / "checkpoints", 4, {}, keep=1)
+    assert message_of(NAN, Images(), tmp_path).endswith(f"The last good checkpoints are in {tmp_path / 'checkpoints'}")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_reported_with_how_to_continue(tmp_path: Path, number: int) -> None:
+    text = message_of(OSError(number, "no room"), Images(), tmp_path)
+    assert text.startswith(f"{tmp_path} could not be written ([Errno {number}] no room). Free some disk space, then")
+    assert f"partialsgd resume {tmp_path} " in text
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(errno.EACCES, "not yours"), ValueError("other"), OSError("no number")]
+)
+def test_other_errors_are_unchanged(tmp_path: Path, error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, advice_on_errors(tmp_path, Images()):
+        raise error
+    assert raised.value is error

@@ -17,11 +17,11 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
-from partialsgd.lab.runs import checkpoints
-from partialsgd.lab.runs import final_scores as closing
+from partialsgd.engine.gradient_pass import GradientPass
+from partialsgd.lab.runs import checkpoints, final_scores
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
-from partialsgd.lab.training.methods import method_of
+from partialsgd.lab.training.method_text import parse_method
 from tests.lab import toy
 from tests.lab.nursery import ROOT
 from tests.lab.remains import leftovers, remains
@@ -51,15 +51,15 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 def by_hand(settings: Toy) -> ToyTask:
     """Algorithm 1 over the batches, and nothing else."""
     task = toy.build(settings)
-    sgd = ps.PartialSGD(task.network, list(task.optimizers), method_of(settings.method), seed=settings.seed)
+    sgd = ps.PartialSGD(task.network, list(task.optimizers), parse_method(settings.method), seed=settings.seed)
     torch.manual_seed(settings.seed)
     for epoch in range(settings.epochs):
         for index in range(len(task.batches)):
             batch = task.batches.make(epoch, index)
             for group in task.optimizers[0].param_groups:
-                group["lr"] = settings.lr * task.rate(sgd.t, settings.epochs * len(task.batches))
+                group["lr"] = settings.lr * task.learning_rate(sgd.t, settings.epochs * len(task.batches))
 
-            def closure(g: ps.passes.Pass, batch: torch.Tensor = batch) -> torch.Tensor:
+            def closure(g: GradientPass, batch: torch.Tensor = batch) -> torch.Tensor:
                 loss = task.loss(task.network, batch, g) / len(batch)
                 loss.backward()
                 return loss
@@ -92,7 +92,8 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFix
     lines = report.read(run.metrics)
     assert [line["t"] for line in lines] == list(range(14))
     assert [line["level"] for line in lines] == ["full", "core"] * 7
-    assert [line["lr"] for line in lines] == pytest.approx([0.01 * toy.build(Toy()).rate(t, 14) for t in range(14)])
+    task = toy.build(Toy())
+    assert [line["lr"] for line in lines] == pytest.approx([0.01 * task.learning_rate(t, 14) for t in range(14)])
     assert [line["points"] for line in lines] == [4, 5, 4, 5, 4, 5, 4] * 2
     assert [line["epoch"] for line in lines if "valid/core/loss" in line] == [1.0, 2.0]
 
@@ -184,7 +185,7 @@ def test_asked_to_stop_it_finishes_the_step_saves_and_goes_on_to_the_bit(
     for position in (0, 6, 9, 13):  # the first, the last of an epoch, two between checkpoints
         with monkeypatch.context() as patch:
             at_batch(position, lambda: os.kill(os.getpid(), number), patch)
-            after = rf"stopped after step {position + 1}; to go on: partialsgd resume {place}"
+            after = rf"stopped after step {position + 1}; to continue: partialsgd resume {place}"
             with pytest.raises(loop.Stopped, match=after):
                 loop.resume(Run.open(place)) if position else trained(place, **HARD, method=method)
         assert "Stopping after this step" in capsys.readouterr().err
@@ -192,7 +193,7 @@ def test_asked_to_stop_it_finishes_the_step_saves_and_goes_on_to_the_bit(
         assert found is not None and found[0] == position + 1 == len(report.read(place / "metrics.jsonl"))
         assert bool(found[1]["glances"]) == (position >= 6), "the last evaluation is remembered"
     loop.resume(Run.open(place))
-    assert "Going on from step 14 of 21." in capsys.readouterr().err
+    assert "Continuing from step 14 of 21." in capsys.readouterr().err
     assert remains(place) == whole
 
 
@@ -218,7 +219,7 @@ def test_a_run_that_failed_anywhere_goes_on_to_the_bit(tmp_path: Path, monkeypat
             at_batch(position, fail, patch)
             loop.resume(run)
     with pytest.raises(KeyError), monkeypatch.context() as patch:
-        patch.setattr(closing, "table", lambda summary: fail())
+        patch.setattr(final_scores, "table", lambda summary: fail())
         loop.resume(run)
     assert run.summary is not None and remains(run.path) == whole
     (run.path / "summary.json").unlink()
@@ -307,7 +308,7 @@ def test_accelerate_is_not_told_to_accumulate_by_the_environment(
 def test_a_loss_that_is_nan_stops_with_step_level_and_what_to_try(tmp_path: Path, nan_at: int, level: str) -> None:
     message = (
         rf"^the loss is NaN or infinite at step t = {nan_at}, level '{level}'\. What to try: a smaller --lr, "
-        rf"--clip-norm 1, or a look at the data\. The last good checkpoints are in {tmp_path}/a/checkpoints$"
+        rf"--clip-norm 1, or a check of the data\. The last good checkpoints are in {tmp_path}/a/checkpoints$"
     )
     with pytest.raises(FloatingPointError, match=message):
         trained(tmp_path / "a", nan_at=nan_at)
@@ -320,7 +321,7 @@ def test_a_loss_that_is_nan_stops_with_step_level_and_what_to_try(tmp_path: Path
 
 
 def test_in_a_lower_precision_the_higher_is_worth_a_try(tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match="--clip-norm 1, --precision fp32, or a look"):
+    with pytest.raises(FloatingPointError, match="--clip-norm 1, --precision fp32, or a check"):
         trained(tmp_path / "a", nan_at=1, precision="bf16")
 
 
@@ -334,10 +335,10 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path: Path, evaluated
     assert not (tmp_path / "a" / "best").exists() and not (tmp_path / "a" / "last").exists()
 
 
-def merits(monkeypatch: pytest.MonkeyPatch, *values: float) -> None:
-    """The merit of each evaluation, whatever is seen."""
-    told = iter(values)
-    monkeypatch.setattr(ToyTask, "merit", lambda self, glances: next(told))
+def set_scores(monkeypatch: pytest.MonkeyPatch, *values: float) -> None:
+    """Let the evaluations have these selection scores."""
+    scores = iter(values)
+    monkeypatch.setattr(ToyTask, "selection_score", lambda self, evaluations: next(scores))
 
 
 @pytest.mark.parametrize(
@@ -355,7 +356,7 @@ def test_the_best_is_the_first_with_the_largest_merit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: tuple[float, ...], best: int
 ) -> None:
     """A merit that is NaN loses to every other, and a run without any has a best all the same."""
-    merits(monkeypatch, *values)
+    set_scores(monkeypatch, *values)
     run = trained(tmp_path / "a", epochs=3)
     said = json.loads((run.best / "config.json").read_text())["metrics"]
     line = next(line for line in report.read(run.metrics) if line["epoch"] == best)
@@ -363,7 +364,7 @@ def test_the_best_is_the_first_with_the_largest_merit(
 
 
 def test_the_best_is_remembered_over_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    merits(monkeypatch, 5, 4, 3)
+    set_scores(monkeypatch, 5, 4, 3)
     with monkeypatch.context() as patch:
         at_batch(9, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
         with pytest.raises(loop.Stopped):
@@ -380,7 +381,7 @@ def test_a_run_at_its_end_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureF
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     capsys.readouterr()
     assert loop.resume(run) == run
-    assert f"{run.path} is at its end; there is nothing to resume." in capsys.readouterr().err
+    assert f"{run.path} is finished; there is nothing to resume." in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
 
 
@@ -388,7 +389,7 @@ def test_a_run_that_is_there_or_in_other_hands_is_refused(tmp_path: Path, monkey
     at_batch(2, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
     with pytest.raises(loop.Stopped):
         trained(tmp_path / "a")
-    with pytest.raises(FileExistsError, match="a run is there; `partialsgd resume"):
+    with pytest.raises(FileExistsError, match="it is a run; `partialsgd resume"):
         trained(tmp_path / "a")
     run = Run.open(tmp_path / "a")
     with run.locked(), pytest.raises(RuntimeError, match="another process is training"):
@@ -401,7 +402,7 @@ def test_a_run_that_is_there_or_in_other_hands_is_refused(tmp_path: Path, monkey
     [
         ({"method": "smooth"}, "there is no method 'smooth'"),
         ({"precision": "fp16"}, '"fp16" needs a GPU'),
-        ({"track": ("wandb",)}, "the tracker 'wandb' is not installed, or accelerate has none of that name"),
+        ({"track": ("wandb",)}, "track: 'wandb' is not installed or unknown to accelerate"),
     ],
 )
 def test_wrong_settings_are_found_before_a_directory_is_made(tmp_path: Path, options: Any, message: str) -> None:
@@ -431,7 +432,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
     capsys.readouterr()
     loop.resume(Run.open(tmp_path / "a"))
     err = capsys.readouterr().err
-    assert f"warning: the checkpoint {newest} is passed over: " in err and "Going on from step 12 of 21." in err
+    assert f"warning: the checkpoint {newest} is skipped: " in err and "Continuing from step 12 of 21." in err
     assert remains(tmp_path / "a") == whole
 
 

@@ -14,12 +14,12 @@ import torch
 import partialsgd as ps
 from partialsgd import logging as report
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab.recipes import comparing
+from partialsgd.lab.reproduce import compare as comparing
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
-from partialsgd.lab.training.measuring import LAYERS, meter_of
-from partialsgd.lab.training.methods import method_of
+from partialsgd.lab.training.measuring import LAYERS, make_meter
+from partialsgd.lab.training.method_text import parse_method
 from tests.lab import toy
 from tests.lab.recipes.translation import tiny
 from tests.lab.remains import remains
@@ -52,14 +52,14 @@ def measured(run: Run) -> list[tuple[int, dict[str, Any]]]:
 def by_hand(settings: Toy, probe: str | None) -> list[tuple[int, dict[str, Any]]]:
     """A loop that knows nothing of recipes, with a meter."""
     task = toy.build(settings)
-    method = method_of(settings.method)
-    meter = ps.CriteriaMeter(2, None if probe is None else method_of(probe))
+    method = parse_method(settings.method)
+    meter = ps.CriteriaMeter(2, None if probe is None else parse_method(probe))
     sgd = ps.PartialSGD(task.network, list(task.optimizers), method, seed=settings.seed, meter=meter)
     torch.manual_seed(settings.seed)
     found = []
     for t in range(settings.epochs * len(task.batches)):
         batch = task.batches.make(*divmod(t, len(task.batches)))
-        task.optimizers[0].param_groups[0]["lr"] = settings.lr * task.rate(t, 0)
+        task.optimizers[0].param_groups[0]["lr"] = settings.lr * task.learning_rate(t, 0)
 
         def closure(g: GradientPass, batch: torch.Tensor = batch) -> torch.Tensor:
             loss = task.loss(task.network, batch, g) / len(batch)
@@ -163,7 +163,7 @@ def test_layers_are_one_group_beside_the_whole_network(tmp_path: Path) -> None:
 
 
 def test_without_measuring_there_is_no_meter() -> None:
-    assert meter_of(Toy(), toy.build(Toy()).network) is None
+    assert make_meter(Toy(), toy.build(Toy()).network) is None
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,10 @@ def test_what_the_network_has_not_is_refused_before_a_directory_is_made(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"probe": "plain"}, "probe is 'plain', and nothing is measured without measure_every; give that too"),
-        ({"measure_layers": ("0",)}, r"measure_layers is \('0',\), and nothing is measured without measure_every"),
-        ({"measure_batches": 2}, "measure_batches is 2, and nothing is measured without measure_every"),
-        ({"measure_batches": 0, "measure_every": 1}, "measure_batches must be a whole number, at least 1; got 0"),
+        ({"probe": "plain"}, "^probe has no effect without measure_every; set both"),
+        ({"measure_layers": ("0",)}, "^measure_layers has no effect without measure_every"),
+        ({"measure_batches": 2}, "^measure_batches has no effect without measure_every"),
+        ({"measure_batches": 0, "measure_every": 1}, "measure_batches must be a whole number of at least 1, got 0"),
     ],
 )
 def test_what_to_measure_needs_how_often(options: Any, message: str) -> None:
@@ -210,7 +210,7 @@ def test_the_core_of_half_the_width_sees_the_noise_of_the_whole_transformer() ->
         torch.manual_seed(5)
         told = tiny.settings(nest="width", ratio=("1/2",), dropout=0.3, measure_every=1, probe=probe)
         network = tiny.family(nest="width", ratio=("1/2",), dropout=0.3).train()
-        meter = ps.CriteriaMeter(1, "core") if probe is None else meter_of(told, network)
+        meter = ps.CriteriaMeter(1, "core") if probe is None else make_meter(told, network)
         sgd = ps.PartialSGD(network, torch.optim.SGD(network.parameters(), 0.1), meter=meter)
 
         def closure(network: ps.Nested = network) -> torch.Tensor:

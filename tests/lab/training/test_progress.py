@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from partialsgd.lab.training import progress
-from partialsgd.lab.training.progress import Display, say, warnings_on
+from partialsgd.lab.training.progress import Display, say, show_warnings_on
 
-GLANCES = {"core": {"loss": 3.40125, "accuracy": 0.615}, "full": {"loss": 3.1, "accuracy": 0.63}}
+EVALUATIONS = {"core": {"loss": 3.40125, "accuracy": 0.615}, "full": {"loss": 3.1, "accuracy": 0.63}}
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def train(shown: Display, clock: list[float]) -> None:
         clock[0] += 0.5
         shown.step(position, {"full": 2.0} if position % 2 else {"core": 3.0}, 1_000)
     clock[0] += 10
-    shown.evaluated(100, GLANCES)
+    shown.evaluated(100, EVALUATIONS)
 
 
 def test_in_a_terminal_each_level_has_its_loss_and_its_last_evaluation(clock: list[float]) -> None:
@@ -70,7 +70,7 @@ def test_in_a_terminal_each_level_has_its_loss_and_its_last_evaluation(clock: li
 
 def test_a_run_that_goes_on_shows_what_it_knew(clock: list[float]) -> None:
     out = console(terminal=True)
-    with display(out, glances=GLANCES) as shown:
+    with display(out, evaluations=EVALUATIONS) as shown:
         assert shown._live is not None
         shown._live.refresh()
     assert "  core    valid: loss 3.401, accuracy 0.615" in text(out)
@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_shows_what_it_knew(clock: list[float]) -> None:
 
 def test_long_evaluations_do_not_break_the_lines(clock: list[float]) -> None:
     out = console(terminal=True)
-    with display(out, glances={"core": {f"number {k}": 1 / 3 for k in range(9)}}) as shown:
+    with display(out, evaluations={"core": {f"number {k}": 1 / 3 for k in range(9)}}) as shown:
         assert shown._live is not None
         shown._live.refresh()
     assert "…" in text(out)
@@ -109,7 +109,7 @@ def test_the_loss_is_smoothed_over_the_steps_of_its_level(clock: list[float]) ->
 @pytest.mark.parametrize("terminal", [True, False])
 def test_other_ranks_are_quiet(clock: list[float], terminal: bool) -> None:
     out = console(terminal=terminal, quiet=True)
-    with warnings_on(out), display(out) as shown:
+    with show_warnings_on(out), display(out) as shown:
         train(shown, clock)
         logging.getLogger("partialsgd").warning("something")
         say(out, "something")
@@ -119,7 +119,7 @@ def test_other_ranks_are_quiet(clock: list[float], terminal: bool) -> None:
 def test_warnings_and_paths_are_shown_as_they_are() -> None:
     path = "/runs/[red]" + "/long" * 30
     out = console(terminal=False)
-    with warnings_on(out):
+    with show_warnings_on(out):
         logging.getLogger("partialsgd").warning("%s is passed over", path)
     say(out, f"The run is in {path}")
     assert text(out).splitlines() == [f"warning: {path} is passed over", f"The run is in {path}"]
@@ -127,7 +127,7 @@ def test_warnings_and_paths_are_shown_as_they_are() -> None:
 
 def test_the_handler_of_warnings_goes_again() -> None:
     before = list(logging.getLogger("partialsgd").handlers)
-    with pytest.raises(ValueError, match="x"), warnings_on(console(terminal=False)):
+    with pytest.raises(ValueError, match="x"), show_warnings_on(console(terminal=False)):
         raise ValueError("x")
     assert logging.getLogger("partialsgd").handlers == before
 

@@ -33,10 +33,6 @@ def test_cosine_grows_falls_and_ends_at_zero() -> None:
     assert rates.cosine(3, warm_up=5)(4) == pytest.approx(5 / 6)  # a run that ends before it is warm
 
 
-def test_constant() -> None:
-    assert {rates.constant(t) for t in (0, 1, 10**9)} == {1.0}
-
-
 def test_a_line_goes_up_from_the_first_rate_and_down_to_nothing() -> None:
     rate = rates.linear(10, 4, 0.2)
     assert [rate(t) for t in range(12)] == pytest.approx(

@@ -29,11 +29,11 @@ def test_a_task_keeps_the_promises_that_the_loop_builds_on(recipe: str) -> None:
     made: Any = build(RECIPES[recipe](**TINY[recipe]))
     batches = made.batches
     assert len(batches) >= 1 and batches.units(0, 0) > 0
-    assert made.digest() == build(RECIPES[recipe](**TINY[recipe])).digest()
-    assert 0 <= made.rate(0, 100) <= 1 and 0 <= made.rate(50, 100) <= 1
-    glances = {level: made.glance(level) for level in made.network.levels}
+    assert made.data_hash() == build(RECIPES[recipe](**TINY[recipe])).data_hash()
+    assert 0 <= made.learning_rate(0, 100) <= 1 and 0 <= made.learning_rate(50, 100) <= 1
+    glances = {level: made.quick_eval(level) for level in made.network.levels}
     assert all("loss" in numbers for numbers in glances.values())
     worse = {level: {name: 1e3 if name == "loss" else 0.0 for name in numbers} for level, numbers in glances.items()}
-    assert made.merit(glances) > made.merit(worse)
+    assert made.selection_score(glances) > made.selection_score(worse)
     small, *_, full = made.network.levels
     assert 0 < made.flops(small, batches.make(0, 0)) <= made.flops(full, batches.make(0, 0))

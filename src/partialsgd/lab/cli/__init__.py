@@ -1,6 +1,6 @@
-"""`partialsgd …`: what a call means. It only parses and calls.
+"""The command line `partialsgd …`: it parses a call and runs the command.
 
-torch is imported by the commands that need it, so that --help and methods answer at once.
+Commands import torch only when they need it, so that --help and `methods` answer at once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from difflib import get_close_matches
 from functools import partial
 
 import partialsgd
-from partialsgd.lab.cli import options, pages
-from partialsgd.lab.cli.commands import OF_RUNS, OF_SETTINGS
+from partialsgd.lab.cli import parsing
+from partialsgd.lab.cli.commands import COMMANDS, WITH_SETTINGS
 from partialsgd.lab.recipes import RECIPES
-from partialsgd.lab.training.errors import WrongCall
-from partialsgd.lab.training.stopping import Stopped
+from partialsgd.lab.training.errors import Stopped, WrongCall
 
 __all__ = ["main"]
 
@@ -27,38 +26,38 @@ _EXTRA = ("accelerate", "babel", "rich", "sacrebleu", "sklearn", "tokenizers", "
 _ABOUT = """\
 Train a network and the smaller ones inside it in one run, and use each of them.
 
-$ partialsgd train                         # some minutes; ends in a table
+$ partialsgd train                         # some minutes; ends with a table
 $ partialsgd train --help                  # the recipes
 $ partialsgd translate RUN --level core    # a line in, a line out
 $ partialsgd --version
 
-Exit codes: 0 done, 1 failed, 2 a wrong call. PARTIALSGD_TRACEBACK=1 shows where a failure happened.
+Exit codes: 0 success, 1 failure, 2 wrong call. PARTIALSGD_TRACEBACK=1 shows where a failure happened.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments say. 0: done, 1: it failed, 2: the call was wrong."""
+    """Run a command and return the exit code: 0 for success, 1 for a failure, 2 for a wrong call."""
     try:
         _command(list(sys.argv[1:] if argv is None else argv))()
-        sys.stdout.flush()  # what cannot be written is found out here
+        sys.stdout.flush()  # so that a broken pipe is noticed here
     except WrongCall as error:
-        return _ended(str(error), 2)
+        return _fail(str(error), 2)
     except Stopped as error:
-        return _ended(str(error), 1) if os.environ.get("RANK", "0") == "0" else 1  # one of several processes says it
+        return _fail(str(error), 1) if os.environ.get("RANK", "0") == "0" else 1  # the other ranks stay silent
     except KeyboardInterrupt:
-        return _ended("interrupted; a training goes on by `partialsgd resume RUN`", 1)
-    except BrokenPipeError:  # who reads our output has seen enough
+        return _fail("interrupted; `partialsgd resume RUN` continues a training", 1)
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if os.environ.get("PARTIALSGD_TRACEBACK"):
             traceback.print_exc()
-        return _ended(_message(error), 1)
+        return _fail(_message(error), 1)
     return 0
 
 
 def _command(argv: list[str]) -> Callable[[], None]:
-    """What is to be done. --help, and options that are wrong, end the process here."""
+    """The command that the arguments describe. --help and wrong options end the process here."""
     if not argv:
         return partial(_help, code=2)
     name, rest = argv[0], argv[1:]
@@ -66,41 +65,41 @@ def _command(argv: list[str]) -> Callable[[], None]:
         return _help
     if name == "--version":
         return partial(print, f"partialsgd {partialsgd.__version__}")
-    if name in OF_RUNS:
-        command: Callable[[], None] = options.parse(OF_RUNS[name], name, rest)
+    if name in COMMANDS:
+        command: Callable[[], None] = parsing.parse(COMMANDS[name], name, rest)
         return command
-    if name not in OF_SETTINGS:
-        close = get_close_matches(name, [*OF_RUNS, *OF_SETTINGS], n=1)
+    if name not in WITH_SETTINGS:
+        close = get_close_matches(name, [*COMMANDS, *WITH_SETTINGS], n=1)
         hint = f"did you mean {close[0]}?" if close else "`partialsgd --help` lists them"
         raise WrongCall(f"there is no command {name!r}; {hint}")
     if rest in (["-h"], ["--help"]):
-        return partial(_recipes, name)
-    run, settings = options.parse_settings(OF_SETTINGS[name], name, rest)
+        return partial(_list_recipes, name)
+    run, settings = parsing.parse_settings(WITH_SETTINGS[name], name, rest)
     return partial(run, settings)
 
 
 def _help(code: int = 0) -> None:
-    pages.show_choices("partialsgd", _ABOUT, {**OF_SETTINGS, **OF_RUNS})
+    parsing.show_choices("partialsgd", _ABOUT, {**WITH_SETTINGS, **COMMANDS})
     sys.exit(code)
 
 
-def _recipes(name: str) -> None:
-    about = f"{inspect.getdoc(OF_SETTINGS[name])}\n\nA recipe's options: partialsgd {name} {pages.DEFAULT} --help"
-    pages.show_choices(f"partialsgd {name}", about, RECIPES, default=pages.DEFAULT)
+def _list_recipes(name: str) -> None:
+    default = parsing.DEFAULT
+    about = f"{inspect.getdoc(WITH_SETTINGS[name])}\n\nThe options of a recipe: partialsgd {name} {default} --help"
+    parsing.show_choices(f"partialsgd {name}", about, RECIPES, default=default)
 
 
-def _ended(message: str, code: int) -> int:
+def _fail(message: str, code: int) -> int:
     print(f"partialsgd: {message}", file=sys.stderr)
     return code
 
 
 def _message(error: Exception) -> str:
-    """The errors of this package say what is wrong; of others the kind is part of the message."""
-    library = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if library in _EXTRA:
-        return f"{library} is needed for this: pip install partialsgd[lab]"
-    said = isinstance(error, (ValueError, OSError, RuntimeError, ImportError, ArithmeticError))
-    is_ours = type(error).__module__.startswith("partialsgd.")
-    if said or is_ours:
+    """The message of an error; errors that are not meant for users are shown with their type."""
+    module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if module in _EXTRA:
+        return f"this command needs {module}: pip install partialsgd[lab]"
+    explains_itself = isinstance(error, (ValueError, OSError, RuntimeError, ImportError, ArithmeticError))
+    if explains_itself or type(error).__module__.startswith("partialsgd."):
         return str(error)
     return f"{type(error).__name__}: {error}; PARTIALSGD_TRACEBACK=1 shows where"

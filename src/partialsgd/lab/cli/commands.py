@@ -1,19 +1,101 @@
-"""Commands that use what was trained, and all commands by name."""
+"""The commands, each a dataclass: its fields are the options, and calling it runs the command. No torch at import."""
 
 from __future__ import annotations
 
 import shutil
-import sys
-from dataclasses import dataclass, field
-from io import TextIOWrapper
+import webbrowser
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
-from partialsgd.lab.cli.reports import Report
-from partialsgd.lab.cli.reproductions import Reproduce
-from partialsgd.lab.cli.trainings import Compare, Resume, Train
+from partialsgd.lab import recipes
+from partialsgd.lab.cli.reproduce import Reproduce
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings
 
 Checkpoint: TypeAlias = Literal["best", "last"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train every size of a network at once, and score each of them.
+
+    $ partialsgd train                            # generated phrases
+    $ partialsgd train --data FOLDER --source de --target en
+    $ partialsgd train --preset iwslt14 --data FOLDER --show-settings
+    $ partialsgd train --nest width --ratio 1/4 1/2  # and full: three levels
+    $ partialsgd train --config run.toml --epochs 5
+    $ partialsgd train images                     # scikit-learn's digits
+    $ partialsgd train images --method "sam(rho=0.1)" --nest none
+    $ partialsgd train images --preset narrow --data cifar-10-batches-bin
+    """
+
+    config: Path | None = None
+    """A TOML file with settings, or the config.json of a run; options of the command line take precedence."""
+    show_settings: bool = False
+    """Print the settings as such a file, for translation with the paper's Table 4 as comments, and stop."""
+
+    def __call__(self, settings: Settings) -> None:
+        if self.show_settings:
+            from partialsgd.lab.training.settings_files import to_toml
+
+            print(to_toml(settings), end="")
+            return
+        from partialsgd.lab.training.loop import train
+
+        train(settings)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Train all levels at once and each level alone, and compare their scores.
+
+    $ partialsgd compare images --seeds 3 --out runs/comparison
+    $ partialsgd compare --budget flops --max-steps 2000
+
+    Every training is a run in the directory of --out, with a table in compare.md and compare.json. The same call again
+    keeps the finished runs and continues the others.
+    """
+
+    config: Path | None = None
+    """A TOML file with settings, or the config.json of a run; options of the command line take precedence."""
+    budget: Literal["epochs", "updates", "flops"] = "epochs"
+    """The budget of a level alone: the epochs of the joint training (as in the paper), that level's updates in it,
+    or the training FLOPs of all levels in it."""
+    seeds: int = 1
+    """Trainings of each kind, with the seeds --seed, --seed + 1, and so on."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise WrongCall(f"--seeds must be a whole number of at least 1, got {self.seeds}")
+
+    def __call__(self, settings: Settings) -> None:
+        from partialsgd.lab.reproduce.compare import compare
+
+        compare(settings, budget=self.budget, seeds=self.seeds)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Continue a training that was stopped or killed.
+
+    $ partialsgd resume runs/translation-20250102-030405
+
+    The result is bit for bit that of a training without the stop, on the same machine.
+    """
+
+    run: Path
+    """The run directory."""
+
+    def __call__(self) -> None:
+        from partialsgd.lab.runs.run import Run
+        from partialsgd.lab.training.loop import resume
+
+        resume(Run.open(self.run))
 
 
 @final
@@ -38,48 +120,15 @@ class Evaluate:
         from rich.console import Console
 
         from partialsgd.lab.runs.run import Run
-        from partialsgd.lab.runs.use_run import evaluate, scores_table, signature
+        from partialsgd.lab.runs.use_run import evaluate, scores_table
 
         run = Run.open(self.run)
-        found = evaluate(run, self.level, split=self.split, checkpoint=self.checkpoint)
+        scores, signature = evaluate(run, self.level, split=self.split, checkpoint=self.checkpoint)
         console = Console()
         console.print(f"{self.run}: the {self.checkpoint} weights on the {self.split} data", highlight=False)
-        console.print(scores_table(found))
-        if said := signature(run):
-            console.print(said, highlight=False)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Translate:
-    """Translate the lines of the standard input with one level of a run.
-
-    $ partialsgd translate runs/r < text.en > text.de
-    $ echo "three days" | partialsgd translate runs/r --level core
-    """
-
-    run: Path
-    """The run directory."""
-    level: str = "full"
-    """The level that translates."""
-    beam: int | None = None
-    """Hypotheses that the search keeps; by default as many as the run's settings say."""
-    checkpoint: Checkpoint = "best"
-    """The weights that were best on the validation data, or the last ones."""
-
-    def __call__(self) -> None:
-        from partialsgd.lab.runs.run import Run
-        from partialsgd.lab.runs.use_run import arriving, translate
-
-        if isinstance(sys.stdout, TextIOWrapper):  # what stands in for it may have no encoding
-            sys.stdout.reconfigure(encoding="utf-8")
-        try:
-            run = Run.open(self.run)
-            lines = arriving(sys.stdin.fileno())
-            for line in translate(run, lines, self.level, beam=self.beam, checkpoint=self.checkpoint):
-                print(line, flush=True)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"the standard input is not UTF-8: {error}") from error
+        console.print(scores_table(scores))
+        if signature is not None:
+            console.print(signature, highlight=False)
 
 
 @final
@@ -105,7 +154,7 @@ class Profile:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write one level of a run as a network by itself, for use without partialsgd.
+    """Write one level of a run as a plain network, for use without partialsgd.
 
     $ partialsgd export runs/r --level core     # model.safetensors, config.json
     $ partialsgd export runs/r --level core --format onnx --to small
@@ -117,9 +166,9 @@ class Export:
     run: Path
     """The run directory."""
     level: str = "core"
-    """The level to take out."""
+    """The level to extract."""
     format: Literal["safetensors", "onnx", "transformers"] = "safetensors"
-    """Weights and configuration; a graph for onnxruntime and others; or what `from_pretrained` reads."""
+    """Weights and configuration, a graph for onnxruntime, or a directory for `from_pretrained`."""
     to: Path | None = None
     """The directory to write; by default RUN/exports/LEVEL-FORMAT."""
     checkpoint: Checkpoint = "best"
@@ -130,41 +179,85 @@ class Export:
         from partialsgd.lab.runs.run import Run
 
         run = Run.open(self.run)
-        place = export_level(run, self.level, format=self.format, to=self.to, checkpoint=self.checkpoint)
-        for file in sorted(place.iterdir()):
+        directory = export_level(run, self.level, format=self.format, to=self.to, checkpoint=self.checkpoint)
+        for file in sorted(directory.iterdir()):
             print(f"{file.stat().st_size:>12,}  {file}")
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Report:
+    """Make one HTML page of a run or of several: levels, costs, curves, criteria, outputs, configuration.
+
+    $ partialsgd report runs/r --open           # runs/r/report.html
+    $ partialsgd report runs/comparison/*-seed0 --to comparison.html
+
+    The page is one file that needs no network. A run that is not finished is shown as far as it is.
+    """
+
+    run: tuple[Path, ...]
+    """The run directories."""
+    to: Path | None = None
+    """The file to write; by default report.html in the first run."""
+    open: bool = False
+    """Open the page in the browser."""
+
+    def __post_init__(self) -> None:
+        if not self.run:
+            raise WrongCall("RUN: give at least one run directory")
+
+    def __call__(self) -> None:
+        from partialsgd.lab.page import write_page
+
+        try:
+            page = write_page(self.run, self.to or self.run[0] / "report.html", default_settings=preset_values)
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise WrongCall(str(error)) from error
+        print(page)
+        if self.open and not webbrowser.open(page.resolve().as_uri()):
+            print(f"no browser was found; open {page} in one")
+
+
+def preset_values(recipe: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the preset that a run started from; empty for a recipe that does not exist."""
+    if recipe not in recipes.RECIPES:
+        return {}
+    named = recipes.presets(recipe)
+    return asdict(named.get(str(settings.get("preset")), next(iter(named.values()))))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Methods:
-    """List the training methods, or say what one of them does and can be told.
+    """List the training methods, or show the options of one.
 
     $ partialsgd methods
     $ partialsgd methods sam
     """
 
-    name: str | None = field(default=None, metadata={"positional": True})
-    """The method to say more of."""
+    all_positional: ClassVar[bool] = True
+
+    name: str | None = None
+    """The method to show."""
 
     def __call__(self) -> None:
-        from partialsgd.lab.training.registry import listed, told
+        from partialsgd.lab.training.method_text import describe_method, list_methods
 
         width = shutil.get_terminal_size().columns
-        print(told(self.name, width) if self.name else listed(width))
+        print(describe_method(self.name, width) if self.name else list_methods(width))
 
 
-OF_RUNS: dict[str, type[Any]] = {
+WITH_SETTINGS: dict[str, type[Any]] = {"train": Train, "compare": Compare}
+"""Commands that also take a recipe and its settings."""
+
+COMMANDS: dict[str, type[Any]] = {
     "resume": Resume,
     "evaluate": Evaluate,
-    "translate": Translate,
+    **recipes.commands(),
     "profile": Profile,
     "export": Export,
     "report": Report,
     "reproduce": Reproduce,
     "methods": Methods,
 }
-"""Commands with options of their own."""
-
-OF_SETTINGS: dict[str, type[Any]] = {"train": Train, "compare": Compare}
-"""Commands that are given a recipe and its settings too."""
+"""Commands that have only their own options."""

@@ -23,7 +23,7 @@ from partialsgd.lab.reproduce.worker_pool import ThisProcess, WorkerPool
 from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch, loop
-from partialsgd.lab.training.batch_plan import Deal
+from partialsgd.lab.training.batch_plan import BatchPlan
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.settings import Settings, require_at_least
 
@@ -76,7 +76,7 @@ def compare(settings: Settings, *, budget: Budget = "epochs", seeds: int = 1, jo
         raise WrongCall("--jobs is for a single process; under torchrun or accelerate leave it out")
     default = f"runs/compare-{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     out = Path(launch.from_main(settings.out or default))
-    settings = loop.pinned(settings)
+    settings = loop.pin(settings)
     _alone_method(settings.method, "plain")  # raises now, not after the joint training
     console = launch.console()
     console.print(f"The runs are made in {out}; with --out {out} the same call goes on there", highlight=False)
@@ -180,7 +180,7 @@ def _flops_per_step(settings: Settings, level: str) -> tuple[float, int]:
     task, ranks = build(settings), launch.processes().num_processes
     count = len(task.batches)
     flops = [task.flops(level, task.batches.make(0, k)) for k in range(0, count, max(1, count // _COUNTED_BATCHES))]
-    steps = len(Deal(task.batches, settings.accumulate, 0, ranks))
+    steps = len(BatchPlan(task.batches, settings.accumulate, 0, ranks))
     return fmean(flops) * settings.accumulate * ranks, steps
 
 

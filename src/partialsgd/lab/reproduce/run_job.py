@@ -59,7 +59,7 @@ def train_or_resume(settings: Settings) -> None:
         _wait_for_lock(run)
         loop.resume(run, places=settings, show=False)
     except FloatingPointError as error:
-        run.write(FAILED, {"error": str(error)})
+        run.write_json(FAILED, {"error": str(error)})
 
 
 def _wait_for_lock(run: Run) -> None:

@@ -10,9 +10,8 @@ from rich.console import Console
 
 from partialsgd.lab.reproduce.run_job import RunJob
 from partialsgd.lab.reproduce.worker_pool import Job, ThisProcess, WorkerPool
-from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.errors import Stopped, WrongCall
 from partialsgd.lab.training.progress import say
-from partialsgd.lab.training.stopping import Stopped
 
 _POLL = 0.5  # seconds; a signal that another thread receives is handled between two waits
 

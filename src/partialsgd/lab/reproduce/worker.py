@@ -17,8 +17,7 @@ from queue import Queue
 from typing import Any
 
 from partialsgd.lab.reproduce.worker_pool import function_of
-from partialsgd.lab.training.errors import WrongCall
-from partialsgd.lab.training.stopping import Stopped
+from partialsgd.lab.training.errors import Stopped, WrongCall
 
 
 def main() -> None:

@@ -1,50 +1,49 @@
-"""The state of a training in one file: written whole or not at all, checked when it is read, a few kept."""
+"""Checkpoints of a training: one safetensors file each, written whole or not at all, checked when read, no pickle."""
 
 from __future__ import annotations
 
-import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from partialsgd.export import files
-from partialsgd.lab.runs.packing import pack, unpack
+from partialsgd._util import files, tensor_files
+
+Json: TypeAlias = Any
 
 _log = logging.getLogger("partialsgd")
 
-_KEY = "partialsgd.training"  # the record's key in the metadata
+_KEY = "partialsgd.training"  # the key of the record in the file's metadata
 
 
 def save(folder: Path, position: int, state: Any, *, keep: int) -> None:
-    """Write the state after `position` steps, then remove all but the newest `keep` checkpoints.
+    """Write the state after `position` steps, then delete all but the newest `keep` checkpoints.
 
-    It is written in a folder beside and synced before it takes its place: a kill at any moment, or a full disk,
-    leaves the ones before.
+    A kill or a full disk at any moment leaves the checkpoints before this one complete.
     """
-    said, tensors = pack(state)
-    record = {"format": 1, "position": position, "state": said}
-    record["digest"] = files.digest(record, tensors)
+    structure, tensors = pack(state)
     name = f"{position:010}.safetensors"
     with files.staged(folder) as stage:
-        files.write_tensors(stage / name, tensors, {_KEY: json.dumps(record)})
-    there = paths(folder)
-    kept = [path for path in there if path.name <= name][-keep:]  # those ahead are damaged: they were passed over
-    for path in there:
-        if path not in kept:
+        record = {"format": 1, "position": position, "state": structure}
+        tensor_files.write_checked(stage / name, _KEY, record, tensors)
+    existing = paths(folder)
+    newest = [path for path in existing if path.name <= name][-keep:]  # those ahead of it are damaged: it was resumed
+    for path in existing:
+        if path not in newest:
             path.unlink(missing_ok=True)
 
 
 def latest(folder: Path) -> tuple[int, Any] | None:
-    """The newest whole checkpoint: its position and its state. One that is damaged is passed over with a warning."""
+    """Read the position and state of the newest complete checkpoint; damaged ones are skipped with a warning."""
     if (folder / files.STAGE).exists():
-        _log.warning("a checkpoint was being written when the run ended: %s is passed over", folder / files.STAGE)
+        _log.warning("a checkpoint was being written when the run ended; %s is skipped", folder / files.STAGE)
     for path in reversed(paths(folder)):
         try:
             return _read(path)
-        except (ValueError, SafetensorError, OSError) as error:
-            _log.warning("the checkpoint %s is passed over: %s", path, error)
+        except (ValueError, OSError) as error:
+            _log.warning("the checkpoint %s is skipped: %s", path, error)
     return None
 
 
@@ -54,14 +53,49 @@ def paths(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[int, Any]:
-    with safe_open(path, "pt") as file:
-        record = json.loads((file.metadata() or {}).get(_KEY, "null"))
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    if not isinstance(record, dict):
-        raise ValueError("it is not of a training")
+    record = tensor_files.read_record(path, _KEY)
+    if record is None:
+        raise ValueError("it is not the checkpoint of a training")
     if record.get("format") != 1:
         raise ValueError(f"it has format {record.get('format')!r}, and this version reads format 1")
-    said = record.pop("digest", None)
-    if files.digest(record, tensors) != said:
-        raise ValueError("its bytes have another sha256 than its record says")
+    tensors = tensor_files.read_tensors(path, record)
     return record["position"], unpack(record["state"], tensors)
+
+
+def pack(state: Any) -> tuple[Json, dict[str, Tensor]]:
+    """Split a state of dicts, lists, tuples, plain values and tensors into JSON and named tensors."""
+    tensors: dict[str, Tensor] = {}
+
+    def pack_value(value: Any, path: str) -> Json:
+        if isinstance(value, Tensor):
+            name = f"{len(tensors)} {path}"  # numbered, because keys contain dots and two paths may be equal
+            tensors[name] = value.detach().cpu().contiguous().clone()
+            return {"tensor": name}
+        if isinstance(value, Mapping):  # as pairs, because JSON keys cannot be the numbers of an optimizer's state
+            for key in value:
+                if not isinstance(key, (str, int)):
+                    raise TypeError(f"{path} has the key {key!r}; a checkpoint holds only str and int keys")
+            return {"dict": [[key, pack_value(inner, f"{path}.{key}")] for key, inner in value.items()]}
+        if isinstance(value, tuple):
+            return {"tuple": [pack_value(inner, f"{path}.{k}") for k, inner in enumerate(value)]}
+        if isinstance(value, list):
+            return [pack_value(inner, f"{path}.{k}") for k, inner in enumerate(value)]
+        if isinstance(value, (str, int, float, bool, type(None))):
+            return value
+        raise TypeError(f"{path} is a {type(value).__name__}, which a checkpoint cannot hold: nothing is pickled")
+
+    return pack_value(state, "state"), tensors
+
+
+def unpack(structure: Json, tensors: Mapping[str, Tensor]) -> Any:
+    """Rebuild the state that `pack` took apart, with the same types."""
+    if isinstance(structure, list):
+        return [unpack(inner, tensors) for inner in structure]
+    if not isinstance(structure, dict):
+        return structure
+    ((kind, content),) = structure.items()
+    if kind == "tensor":
+        return tensors[content].clone()  # aligned in memory, as in the run that saved it: vectorised sums depend on it
+    if kind == "tuple":
+        return tuple(unpack(inner, tensors) for inner in content)
+    return {key: unpack(inner, tensors) for key, inner in content}

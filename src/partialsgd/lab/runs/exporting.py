@@ -1,24 +1,19 @@
-"""One level of a run as files that work without this package: weights, what goes with them, and a README."""
+"""Export one level of a run as files that work without partialsgd: weights, sidecar files and a README."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from partialsgd import export
+from partialsgd._util import files
 from partialsgd.export.formats import Format
-from partialsgd.lab.runs import cards
-from partialsgd.lab.runs import sidecar_files as beside
 from partialsgd.lab.runs.run import Run
-from partialsgd.lab.runs.use_run import Checkpoint, open_family, require_level
+from partialsgd.lab.runs.use_run import Checkpoint, open_task, require_level
 from partialsgd.lab.training.errors import WrongCall
-
-# What a translation is fed with: sentences of any length.
-_LENGTHS = {"input_ids": {1: "source"}, "attention_mask": {1: "source"}, "decoder_input_ids": {1: "target"}}
+from partialsgd.lab.training.task import ExportDetails, Task
 
 
 def export_level(
@@ -29,32 +24,31 @@ def export_level(
     to: Path | None = None,
     checkpoint: Checkpoint = "best",
 ) -> Path:
-    """Write a level of a run, and return where; by default below the run's own directory."""
-    recipe = run.settings.recipe
+    """Write a level of a run to a directory, by default inside the run, and return that directory."""
     if to is not None and any((to / name).exists() for name in ("metrics.jsonl", "checkpoints", "best")):
-        raise WrongCall(f"--to: {to} is a run, and its settings would be lost; give another directory")
-    if format == "transformers" and recipe != "translation":
-        raise WrongCall(f"--format transformers is for translations, and {run.path} is of {recipe}; take another")
-    task, network = open_family(run, checkpoint)
-    require_level(network, level)
-    network.cpu()
-    example = task.example()
-    place = to or run.path / "exports" / f"{level.replace('/', '_')}-{format}"
-    dynamic = _LENGTHS if recipe == "translation" else None
-    with _no_bars() if format == "transformers" else nullcontext():
-        export.export(network, level, place, format=format, example=example, dynamic=dynamic)
-    beside.write(recipe, task, place)
-    if format == "transformers":
-        _tokenizer(task).save_pretrained(place)
-    if recipe == "images" and format == "safetensors":
-        (place / "network.py").write_text(_source("partialsgd.lab.recipes.images.resnet"), encoding="utf-8")
-    (place / "README.md").write_text(cards.card(run, task, level, format, checkpoint), encoding="utf-8")
-    return place
+        raise WrongCall(f"--to: {to} is a run, whose config.json would be overwritten; give another directory")
+    task = open_task(run, checkpoint)
+    if format not in task.formats:
+        raise WrongCall(
+            f"--format {format} is not for runs of {run.settings.recipe}, and {run.path} is one; "
+            f"use {' or '.join(task.formats)}"
+        )
+    require_level(task.network, level)
+    task.network.cpu()
+    details = task.export_details(level, format)
+    directory = to or run.path / "exports" / f"{level.replace('/', '_')}-{format}"
+    with _no_progress_bars() if format == "transformers" else nullcontext():
+        example, dynamic = task.example(), details.dynamic
+        export.export(task.network, level, directory, format=format, example=example, dynamic=dynamic)
+    readme = {"README.md": _readme(run, task, level, details, checkpoint)}
+    for name, text in {**task.sidecar_files(), **details.files, **readme}.items():
+        files.write_text(directory / name, text)
+    return directory
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
-    """Writing and reading the file once are done before a bar is worth it."""
+def _no_progress_bars() -> Iterator[None]:
+    """Switch off transformers' progress bars: a single file is written and read in a moment."""
     logging = import_module("transformers.utils.logging")
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -65,18 +59,38 @@ def _no_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _source(module: str) -> str:
-    """The file of a module that imports nothing but torch."""
-    return inspect.getsource(import_module(module))
+def _readme(run: Run, task: Task, level: str, details: ExportDetails, checkpoint: str) -> str:
+    settings = run.settings
+    return f"""# {settings.recipe}: {level}
+
+{details.about} {_size(task, level)} It was trained with the method `{settings.method}` of partialsgd, which is not \
+needed to use it.
+
+{_scores(run, level, checkpoint)}## Use
+
+In this directory, after `pip install {details.packages}`:
+
+```python
+{details.code}
+```
+{details.input_notes}"""
 
 
-def _tokenizer(task: Any) -> Any:
-    """As `AutoTokenizer` reads it."""
-    transformers: Any = import_module("transformers")
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=task.tokenizer,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        model_input_names=["input_ids", "attention_mask"],
-    )
+def _size(task: Task, level: str) -> str:
+    levels = task.network.levels
+    size, full = task.network.size(level), task.network.size(levels[-1])
+    if len(levels) == 1:
+        return f"It has {size:,} parameters."
+    share = "the full network" if level == levels[-1] else f"{size / full:.1%} of the full network"
+    return f"It has {size:,} parameters, {share}, and was trained together with the levels {', '.join(levels)}."
+
+
+def _scores(run: Run, level: str, checkpoint: str) -> str:
+    """The test scores of summary.json, if they are those of the exported checkpoint."""
+    summary = run.summary
+    if summary is None or summary["checkpoint"] != checkpoint:
+        return ""
+    rows = "".join(f"| {name} | {value:.4g} |\n" for name, value in summary["levels"][level]["test"].items())
+    signature = summary["extras"].get("signature")
+    note = f"{summary['score']}: {signature}.\n\n" if signature else ""
+    return f"| on the test data | |\n| --- | --- |\n{rows}\n{note}"

@@ -1,84 +1,70 @@
-"""What came out of a run: every level on the test data, what it costs, and how fast it is by itself."""
+"""The end of a run: every level scored on the test data, its cost and its latency, in summary.json and as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from accelerate.utils import send_to_device
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from partialsgd.export import files, states
 from partialsgd.lab.runs.run import Run, versions
-from partialsgd.lab.training.state import Training
-from partialsgd.lab.training.task import Task
-from partialsgd.nested import Nested
+from partialsgd.lab.runs.use_run import example_on_device, load_weights
+from partialsgd.lab.training.state import TrainingState
+from partialsgd.method import Method
 
 Summary: TypeAlias = dict[str, Any]
 
 
-def fill(network: Nested, directory: Path) -> None:
-    """Give a family the weights of a checkpoint of it."""
-    record, tensors = files.read(directory)
-    states.fill(network.model, record["state"], tensors)
-
-
-def summarise(run: Run, task: Task, training: Training, console: Console) -> Summary:
-    """Score the best checkpoint on the test data and write summary.json, the mark of a run at its end."""
-    fill(task.network, run.best)
+def summarise(run: Run, state: TrainingState, method: Method, console: Console) -> Summary:
+    """Score the best model on the test data and write summary.json, which marks a run as finished."""
+    task = state.task
+    load_weights(task.network, run.best)
     summary: Summary = {
         "recipe": run.settings.recipe,
         "checkpoint": "best",
         "score": task.score,
-        "steps": training.position,
-        "seconds": round(training.seconds, 1),
+        "steps": state.position,
+        "seconds": round(state.seconds, 1),
         "levels": {},
         "versions": versions(),
     }
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as shown:
-        doing = shown.add_task("")
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
+        line = progress.add_task("")
         for level in task.network.levels:
-            shown.update(doing, description=f"scoring {level} on the test data")
-            summary["levels"][level] = _level(task, training, level)
-        shown.update(doing, description="a few more numbers")
-        summary["extras"] = task.extras()
-    summary["wall"] = round(training.wall, 1)
-    run.write("summary.json", summary)
+            progress.update(line, description=f"scoring {level} on the test data")
+            summary["levels"][level] = _level(state, level)
+        progress.update(line, description="computing further numbers")
+        summary["extras"] = task.extras(method)
+    summary["wall"] = round(state.wall, 1)
+    run.write_json("summary.json", summary)
     return summary
 
 
-def example_of(task: Task) -> Any:
-    """Inputs to try a level with, where the network is."""
-    return send_to_device(task.example(), next(task.network.parameters()).device)
-
-
-def _level(task: Task, training: Training, level: str) -> dict[str, Any]:
-    network = task.network
-    size, whole = network.size(level), network.size(network.levels[-1])
-    example = example_of(task)
+def _level(state: TrainingState, level: str) -> dict[str, Any]:
+    task, network = state.task, state.task.network
+    size = network.size(level)
     return {
         "parameters": size,
-        "share": size / whole,
-        "updates": training.updates.get(level, 0),
-        "flops": training.flops.get(level, 0.0),
-        "latency": task.seconds(network.extract(level, example=example).eval()),
+        "share": size / network.size(network.levels[-1]),
+        "updates": state.updates.get(level, 0),
+        "flops": state.flops.get(level, 0.0),
+        "latency": task.latency(network.extract(level, example=example_on_device(task)).eval()),
         "test": task.scores(level, "test"),
     }
 
 
 def show(summary: Summary, console: Console) -> None:
-    """The table of the levels, and below it what else the recipe has to say."""
+    """Print the table of levels, and below it the other numbers of the recipe."""
     console.print(table(summary))
     for name, value in summary["extras"].items():
         _show_extra(name, value, console)
 
 
 def table(summary: Summary) -> Table:
-    """One row a level: its size, what its training took, its score and its latency."""
+    """One row for each level: size, training cost, score and latency."""
     score = summary["score"]
     shown = Table(title=f"{summary['recipe']}: every level on the test data")
     for name in ("level", "parameters", "share", "updates", "training FLOPs", score, "latency"):
@@ -97,7 +83,7 @@ def table(summary: Summary) -> Table:
 
 
 def _show_extra(name: str, value: Any, console: Console) -> None:
-    """As it is: a bracket in a translation is no colour."""
+    """Print an entry unchanged: rich would read brackets in a translation as colours."""
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         shown = Table(title=Text(name))
         for column in value[0]:

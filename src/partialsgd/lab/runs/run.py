@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 import partialsgd
-from partialsgd._util.files import read_json
-from partialsgd.export import files
-from partialsgd.lab.recipes import RECIPES
+from partialsgd._util import files
+from partialsgd.lab.recipes import RECIPES, require_recipe
 from partialsgd.lab.training.errors import AlreadyThere, NotThere
 from partialsgd.lab.training.settings import Settings
 
@@ -26,25 +24,25 @@ class Run:
     path: Path
 
     @staticmethod
-    def new(settings: Settings, digest: str | None = None) -> Run:
-        """A directory of its own, with the settings in it and the hash of the data."""
-        default = f"runs/{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-        path = Path(settings.out or default)
+    def new(settings: Settings, data_hash: str | None = None) -> Run:
+        """Make a new directory, and write the settings and the hash of the data into it."""
+        path = Path(settings.out or f"runs/{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}")
         if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - {files.STAGE}):
             is_run = (path / "config.json").exists()
-            what = f"a run is there; `partialsgd resume {path}` continues it" if is_run else "not empty"
+            what = f"it is a run; `partialsgd resume {path}` continues it" if is_run else "it is not empty"
             raise AlreadyThere(f"{path} exists ({what}); give another --out")
         run = Run(path)
         path.mkdir(parents=True, exist_ok=True)
-        said = {"recipe": settings.recipe, "settings": asdict(settings), "data": digest, "versions": versions()}
-        run.write("config.json", said)
+        config = {"recipe": settings.recipe, "settings": asdict(settings), "data": data_hash, "versions": versions()}
+        run.write_json("config.json", config)
         return run
 
     @staticmethod
     def open(path: str | Path) -> Run:
+        """Open an existing run; its settings must be readable."""
         run = Run(Path(path))
         if not (run.path / "config.json").is_file():
-            raise NotThere(f"{run.path} is no run: it has no config.json, which `partialsgd train` writes first")
+            raise NotThere(f"{run.path} is not a run: it has no config.json, which `partialsgd train` writes first")
         try:
             _ = run.settings
         except ValueError:
@@ -56,33 +54,37 @@ class Run:
     @property
     def settings(self) -> Settings:
         path = self.path / "config.json"
+        config = files.read_json(path)
+        if not isinstance(config.get("settings"), dict) or "recipe" not in config:
+            raise ValueError(f"{path} is not the config.json of a run, which `partialsgd train` writes")
         try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-            recipe, values = said["recipe"], {name: _frozen(value) for name, value in said["settings"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} is not of a run ({error!r}); `partialsgd train` writes such a file") from error
-        if recipe not in list(RECIPES):
-            raise ValueError(f"{path} is of the recipe {recipe!r}; there are {', '.join(RECIPES)}")
+            recipe = require_recipe(config["recipe"])
+        except ValueError as error:
+            raise type(error)(f"{path}: {error}") from None
+        values: dict[str, Any] = {
+            name: tuple(x) if isinstance(x, list) else x for name, x in config["settings"].items()
+        }
         try:
             return RECIPES[recipe](**values)
         except TypeError as error:
-            raise ValueError(f"{path} is of another version of partialsgd, or was edited: {error}") from error
+            raise ValueError(f"{path} was edited or written by another version of partialsgd: {error}") from error
 
-    def require_data(self, digest: str) -> None:
-        """Refuse data that the run was not begun with: its test phrases may be training phrases there."""
-        said = read_json(self.path / "config.json")
-        known = said.get("data")
-        changed = [part for part in digest.split() if known is not None and part not in known.split()]
+    def require_data(self, data_hash: str) -> None:
+        """Refuse data other than those the run started with: its test data might be training data there."""
+        config = files.read_json(self.path / "config.json")
+        stored = config.get("data")
+        changed = [part for part in data_hash.split() if stored is not None and part not in stored.split()]
         if changed and ":" in changed[0]:
             name = changed[0].partition(":")[0]
             raise ValueError(
-                f"the weights of the {name} are not those that {self.path} was begun with; bring back the run that "
-                f"was at {getattr(self.settings, name, name)}, or train anew"
+                f"the weights of the {name} are not those that {self.path} started with; restore the run at "
+                f"{getattr(self.settings, name, name)}, or start a new training"
             )
         if changed:
+            then = ", ".join(f"{name} {version}" for name, version in config["versions"].items())
             raise ValueError(
-                f"the data are not those that {self.path} was begun with: the files have changed, or a library that "
-                f"makes them ({', '.join(f'{name} {version}' for name, version in said['versions'].items())} then)"
+                f"the data are not those that {self.path} started with: the files changed, or a library that makes "
+                f"them (the versions then were {then})"
             )
 
     @property
@@ -91,33 +93,38 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        """The states of the training, from which it can go on."""
+        """States of the training, from which it can be resumed."""
         return self.path / "checkpoints"
 
     @property
     def best(self) -> Path:
-        """The family that was best on the validation data."""
+        """The nested model that scored best on the validation data."""
         return self.path / "best"
 
     @property
     def last(self) -> Path:
-        """The family as it is now."""
+        """The nested model of the last evaluation."""
         return self.path / "last"
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What came out, or None while the run is not at its end."""
+        """The content of summary.json, or None while the run is not finished."""
         path = self.path / "summary.json"
-        return read_json(path) if path.exists() else None
+        return files.read_json(path) if path.exists() else None
 
-    def write(self, name: str, record: dict[str, Any]) -> None:
-        """A JSON file of the run, whole or not at all."""
+    def write_json(self, name: str, record: dict[str, Any]) -> None:
+        """Write a JSON file of the run, whole or not at all."""
+        self.write_texts({name: files.json_text(record)})
+
+    def write_texts(self, texts: Mapping[str, str]) -> None:
+        """Write text files of the run, each whole or not at all."""
         with files.staged(self.path) as stage:
-            files.write_json(stage / name, record)
+            for name, text in texts.items():
+                (stage / name).write_text(text, encoding="utf-8")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process trains a run. The lock is the system's and ends with the process, however that ends."""
+        """Keep other processes from training this run. The operating system ends the lock with the process."""
         try:
             import fcntl
         except ImportError:  # Windows
@@ -127,21 +134,18 @@ class Run:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise RuntimeError(f"another process is training {self.path}; wait for it, or end it") from error
+                raise RuntimeError(f"another process is training {self.path}; wait for it, or stop it") from error
             yield
 
 
 def versions() -> dict[str, str]:
+    """The installed versions of the packages that results depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"partialsgd": partialsgd.__version__}
+    installed = {"partialsgd": partialsgd.__version__}
     for name in ("torch", "transformers", "accelerate", "tokenizers", "babel", "sacrebleu", "scikit-learn"):
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return installed

@@ -1,4 +1,4 @@
-"""Which data a run is of: a hash, so that it is not resumed or scored on others."""
+"""Hashes of data, so that a run is not resumed or scored on other data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 
-def of_tensors(*tensors: Tensor) -> str:
-    """Of shapes, types and numbers."""
+def hash_tensors(*tensors: Tensor) -> str:
+    """Hash the dtypes, shapes and values of tensors."""
     total = hashlib.sha256()
     for tensor in tensors:
         total.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -17,7 +17,8 @@ def of_tensors(*tensors: Tensor) -> str:
     return total.hexdigest()
 
 
-def of_texts(*texts: str) -> str:
+def hash_texts(*texts: str) -> str:
+    """Hash texts with their lengths. config.json of existing runs has such hashes, so that it must not change."""
     total = hashlib.sha256()
     for text in texts:
         total.update(f"{len(text)} {text}".encode())

@@ -1,15 +1,65 @@
-"""Errors that say whose they are."""
+"""Errors that end a command: a wrong call, a stop on request, and advice when a run cannot go on."""
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+
+from partialsgd.lab.training.settings import Settings
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class WrongCall(ValueError):
-    """A command was asked for what there is not: nothing has failed, and the call must be another."""
+    """The command was called with something that does not exist or is not allowed; exit code 2."""
 
 
 class NotThere(WrongCall, FileNotFoundError):
-    """A run or its data, where the call says."""
+    """A run or its data were not found at the path that the call gives."""
 
 
 class AlreadyThere(WrongCall, FileExistsError):
-    """What would be written over."""
+    """The output path exists, and would be overwritten."""
+
+
+class Stopped(Exception):
+    """The run was interrupted before its end, and its state is saved."""
+
+
+@contextmanager
+def advice_on_errors(run: Path, settings: Settings) -> Iterator[None]:
+    """Add what the user can do to the message of a NaN or of a full disk."""
+    try:
+        yield
+    except FloatingPointError as error:
+        problem, _, _ = str(error).partition(";")  # the library's own advice after it is for people who write loops
+        raise FloatingPointError(
+            f"{problem}. What to try: {', '.join(_remedies(settings))}, or a check of the data. {_last_checkpoint(run)}"
+        ) from error
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        raise OSError(
+            f"{run} could not be written ({error}). Free some disk space, then run: partialsgd resume {run} "
+            "(it continues from the last checkpoint, which is complete)"
+        ) from error
+
+
+def _last_checkpoint(run: Path) -> str:
+    folder = run / "checkpoints"
+    if any(folder.glob("*.safetensors")):
+        return f"The last good checkpoints are in {folder}"
+    return "There is no checkpoint yet: start again with another --out"
+
+
+def _remedies(settings: Settings) -> list[str]:
+    """Options of this recipe that may help against a NaN."""
+    names = [field.name for field in fields(settings)]
+    remedies = [f"a smaller --{name.replace('_', '-')}" for name in names if name.partition("_")[0] == "lr"]
+    remedies += ["a longer --warm-up"] if "warm_up" in names else []
+    remedies += ["--clip-norm 1"] if settings.clip_norm is None else ["a smaller --clip-norm"]
+    remedies += ["another --init"] if "init" in names else []
+    return remedies + (["--precision fp32"] if settings.precision != "fp32" else [])

@@ -1,4 +1,4 @@
-"""Where a training runs: device, precision and processes, by accelerate."""
+"""The device, precision and processes of a training, provided by accelerate."""
 
 from __future__ import annotations
 
@@ -20,76 +20,67 @@ from torch import Tensor
 
 from partialsgd.lab.training.settings import Settings
 
-_PATIENCE = timedelta(hours=24)
-"""The others wait while the first rank evaluates: torch's own ten minutes are too few for a beam search."""
+_TIMEOUT = timedelta(hours=24)
+"""Other ranks wait while the first one evaluates; torch's default of ten minutes is too short for a beam search."""
 
 _PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 def processes() -> PartialState:
-    """This process among the others that torchrun or accelerate has started."""
+    """This process among those that torchrun or accelerate started."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "OMP_NUM_THREADS/MKL_NUM_THREADS unset", UserWarning)  # a setting of the run
-        return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
+        warnings.filterwarnings("ignore", "OMP_NUM_THREADS/MKL_NUM_THREADS unset", UserWarning)  # --threads sets it
+        return PartialState(cpu=not torch.accelerator.is_available(), timeout=_TIMEOUT)
 
 
-def accelerator(settings: Settings, path: Path) -> Accelerator:
+def make_accelerator(settings: Settings, path: Path) -> Accelerator:
     processes()
-    AcceleratorState._reset_state()  # the processes stay; another run in this one may have another precision
+    AcceleratorState._reset_state()  # an earlier run in this process may have had another precision
     return Accelerator(
         cpu=not torch.accelerator.is_available(),
         mixed_precision=_PRECISION[settings.precision],
         log_with=list(settings.track) or None,
         project_dir=path,
-        # Accumulation is ours; an environment that asks accelerate for it would divide the loss.
+        # The loop accumulates gradients itself; if the environment asked accelerate to, it would divide the loss.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        # A step of the core gives the rest of the network no gradient.
+        # A step of the core gives the other parameters no gradient.
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
 
 
-def require(settings: Settings) -> None:
-    """Refuse what this machine cannot do; accelerate would only say so in a log, or after the run was made."""
-    for module, extra in _needed(settings):
+def require_available(settings: Settings) -> None:
+    """Refuse settings for which this machine lacks a module, a GPU or a tracker, before a run directory is made."""
+    for module in (*settings.requires, *(["tensorboard"] if settings.tensorboard else [])):
         if find_spec(module) is None:
-            raise ImportError(f"{module} is needed for this: pip install partialsgd[{extra}]")
+            raise ImportError(f"this run needs {module}: pip install partialsgd[lab]")
     if settings.precision == "fp16" and not torch.accelerator.is_available():
-        raise ValueError('precision "fp16" needs a GPU; without one there are "fp32" and "bf16"')
-    known = sorted(kind.value for kind in get_available_trackers())
+        raise ValueError('precision "fp16" needs a GPU; on a CPU use "fp32" or "bf16"')
+    available = sorted(kind.value for kind in get_available_trackers())
     for name in settings.track:
-        if name not in known:
-            raise ValueError(
-                f"the tracker {name!r} is not installed, or accelerate has none of that name; here {known}"
-            )
-
-
-def _needed(settings: Settings) -> list[tuple[str, str]]:
-    """The modules that a run uses, also at its end, and the extra that has them."""
-    translation = ("babel", "sacrebleu", "sklearn", "tokenizers", "transformers")
-    names = translation if settings.recipe == "translation" else ("sklearn",)
-    return [*((name, "lab") for name in names), *([("tensorboard", "lab")] if settings.tensorboard else [])]
+        if name not in available:
+            raise ValueError(f"track: {name!r} is not installed or unknown to accelerate; available are {available}")
 
 
 @contextmanager
-def trackers(here: Accelerator, settings: Settings, path: Path) -> Iterator[None]:
-    """What is sent to them arrives, however the block ends."""
+def trackers(accelerator: Accelerator, settings: Settings, path: Path) -> Iterator[None]:
+    """Open the trackers of accelerate, and flush them however the block ends."""
     if settings.track:
-        here.init_trackers("partialsgd", {"run": path.name})
+        accelerator.init_trackers("partialsgd", {"run": path.name})
     try:
         yield
     finally:
-        for tracker in here.trackers:
+        for tracker in accelerator.trackers:
             tracker.finish()
 
 
 def console() -> Console:
-    """Quiet on all ranks but the first."""
+    """A console on stderr that is silent on all ranks but the first."""
     return Console(stderr=True, quiet=not processes().is_main_process)
 
 
 @contextmanager
-def warnings_of_one() -> Iterator[None]:
-    """Warnings are the first rank's to show; those of torch on the layout of gradients say nothing that can be done."""
+def warnings_on_first_rank() -> Iterator[None]:
+    """Show Python warnings on the first rank only, and not torch's about the strides of DDP buckets."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         if not processes().is_main_process:
@@ -98,52 +89,55 @@ def warnings_of_one() -> Iterator[None]:
 
 
 def from_main(value: Any) -> Any:
-    """What the first rank has."""
-    box = [value]
+    """Broadcast the first rank's value to all ranks."""
+    values = [value]
     if processes().num_processes > 1:
-        broadcast_object_list(box)
-    return box[0]
+        broadcast_object_list(values)
+    return values[0]
 
 
-def any_rank(here: Accelerator, flag: bool) -> bool:
-    """Whether it is so on any rank: all must leave the loop at the same step."""
-    return total(here, flag) > 0
+def any_rank(accelerator: Accelerator, flag: bool) -> bool:
+    """True on all ranks if the flag is true on any, so that all leave the loop at the same step."""
+    return total(accelerator, flag) > 0
 
 
-def mean(here: Accelerator, value: Tensor) -> Tensor:
-    """Over the ranks."""
-    if here.num_processes == 1:
+def mean(accelerator: Accelerator, value: Tensor) -> Tensor:
+    """Average a tensor over the ranks."""
+    if accelerator.num_processes == 1:
         return value
-    found: Tensor = here.reduce(value, reduction="mean")
-    return found
+    average: Tensor = accelerator.reduce(value, reduction="mean")
+    return average
 
 
-def total(here: Accelerator, value: float) -> float:
-    """Over the ranks."""
-    if here.num_processes == 1:
+def total(accelerator: Accelerator, value: float) -> float:
+    """Sum a number over the ranks."""
+    if accelerator.num_processes == 1:
         return value
-    found: Tensor = here.reduce(torch.tensor(value, dtype=torch.float64, device=here.device), reduction="sum")
-    return found.item()
+    tensor = torch.tensor(value, dtype=torch.float64, device=accelerator.device)
+    return float(accelerator.reduce(tensor, reduction="sum").item())
 
 
-def random_states(here: Accelerator) -> list[dict[str, Tensor]]:
-    """The global generators of every rank."""
+def random_states(accelerator: Accelerator) -> list[dict[str, Tensor]]:
+    """Gather the global random generators of every rank."""
     states = {"cpu": torch.get_rng_state()}
-    if here.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(here.device)
-    if here.num_processes == 1:
+    if accelerator.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(accelerator.device)
+    ranks = accelerator.num_processes
+    if ranks == 1:
         return [states]
-    every: dict[str, Tensor] = {kind: here.gather(state[None].to(here.device)).cpu() for kind, state in states.items()}
-    return [{kind: stacked[rank] for kind, stacked in every.items()} for rank in range(here.num_processes)]
+    gathered: dict[str, Tensor] = {
+        kind: accelerator.gather(state[None].to(accelerator.device)).cpu() for kind, state in states.items()
+    }
+    return [{kind: stacked[rank] for kind, stacked in gathered.items()} for rank in range(ranks)]
 
 
-def set_random_states(here: Accelerator, states: list[dict[str, Tensor]]) -> None:
-    if len(states) != here.num_processes:
+def set_random_states(accelerator: Accelerator, states: list[dict[str, Tensor]]) -> None:
+    if len(states) != accelerator.num_processes:
         raise ValueError(
-            f"the run was saved by {len(states)} processes and there are {here.num_processes}: "
-            "resume it with as many, for the batches and the noise are dealt to them"
+            f"the run was saved by {len(states)} processes, and this is a launch of {accelerator.num_processes}; "
+            "resume with the same number, because batches and random states belong to ranks"
         )
-    own = states[here.process_index]
+    own = states[accelerator.process_index]
     torch.set_rng_state(own["cpu"])
-    if "cuda" in own and here.device.type == "cuda":
-        torch.cuda.set_rng_state(own["cuda"], here.device)
+    if "cuda" in own and accelerator.device.type == "cuda":
+        torch.cuda.set_rng_state(own["cuda"], accelerator.device)

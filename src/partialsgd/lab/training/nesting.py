@@ -1,52 +1,49 @@
-"""Which networks are inside: --nest, --ratio and --init as a family."""
+"""Make the nested model that --nest, --ratio and --alone describe."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import nn
 
 import partialsgd as ps
-from partialsgd.lab.training.settings import ratio_of
+from partialsgd.lab.training.settings import LevelOptions, parse_ratio
 from partialsgd.nested import Nested
 from partialsgd.nested.layers.batch_norm import Norms
 from partialsgd.nested.specs import Spec
 
-Nest: TypeAlias = Literal["low-rank", "width", "depth", "none"]
-Make: TypeAlias = Callable[[tuple[float, ...]], Spec]
-"""A spec with these ratios, for the layers that the recipe means."""
+MakeSpec: TypeAlias = Callable[[tuple[float, ...]], Spec]
+"""Makes the spec with these ratios for the layers that the recipe chooses."""
 
 
-def family(
+def nest_model(
     model: nn.Module,
-    nest: str,
-    ratios: Sequence[str],
-    makes: Mapping[str, Make],
+    levels: LevelOptions,
+    specs: Mapping[str, MakeSpec],
     *,
     seed: int,
     norms: Norms = "separate",
-    alone: str | None = None,
     example: Any = None,
 ) -> Nested:
-    """The model with its smaller networks; "none" is a family of one, as is a level that is taken out to be alone."""
-    if nest == "none":
-        if alone is not None:
-            raise ValueError(f'alone is {alone!r}, and with nest="none" there are no levels; leave one of them out')
+    """Nest the model. `nest="none"` and `alone` give a nested model with a single level."""
+    if levels.nest == "none":
+        if levels.alone is not None:
+            raise ValueError(f'alone is {levels.alone!r}, but with nest="none" there are no levels; drop one of them')
         return ps.nest(model, levels={})
-    if nest not in makes:
-        raise ValueError(f"nest must be one of {', '.join([*makes, 'none'])}; got {nest!r}")
-    numbers = tuple(sorted(ratio_of(ratio) for ratio in ratios))
-    made = ps.nest(model, makes[nest](numbers), norms=norms, seed=seed)
-    for small, large in pairwise(made.levels):
-        if made.size(small) >= made.size(large):
-            raise ValueError(f"level {small!r} is no smaller than {large!r}; give a smaller ratio, or a larger network")
-    if alone is None:
-        return made
-    if alone not in made.levels:
-        raise ValueError(f"alone must be one of the levels, {', '.join(made.levels)}; got {alone!r}")
+    if levels.nest not in specs:
+        raise ValueError(f"nest must be one of {', '.join([*specs, 'none'])}; got {levels.nest!r}")
+    ratios = tuple(sorted(parse_ratio(ratio) for ratio in levels.ratio))
+    nested = ps.nest(model, specs[levels.nest](ratios), norms=norms, seed=seed)
+    for small, large in pairwise(nested.levels):
+        if nested.size(small) >= nested.size(large):
+            raise ValueError(f"level {small!r} is not smaller than {large!r}; use a smaller ratio or a larger network")
+    if levels.alone is None:
+        return nested
+    if levels.alone not in nested.levels:
+        raise ValueError(f"alone must be one of the levels {', '.join(nested.levels)}; got {levels.alone!r}")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the statistics of .* never updated")  # it is about to be trained
-        return ps.nest(made.extract(alone, example=example), levels={})
+        warnings.filterwarnings("ignore", "the statistics of .* never updated")  # the level is about to be trained
+        return ps.nest(nested.extract(levels.alone, example=example), levels={})

@@ -1,4 +1,8 @@
-"""What every training is told: typed, without torch, the same on the command line, in a file and in a stored run."""
+"""Settings of a training: the same names on the command line, in a TOML file and in config.json. No torch here.
+
+Each `…Options` class is one group of options in `--help`, where the text below a field is its help; lines that end
+with a sentence there end so in the help. A recipe's settings class inherits from `Settings` and from its own groups.
+"""
 
 from __future__ import annotations
 
@@ -6,56 +10,92 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
 
-Precision = Literal["fp32", "bf16", "fp16"]
-PATHS = ("data", "start", "teacher")
-"""Settings, of those recipes that have them, which say where something lies that a run is made from."""
+
+@dataclass(frozen=True, kw_only=True)
+class LevelOptions:
+    """The smaller networks inside the model."""
+
+    nest: Literal["low-rank", "width", "depth", "none"] = "low-rank"
+    """The dimension that smaller levels have less of: ranks of matrices, units or channels, or blocks.
+    With "none" there are no smaller levels."""
+    ratio: tuple[str, ...] = ("1/2",)
+    """The share of it that a smaller level keeps, such as 1/4; several ratios give several levels."""
+    alone: str | None = None
+    """Extract this level before training and train only it, from the weights it starts with in the nested model."""
+    init: Literal["zero", "svd", "matched"] = "zero"
+    """The start of low-rank layers: with "zero" the full level starts as the core, else as an ordinary network."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings that all recipes share; each recipe adds its own and gives these other defaults."""
+class TrainingOptions:
+    """The method, and how long and in which precision to train."""
 
-    recipe: ClassVar[str]
-
-    out: str | None = None
-    """The run directory, which must be new; by default runs/<recipe>-<date>-<time>."""
-    seed: int = 0
-    """Of everything that is drawn: weights, order, augmentation, masks, dropout."""
     method: str = "alternating"
-    """A method of `partialsgd methods`, with options if it has any: "sam(rho=0.1)", "compose(alternating, sam)"."""
+    """A training method with its options, such as "sam(rho=0.1)" or "compose(alternating, sam)".
+    `partialsgd methods` lists them."""
+    seed: int = 0
+    """The seed of every random choice: initial weights, batch order, augmentation, masks and dropout."""
     epochs: int = 10
     """Passes over the training data."""
     max_steps: int | None = None
-    """Stop after this many steps, if the epochs have not ended before."""
+    """Stop after this many optimizer steps, if the epochs have not ended before."""
     accumulate: int = 1
-    """Batches in one step of the optimizer."""
+    """Batches in one optimizer step."""
     clip_norm: float | None = None
-    """The largest norm of a step's gradient; longer ones are shortened to it."""
-    precision: Precision = "fp32"
-    """Of the forward pass: float32, or autocast to another."""
+    """Scale gradients with a larger norm down to this norm."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """The precision of the forward pass; bf16 and fp16 use autocast."""
     threads: int | None = None
-    """Of torch, on a CPU; by default as many as torch takes. Stored: other numbers give other bits."""
+    """CPU threads for torch; by default torch decides.
+    The number is stored in the run, because the last bits of results depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriteriaOptions:
+    """Measurements of the paper's convergence criteria during training."""
+
     measure_every: int | None = None
-    """Measure the paper's criteria at every n-th step of each level."""
+    """Measure the criteria at every n-th step of each level."""
     probe: str | None = None
-    """Measure the criteria of this method instead of the one that trains: "only('core')" or "dropout(unit='neurons')"
-    beside plain training. Changes nothing of the training."""
+    """Measure the criteria of this method, such as "only('core')", instead of the one that trains.
+    The training itself does not change."""
     measure_layers: tuple[str, ...] = ()
-    """Measure these layers together as a group, beside the whole network; patterns like "*.fc1.*". By default each
-    block of layers is one."""
+    """Also measure the layers that match these patterns, such as "*.fc1.*", as one group.
+    By default each block of layers is a group."""
     measure_batches: int = 1
-    """Take both gradients of a measurement over so many steps' batches, this one's and those after it. With one batch
-    its noise is in both, and they look more alike than they are (erratum E21)."""
+    """Take both gradients of a measurement over the batches of this many steps.
+    With 1, both share the noise of one batch and look more alike than they are (erratum E21)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The run directory: evaluations, checkpoints and logs."""
+
+    out: str | None = None
+    """The run directory, which must not exist yet; by default runs/RECIPE-DATE-TIME."""
     evaluate_every: int = 1
     """Epochs between evaluations on the validation data; the last epoch always ends with one."""
     checkpoint_every: int = 200
-    """Steps between checkpoints. The run's end is always one."""
+    """Steps between checkpoints; the last step always writes one."""
     keep: int = 3
-    """How many checkpoints stay."""
+    """Checkpoints to keep; older ones are deleted."""
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into the run directory."""
     track: tuple[str, ...] = ()
     """Also send the metrics to these trackers of accelerate: wandb, mlflow, comet_ml and others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TrainingOptions, CriteriaOptions, RunOptions):
+    """The settings that all recipes share. Each recipe adds its own, and may change these defaults."""
+
+    recipe: ClassVar[str]
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Modules that a run imports at some point; all are checked before it starts."""
+    paths: ClassVar[tuple[str, ...]] = ()
+    """Settings that hold a path. They are stored as absolute paths, and `resume` may be given new ones."""
+    earlier_runs: ClassVar[tuple[str, ...]] = ()
+    """Settings that name a finished run which training reads; using the trained network does without them."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulate", "evaluate_every", "checkpoint_every", "keep", "measure_batches"):
@@ -63,28 +103,37 @@ class Settings:
         for name in ("max_steps", "threads", "measure_every"):
             if getattr(self, name) is not None:
                 require_at_least(name, getattr(self, name), 1)
-        _require_when(self)
+        for name, default in (("probe", None), ("measure_layers", ()), ("measure_batches", 1)):
+            if getattr(self, name) != default and self.measure_every is None:
+                raise ValueError(f"{name} has no effect without measure_every; set both, or neither")
+        if isinstance(self, LevelOptions):
+            if not self.ratio and self.nest != "none":
+                raise ValueError('ratio is empty; give the share that a smaller level keeps, or set nest to "none"')
+            for ratio in self.ratio:
+                parse_ratio(ratio)
 
-
-def _require_when(settings: Settings) -> None:
-    """What to measure is said in vain where it is not said how often."""
-    for name, nothing in (("probe", None), ("measure_layers", ()), ("measure_batches", 1)):
-        value = getattr(settings, name)
-        if value != nothing and settings.measure_every is None:
-            raise ValueError(f"{name} is {value!r}, and nothing is measured without measure_every; give that too")
+    def comments(self) -> list[str]:
+        """Lines that `--show-settings` prints as comments below the settings."""
+        return []
 
 
 def require_at_least(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}")
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
-def ratio_of(text: str) -> float:
-    """A share, written 1/32 or 0.03125."""
+def require_in(name: str, value: float, low: float, high: float) -> None:
+    """Require low <= value < high."""
+    if not low <= value < high:
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}), got {value}")
+
+
+def parse_ratio(text: str) -> float:
+    """Read a share that is written 1/32 or 0.03125."""
     try:
         value = float(Fraction(text))
     except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"a ratio is written 1/32 or 0.03125; got {text!r}") from error
+        raise ValueError(f"ratio must be written like 1/32 or 0.03125, got {text!r}") from error
     if not 0 < value <= 1:
-        raise ValueError(f"a ratio must be in (0, 1], got {text!r}")
+        raise ValueError(f"ratio must be in (0, 1], got {text!r}")
     return value

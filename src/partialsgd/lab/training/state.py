@@ -1,4 +1,4 @@
-"""A training between two steps: what it is made of, and all that a checkpoint must hold to go on from there."""
+"""A training between two steps: the state that a checkpoint saves and a resume loads."""
 
 from __future__ import annotations
 
@@ -8,119 +8,125 @@ from typing import Any, final
 
 from accelerate import Accelerator
 
+from partialsgd._util import files
 from partialsgd.engine.partial_sgd import PartialSGD
 from partialsgd.engine.step import Step
-from partialsgd.export import files, states
+from partialsgd.export import states
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch
-from partialsgd.lab.training.batch_plan import Hand
+from partialsgd.lab.training.batch_plan import StepBatches
 from partialsgd.lab.training.task import Numbers, Task
 from partialsgd.nested.switch import FULL
+
+_SAVED = {
+    "best": "best_score",
+    "judges": "selection_levels",
+    "updates": "updates",
+    "flops": "flops",
+    "glances": "evaluations",
+    "seconds": "seconds",
+}
+"""Keys of a checkpoint, which never change, and the attributes that they hold."""
 
 
 @final
 @dataclass
-class Training:
-    """One run in the making."""
+class TrainingState:
+    """The task, its optimizer and the counters of a run."""
 
     task: Task
     sgd: PartialSGD
-    here: Accelerator
+    accelerator: Accelerator
     position: int = 0
-    """Steps that were tried; `sgd.t` counts those that moved something."""
-    best: float | None = None
-    """The merit of the best checkpoint."""
-    judges: list[str] = field(default_factory=list)
-    """The levels that it was judged by."""
+    """Steps tried so far; `sgd.t` counts those that were not skipped."""
+    best_score: float | None = None
+    """The selection score of the best checkpoint."""
+    selection_levels: list[str] = field(default_factory=list)
+    """The levels that `best_score` was computed from."""
     updates: dict[str, int] = field(default_factory=dict)
-    """Steps by level."""
+    """Optimizer steps by level."""
     flops: dict[str, float] = field(default_factory=dict)
     """Training FLOPs by level."""
-    glances: dict[str, Numbers] = field(default_factory=dict)
-    """Of the last evaluation."""
+    evaluations: dict[str, Numbers] = field(default_factory=dict)
+    """The last evaluation by level."""
     seconds: float = 0.0
-    """Of the steps, without evaluations and checkpoints, over all processes that have worked on it."""
-    before: float = 0.0
-    """Wall time of the processes before this one, up to the checkpoint that it goes on from."""
+    """Time spent in steps, without evaluations and checkpoints, over all processes that continued this run."""
+    wall_before: float = 0.0
+    """Wall time of earlier processes up to the checkpoint that this one continues from."""
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
-        self._largest = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.task.optimizers]
+        self._peak = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.task.optimizers]
 
     @property
     def wall(self) -> float:
-        """Seconds with evaluations and checkpoints; what a kill has undone is not in it."""
-        return self.before + time.monotonic() - self._began
+        """Wall time with evaluations and checkpoints; time that was lost to a kill is not included."""
+        return self.wall_before + time.monotonic() - self._began
 
-    def set_rate(self, total: int) -> None:
-        """γ_t, a function of t: there is no scheduler whose state could be lost or stepped twice."""
-        factor = self.task.rate(self.sgd.t, total)
-        for optimizer, largest in zip(self.task.optimizers, self._largest, strict=True):
-            for group, lr in zip(optimizer.param_groups, largest, strict=True):
-                group["lr"] = factor * lr
+    def set_learning_rate(self, total: int) -> None:
+        """Set γ_t, a function of t alone, so that no scheduler state can be lost or stepped twice."""
+        factor = self.task.learning_rate(self.sgd.t, total)
+        for optimizer, peaks in zip(self.task.optimizers, self._peak, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = factor * peak
 
-    def count(self, step: Step, hand: Hand) -> None:
-        """After a step: a level's cost is that of its passes, forward and backward; measuring is not training."""
+    def count(self, step: Step, batches: StepBatches) -> None:
+        """Count a finished step and the FLOPs of its passes; passes of a meter are not training."""
         self.position += 1
         for level in (level or FULL for level in step.passes):
-            cost = launch.total(self.here, sum(self.task.flops(level, batch) for batch in hand.batches))
-            self.flops[level] = self.flops.get(level, 0.0) + cost
+            flops = launch.total(self.accelerator, sum(self.task.flops(level, batch) for batch in batches.batches))
+            self.flops[level] = self.flops.get(level, 0.0) + flops
         for level in (level or FULL for level, _ in step.losses):
             self.updates[level] = self.updates.get(level, 0) + (not step.skipped)
 
-    def judged(self, glances: dict[str, Numbers]) -> dict[str, Numbers]:
-        """The levels that decide which checkpoint is best: those that are trained. When one joins them, all is new."""
-        levels = sorted(level for level in glances if level in self.updates)
-        if levels != self.judges:
-            self.judges, self.best = levels, None
-        return {level: glances[level] for level in levels} or glances
-
-    def save(self, run: Run, *, keep: int) -> None:
-        """On every rank at once: the generators are gathered, and the first rank writes."""
-        self.require_finite()
-        random = launch.random_states(self.here)
-        if self.here.is_main_process:
-            files.sync(run.metrics)  # no power failure leaves a checkpoint without the lines of its steps
-            checkpoints.save(run.checkpoints, self.position, self._state(random), keep=keep)
+    def selection_score(self) -> float:
+        """The score of the levels that have been trained; when another level joins, the best score starts anew."""
+        levels = sorted(level for level in self.evaluations if level in self.updates)
+        if levels != self.selection_levels:
+            self.selection_levels, self.best_score = levels, None
+        return self.task.selection_score({level: self.evaluations[level] for level in levels} or self.evaluations)
 
     def require_finite(self) -> None:
-        """A step with a finite gradient may still end at infinity. What is written has none of it."""
+        """Raise if a parameter is not finite, which a step with a finite gradient can still cause."""
         for name, parameter in self.task.network.named_parameters():
             if not parameter.isfinite().all():
                 raise FloatingPointError(f"the parameter {name!r} is NaN or infinite after step {self.position:,}")
 
-    def load(self, run: Run) -> bool:
-        """Go on from the newest whole checkpoint, if there is one."""
-        found = checkpoints.latest(run.checkpoints)
-        if found is None:
-            return False
-        self.position, state = found
-        states.fill(self.task.network.model, state["model"]["said"], state["model"]["tensors"])
-        for optimizer, saved in zip(self.task.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.sgd.load_state_dict(state["sgd"])
-        if self.here.scaler is not None:
-            self.here.scaler.load_state_dict(state["scaler"])
-        launch.set_random_states(self.here, state["random"])
-        for name in ("best", "judges", "updates", "flops", "glances", "seconds"):
-            setattr(self, name, state[name])
-        self.before = state.get("wall", self.seconds)  # a run of an earlier version has not counted it
-        return True
+    def save(self, run: Run, *, keep: int) -> None:
+        """Write a checkpoint. Called on every rank: random states are gathered, and the first rank writes."""
+        self.require_finite()
+        random = launch.random_states(self.accelerator)
+        if self.accelerator.is_main_process:
+            files.fsync(run.metrics)  # after a power failure the log has the lines of every step in the checkpoint
+            checkpoints.save(run.checkpoints, self.position, self._state(random), keep=keep)
 
     def _state(self, random: list[dict[str, Any]]) -> dict[str, Any]:
-        model = self.task.network.model
+        model, scaler = self.task.network.model, self.accelerator.scaler
         return {
             "model": {"said": states.describe(model), "tensors": states.stored(model)},
             "optimizers": [optimizer.state_dict() for optimizer in self.task.optimizers],
             "sgd": self.sgd.state_dict(),
-            "scaler": None if self.here.scaler is None else self.here.scaler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
             "random": random,
-            "best": self.best,
-            "judges": self.judges,
-            "updates": self.updates,
-            "flops": self.flops,
-            "glances": self.glances,
-            "seconds": self.seconds,
+            **{key: getattr(self, attribute) for key, attribute in _SAVED.items()},
             "wall": self.wall,
         }
+
+    def load(self, run: Run) -> bool:
+        """Load the newest complete checkpoint; return False if there is none."""
+        checkpoint = checkpoints.latest(run.checkpoints)
+        if checkpoint is None:
+            return False
+        self.position, state = checkpoint
+        states.fill(self.task.network.model, state["model"]["said"], state["model"]["tensors"])
+        for optimizer, saved in zip(self.task.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.sgd.load_state_dict(state["sgd"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        launch.set_random_states(self.accelerator, state["random"])
+        for key, attribute in _SAVED.items():
+            setattr(self, attribute, state[key])
+        self.wall_before = state.get("wall", self.seconds)  # early versions did not save it
+        return True

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step is finished, the state saved, and the run says how to go on."""
+"""Stop a training on Ctrl-C or SIGTERM: the current step is finished and the state is saved."""
 
 from __future__ import annotations
 
@@ -9,33 +9,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-_SAME = 1.0
-"""Seconds in which a second signal is the first one again: launchers pass on what their workers got already."""
-
-
-class Stopped(Exception):
-    """The run was asked to end before its time, and has saved its state."""
+_REPEAT_SECONDS = 1.0
+"""A second signal within this time counts as the first one: launchers forward a signal that the worker already got."""
 
 
 @contextmanager
-def asked_to_stop(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """A question to ask between steps. A second signal ends the process at once."""
-    asked: list[float] = []
+def stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Give a function that is true after the first signal. A second signal raises KeyboardInterrupt at once."""
+    signalled: list[float] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if asked and time.monotonic() - asked[0] > _SAME:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if signalled and time.monotonic() - signalled[0] > _REPEAT_SECONDS:
             raise KeyboardInterrupt
-        if not asked:
-            asked.append(time.monotonic())
-            with suppress(RuntimeError):  # the signal may come in the middle of another print
-                say("Stopping after this step; once more to stop at once, without saving.")
+        if not signalled:
+            signalled.append(time.monotonic())
+            with suppress(RuntimeError):  # the signal may arrive in the middle of another print
+                say("Stopping after this step; signal again to stop at once, without saving.")
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(signalled)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,79 +1,110 @@
-"""What the loop trains: a family, its batches, its loss and its numbers. A recipe makes one."""
+"""The interface between the loop and a recipe: a `Task` has the model, the batches, the loss and the scores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from partialsgd.engine.gradient_pass import GradientPass
+from partialsgd.method import Method
 from partialsgd.nested import Nested
 
 Batch: TypeAlias = Any
-"""Tensors, in any nest of dicts and tuples; on the CPU when it is made."""
+"""Tensors in any nesting of dicts and tuples, on the CPU."""
 
 Numbers: TypeAlias = dict[str, float]
 Split: TypeAlias = Literal["valid", "test"]
 
 
 class Batches(Protocol):
-    """Batches as a function of (epoch, index). The seed is theirs; nothing else decides, so a resume repeats them."""
+    """The training batches as a function of (epoch, index) and a seed, so that a resumed run repeats them."""
 
     def __len__(self) -> int:
-        """How many make an epoch: the same number in each."""
+        """The number of batches in an epoch, the same for every epoch."""
 
     def units(self, epoch: int, index: int) -> int:
-        """How many tokens, images or rows count in the loss of a batch; it is not made for that."""
+        """The number of tokens or images in the loss of a batch, without making the batch."""
 
     def make(self, epoch: int, index: int) -> Batch: ...
 
 
 class Task(Protocol):
-    """One recipe with its settings."""
+    """A recipe with its settings: everything that the loop needs to train, evaluate and export."""
 
     network: Nested
     optimizers: Sequence[Optimizer]
-    """Their learning rates are the largest; `rate` multiplies them."""
+    """Their learning rates are the peak values; `learning_rate` multiplies them."""
     batches: Batches
     unit: str
-    """What is counted: "tokens", "images", "rows"."""
+    """The plural noun for what `Batches.units` counts, such as tokens."""
     score: str
-    """The number of `scores` that a table shows: "BLEU", "accuracy"."""
+    """The name of the number in `scores` that tables show, such as "BLEU" or "accuracy"."""
+    signature: str | None
+    """A description of how the score is computed, to be published with it."""
+    formats: Sequence[str]
+    """The export formats that the recipe supports."""
 
     def notes(self) -> list[str]:
-        """What a user should know of the data before the first step: what was dropped, and why."""
+        """Lines about the data to show before the first step, for instance how many examples were dropped."""
 
-    def digest(self) -> str:
-        """A hash of the data: a run is resumed and scored on those that it was begun with.
+    def data_hash(self) -> str:
+        """A hash of the data, so that a run is resumed and scored only on the data it was started with.
 
-        After it, with a space between, `name:hash` of what else the training reads; scoring does without.
+        It may be followed by words `setting:hash` for other files that the training reads, such as a teacher's.
         """
 
-    def rate(self, t: int, total: int) -> float:
-        """The factor of the learning rates at step t of a training of `total` steps: a pure function."""
+    def learning_rate(self, t: int, total: int) -> float:
+        """The factor of the peak learning rates at step t of `total`: a pure function."""
 
     def loss(self, model: nn.Module, batch: Batch, g: GradientPass) -> Tensor:
-        """Summed over the units of the batch. `model` is the family, perhaps wrapped; `g.teacher` may have outputs."""
+        """The loss summed over the units of a batch. `model` is the nested model, perhaps wrapped in DDP."""
 
-    def glance(self, level: str) -> Numbers:
-        """Numbers on the validation data, fast, for the progress of a training; `loss` is one of them."""
+    def quick_eval(self, level: str) -> Numbers:
+        """A fast evaluation on the validation data during training; it includes "loss"."""
 
-    def merit(self, glances: Mapping[str, Numbers]) -> float:
-        """How good the levels are together: the largest is the best checkpoint."""
+    def selection_score(self, evaluations: Mapping[str, Numbers]) -> float:
+        """One number for the quick evaluations of several levels; the best checkpoint has the largest."""
 
     def scores(self, level: str, split: Split) -> Numbers:
-        """All numbers of a level on a split, as they are published."""
+        """The complete evaluation of a level on a split."""
 
-    def extras(self) -> dict[str, Any]:
-        """What else a summary holds, as JSON: signatures, samples, baselines. Asked once, at the end."""
+    def extras(self, method: Method) -> dict[str, Any]:
+        """More entries for summary.json, computed once at the end of a run."""
 
     def flops(self, level: str, batch: Batch) -> int:
-        """FLOPs of forward and backward at a level, as torch counts them."""
+        """FLOPs of forward and backward of a level on a batch, in torch's convention."""
 
     def example(self) -> Any:
-        """Inputs of the network, to try a level with: a tensor, a tuple of arguments or a dict of named ones."""
+        """Example inputs of the network: a tensor, a tuple of arguments, or a dict of keyword arguments."""
 
-    def seconds(self, plain: nn.Module) -> float:
-        """The latency of one level, taken out: the median over a few single examples."""
+    def latency(self, extracted: nn.Module) -> float:
+        """The median time of an extracted level for a single example, in seconds."""
+
+    def sidecar_files(self) -> dict[str, str]:
+        """Text files by name that using the network needs beside its weights, such as a tokenizer."""
+
+    def export_details(self, level: str, format: str) -> ExportDetails:
+        """The files and the README text with which this recipe exports a level."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ExportDetails:
+    """The part of an export that depends on the recipe."""
+
+    about: str
+    """A sentence for the README: what the network does and what it was trained on."""
+    packages: str
+    """The packages that the code in the README needs, as arguments of `pip install`."""
+    code: str
+    """Python code that loads and uses the exported files without partialsgd."""
+    input_notes: str = ""
+    """A paragraph for the README about the inputs."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Text files to write beside the weights."""
+    dynamic: Mapping[str, Mapping[int, str]] | None = None
+    """Axes of the inputs whose length may vary in an ONNX graph, beside the batch."""

@@ -1,4 +1,4 @@
-"""How long a network takes for one example."""
+"""The latency of a network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REPEATS = 20
 
 
 def latency(plain: nn.Module, *args: Any) -> float:
-    """The median of some calls in evaluation mode, in seconds, after two that are not counted."""
+    """The median time of 20 calls in evaluation mode, in seconds, after two warm-up calls."""
     modes = Modes(plain)
     plain.eval()
     try:
@@ -26,13 +26,13 @@ def latency(plain: nn.Module, *args: Any) -> float:
 
 
 def _seconds(plain: nn.Module, args: tuple[Any, ...]) -> float:
-    _wait()
+    _synchronise()
     start = time.perf_counter()
     plain(*args)
-    _wait()
+    _synchronise()
     return time.perf_counter() - start
 
 
-def _wait() -> None:
+def _synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()

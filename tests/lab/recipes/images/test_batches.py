@@ -1,13 +1,14 @@
-"""What a training is fed with."""
+"""Batches of images, and crops and mirror images against their definition."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from partialsgd.lab.recipes.images.batches import ImageBatches, Standard
+from partialsgd.lab.recipes.images.batches import Draws, ImageBatches, Standardise, augment, draw, windows
 from partialsgd.lab.recipes.images.data import Part
-from partialsgd.lab.training.orders import permutation
+from partialsgd.lab.training.batch_plan import permutation
 from tests.lab.recipes.images import slow
 
 
@@ -20,7 +21,7 @@ def part(count: int) -> Part:
 
 def batches(count: int = 23, size: int = 4, seed: int = 1, crop: int = 2, flip: bool = True) -> ImageBatches:
     train = part(count)
-    return ImageBatches(train, Standard(train.images), size=size, seed=seed, crop=crop, flip=flip)
+    return ImageBatches(train, Standardise(train.images), size=size, seed=seed, crop=crop, flip=flip)
 
 
 @pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 0), (1, 5)])
@@ -42,7 +43,7 @@ def test_the_last_batch_is_kept_and_never_a_single_image() -> None:
 
 def test_each_image_is_cut_mirrored_and_standardised_by_its_own_index() -> None:
     train, found = part(23), batches()
-    mean, deviation = found.standard.mean, 1 / found.standard.factor
+    mean, deviation = found.standardise.mean, 1 / found.standardise.factor
     for epoch, index in ((0, 0), (4, 5)):
         images, labels = found.make(epoch, index)
         assert images.dtype is torch.float32 and labels.dtype is torch.int64
@@ -64,7 +65,7 @@ def test_a_batch_is_a_function_of_epoch_and_index_whatever_was_made_before() -> 
 
 def test_making_batches_leaves_the_data_and_the_global_generator_alone() -> None:
     train, before = part(23), torch.get_rng_state()
-    found = ImageBatches(train, Standard(train.images), size=4, seed=0, crop=1, flip=True)
+    found = ImageBatches(train, Standardise(train.images), size=4, seed=0, crop=1, flip=True)
     images, labels = found.make(0, 0)
     images.zero_(), labels.zero_()
     assert torch.equal(train.images, part(23).images) and torch.equal(train.labels, torch.arange(23))
@@ -73,6 +74,59 @@ def test_making_batches_leaves_the_data_and_the_global_generator_alone() -> None
 
 def test_standardised_training_images_have_mean_0_and_deviation_1() -> None:
     images = part(200).images
-    found = Standard(images)(images)
+    found = Standardise(images)(images)
     torch.testing.assert_close(found.mean((0, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(found.std((0, 2, 3), correction=0), torch.ones(2), atol=1e-5, rtol=0)
+
+
+def pictures(*shape: int) -> Tensor:
+    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("seed", "epoch", "padding", "flip"), [(0, 0, 4, True), (5, 3, 1, False), (2, 9, 0, True)])
+def test_the_draws_are_those_of_the_definition(seed: int, epoch: int, padding: int, flip: bool) -> None:
+    found = draw(seed, epoch, 200, padding, flip=flip)
+    for index in range(200):
+        expected = slow.draws(seed, epoch, index, padding, flip)
+        assert tuple(int(drawn[index]) for drawn in found) == expected
+
+
+def test_the_draw_of_an_image_depends_on_seed_epoch_and_index_alone() -> None:
+    many, few = draw(1, 2, 70_000, 4, flip=True), draw(1, 2, 10, 4, flip=True)
+    for a, b in zip(many, few, strict=True):
+        assert torch.equal(a[:10], b)
+    for index in (65_535, 65_536, 69_999):  # words are made in chunks
+        assert tuple(int(drawn[index]) for drawn in many) == slow.draws(1, 2, index, 4, True)
+    for other in (draw(2, 2, 1000, 4, flip=True), draw(1, 3, 1000, 4, flip=True)):
+        assert all(float((a[:1000] == b).float().mean()) < 0.7 for a, b in zip(many, other, strict=True))
+
+
+def test_every_place_is_as_likely_and_every_second_image_is_mirrored() -> None:
+    drawn = draw(0, 0, 45_000, 4, flip=True)
+    places = torch.bincount(9 * drawn.top + drawn.left, minlength=81).float() / 45_000
+    assert len(places) == 81 and float((places * 81 - 1).abs().max()) < 0.2  # five deviations are 0.21
+    assert abs(float(drawn.mirrored.float().mean()) - 0.5) < 0.012
+    assert not draw(0, 0, 100, 4, flip=False).mirrored.any()
+
+
+@pytest.mark.parametrize("padding", [0, 1, 4])
+@pytest.mark.parametrize("flip", [True, False])
+def test_images_are_those_of_the_definition(padding: int, flip: bool) -> None:
+    images = pictures(12, 3, 6, 5)
+    chosen, drawn = torch.tensor([7, 0, 3, 3, 11]), draw(3, 1, 12, padding, flip=flip)
+    found = augment(windows(images, padding), chosen, drawn.at(chosen))
+    expected = [slow.augmented(images[i], padding, *slow.draws(3, 1, i, padding, flip)) for i in chosen.tolist()]
+    assert found.dtype is torch.uint8 and found.tolist() == expected
+
+
+def test_without_padding_and_mirror_it_is_the_image() -> None:
+    images, chosen = pictures(4, 1, 8, 8), torch.tensor([2, 1])
+    drawn = draw(0, 0, 4, 0, flip=False).at(chosen)
+    assert torch.equal(augment(windows(images, 0), chosen, drawn), images[chosen])
+
+
+def test_all_cuts_of_the_images_take_no_more_room_than_the_images_with_their_frame() -> None:
+    images = pictures(5, 3, 8, 8)
+    cuts = windows(images, 2)
+    assert cuts.shape == (5, 3, 5, 5, 8, 8) and cuts.untyped_storage().nbytes() == 5 * 3 * 12 * 12
+    assert isinstance(draw(0, 0, 5, 2, flip=True).at(slice(1, 3)), Draws)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from partialsgd.lab.recipes.images import cifar
-from partialsgd.lab.training.orders import permutation
+from partialsgd.lab.training.batch_plan import permutation
 from tests.lab.recipes.images.made import NAMES, records, write
 
 
@@ -49,7 +49,7 @@ def test_a_limit_is_passed_on(tmp_path: Path) -> None:
 def test_a_file_of_a_wrong_size_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     write(tmp_path, {1: 10, 2: 10})
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{name} has {len(content):,} bytes, and an image has 3,073"):
+    with pytest.raises(ValueError, match=rf"{name} has {len(content):,} bytes, which is not a multiple of the 3,073"):
         cifar.read(tmp_path, 0.2, 0)
 
 
@@ -59,12 +59,12 @@ def test_a_label_out_of_range_is_named_with_its_image(tmp_path: Path, name: str)
     wrong[6, 0] = 10
     write(tmp_path, {1: 10})
     (tmp_path / name).write_bytes(wrong.numpy().tobytes())
-    with pytest.raises(ValueError, match=rf"{name}: image 7 has label 10, and CIFAR-10 has 0 to 9"):
+    with pytest.raises(ValueError, match=rf"{name}: image 7 has label 10, but CIFAR-10's labels are 0 to 9"):
         cifar.read(tmp_path, 0.2, 0)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no folder; give the one with data_batch_1\.bin"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder; give the one with data_batch_1\.bin"):
         cifar.read(tmp_path / "nowhere", 0.2, 0)
     with pytest.raises(FileNotFoundError, match=r"has no data_batch_\*.bin; give --data the folder with the binary"):
         cifar.read(tmp_path, 0.2, 0)
@@ -76,7 +76,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_the_python_version_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1").write_bytes(b"pickled")
-    with pytest.raises(FileNotFoundError, match="Python version of CIFAR-10, which is pickled and not read here"):
+    with pytest.raises(FileNotFoundError, match="CIFAR-10's Python version, which is pickled and therefore not read"):
         cifar.read(tmp_path, 0.2, 0)
 
 
@@ -84,5 +84,5 @@ def test_the_python_version_is_told_apart(tmp_path: Path) -> None:
 def test_names_must_be_ten(tmp_path: Path, names: str) -> None:
     write(tmp_path, {1: 10})
     (tmp_path / "batches.meta.txt").write_text(names)
-    with pytest.raises(ValueError, match=r"batches.meta.txt must name 10 classes, one a line; it has [28]"):
+    with pytest.raises(ValueError, match=r"batches.meta.txt must name 10 classes, one a line; it names [28]"):
         cifar.read(tmp_path, 0.2, 0)

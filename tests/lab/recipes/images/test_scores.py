@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import partialsgd as ps
 from partialsgd.lab.recipes.images import scores
-from partialsgd.lab.recipes.images.batches import Standard
+from partialsgd.lab.recipes.images.batches import Standardise
 from partialsgd.lab.recipes.images.resnet import resnet
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
@@ -23,14 +23,14 @@ def saying(*classes: int) -> Tensor:
 
 def test_loss_and_accuracy_are_means_over_the_images() -> None:
     said = saying(0, 1, 0, 1, 1, 3)
-    found = scores.total(said, LABELS)
+    found = scores.loss_and_accuracy(said, LABELS)
     assert found["accuracy"] == pytest.approx(4 / 6)
     each = [-F.log_softmax(row.double(), 0)[label].item() for row, label in zip(said, LABELS, strict=True)]
     assert found["loss"] == pytest.approx(sum(each) / 6)
 
 
 def test_a_class_without_images_has_no_accuracy() -> None:
-    found = scores.by_class(saying(0, 1, 0, 1, 1, 3), LABELS, NAMES)
+    found = scores.accuracy_by_class(saying(0, 1, 0, 1, 1, 3), LABELS, NAMES)
     assert found == {"accuracy/cat": pytest.approx(2 / 3), "accuracy/dog": 1.0, "accuracy/frog": 0.0}
 
 
@@ -51,7 +51,7 @@ def test_outputs_are_those_of_the_level_in_evaluation_and_nothing_moves() -> Non
     torch.manual_seed(0)
     network = ps.nest(resnet((1, 1), 4, channels=1), ps.Width(1 / 2)).train()
     images = torch.randint(17, (300, 1, 8, 8), dtype=torch.uint8)  # more than go at once
-    standard = Standard(images)
+    standard = Standardise(images)
     for level in network.levels:
         with network.at(level):
             network(standard(images))  # statistics of its own

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any, get_args
 
 import pytest
@@ -27,28 +25,28 @@ def test_the_preset_cifar10_is_the_papers_with_what_is_usual_where_it_is_silent(
 def test_a_preset_is_changed_by_name() -> None:
     changed = of_preset("narrow", lr=0.2)
     assert (changed.preset, changed.lr, changed.width, changed.limit) == ("narrow", 0.2, 16, 10_000)
-    with pytest.raises(ValueError, match="there is no preset 'wide'; there are digits, narrow, cifar10"):
+    with pytest.raises(ValueError, match="there is no preset 'wide'; the presets are digits, narrow, cifar10"):
         of_preset("wide")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch": 1}, "batch must be a whole number, at least 2; got 1"),
-        ({"width": 0}, "width must be a whole number, at least 1; got 0"),
-        ({"crop": -1}, "crop must be a whole number, at least 0; got -1"),
-        ({"warm_up": -1}, "warm_up must be a whole number, at least 0; got -1"),
-        ({"limit": 1}, "limit must be a whole number, at least 2; got 1"),
-        ({"epochs": 0}, "epochs must be a whole number, at least 1; got 0"),
+        ({"batch": 1}, "batch must be a whole number of at least 2, got 1"),
+        ({"width": 0}, "width must be a whole number of at least 1, got 0"),
+        ({"crop": -1}, "crop must be a whole number of at least 0, got -1"),
+        ({"warm_up": -1}, "warm_up must be a whole number of at least 0, got -1"),
+        ({"limit": 1}, "limit must be a whole number of at least 2, got 1"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
         ({"valid_share": 0.0}, r"valid_share must be in \(0, 1\), got 0.0"),
         ({"valid_share": 1.0}, r"valid_share must be in \(0, 1\), got 1.0"),
         ({"lr": 0.0}, "lr must be positive, got 0.0"),
         ({"lr": float("nan")}, "lr must be positive, got nan"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"weight_decay": -1.0}, "weight_decay must not be negative, got -1.0"),
+        ({"weight_decay": -1.0}, r"weight_decay must be in \[0, inf\), got -1.0"),
         ({"ratio": ()}, "ratio is empty"),
-        ({"ratio": ("1/0",)}, "a ratio is written 1/32 or 0.03125; got '1/0'"),
-        ({"ratio": ("2",)}, r"a ratio must be in \(0, 1\], got '2'"),
+        ({"ratio": ("1/0",)}, "ratio must be written like 1/32 or 0.03125, got '1/0'"),
+        ({"ratio": ("2",)}, r"ratio must be in \(0, 1\], got '2'"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], message: str) -> None:
@@ -58,11 +56,3 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
 
 def test_one_network_by_itself_needs_no_ratio() -> None:
     assert Images(nest="none", ratio=()).ratio == ()
-
-
-def test_the_settings_of_images_and_tables_do_not_import_torch() -> None:
-    code = (
-        "import sys, partialsgd.lab.recipes.images.settings, partialsgd.lab.recipes.tabular.settings;"
-        "assert not {'torch', 'sklearn', 'numpy'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,8 +17,8 @@ from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab import recipes
 from partialsgd.lab.recipes.images.settings import Images, of_preset
 from partialsgd.lab.recipes.images.task import ImageTask, build
-from partialsgd.lab.training.measuring import meter_of
-from partialsgd.lab.training.methods import method_of
+from partialsgd.lab.training.measuring import make_meter
+from partialsgd.lab.training.method_text import parse_method
 from partialsgd.meters.criteria import Criteria
 from tests.lab.recipes.images.made import NAMES, write
 
@@ -29,7 +29,7 @@ def settings(**changes: Any) -> Images:
 
 
 def steps(task: ImageTask, method: str, count: int) -> ps.PartialSGD:
-    sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method), seed=0)
+    sgd = ps.PartialSGD(task.network, task.optimizers, parse_method(method), seed=0)
     for t in range(count):
         batch = task.batches.make(0, t % len(task.batches))
 
@@ -78,14 +78,16 @@ def test_every_kind_of_family_trains_scores_and_comes_out(changes: dict[str, Any
     task = build(settings(**changes))
     assert task.network.levels == levels
     steps(task, "alternating", 2 * len(levels))
-    glances = {level: task.glance(level) for level in levels}
-    assert all(glance.keys() == {"loss", "accuracy"} for glance in glances.values())
-    assert task.merit(glances) == pytest.approx(sum(g["accuracy"] for g in glances.values()) / len(levels))
+    evaluations = {level: task.quick_eval(level) for level in levels}
+    assert all(numbers.keys() == {"loss", "accuracy"} for numbers in evaluations.values())
+    assert task.selection_score(evaluations) == pytest.approx(
+        sum(g["accuracy"] for g in evaluations.values()) / len(levels)
+    )
     sizes = [
         sum(p.numel() for p in task.network.extract(level, example=task.example()).parameters()) for level in levels
     ]
     assert sizes == sorted(sizes) and len(set(sizes)) == len(levels)
-    json.dumps(task.extras(), allow_nan=False)
+    json.dumps(task.extras(ps.methods.plain()), allow_nan=False)
 
 
 def test_norms_are_separate_unless_they_are_asked_to_be_shared() -> None:
@@ -110,8 +112,8 @@ def test_neurons_of_one_network_are_dropped_and_probed(norms: str) -> None:
     for method, probe in ((dropout, None), ("plain", dropout)):
         task = build(settings(nest="none", norms=norms))
         told = settings(measure_every=1, probe=probe)
-        options: dict[str, Any] = {"seed": 0, "meter": meter_of(told, task.network)}
-        sgd = ps.PartialSGD(task.network, task.optimizers, method_of(method), **options)
+        options: dict[str, Any] = {"seed": 0, "meter": make_meter(told, task.network)}
+        sgd = ps.PartialSGD(task.network, task.optimizers, parse_method(method), **options)
         batch = task.batches.make(0, 0)
 
         def closure(g: GradientPass, task: ImageTask = task, batch: Any = batch) -> Tensor:
@@ -180,9 +182,9 @@ def test_sgd_decays_every_parameter() -> None:
 
 def test_the_rate_is_half_a_cosine_after_the_warm_up() -> None:
     task = build(settings())
-    assert [task.rate(t, 8) for t in (0, 4, 8)] == pytest.approx([1, 0.5, 0])
+    assert [task.learning_rate(t, 8) for t in (0, 4, 8)] == pytest.approx([1, 0.5, 0])
     warm = build(settings(warm_up=4))
-    assert [warm.rate(t, 8) for t in (0, 3, 4, 6)] == pytest.approx([0.2, 0.8, 1, 0.5])
+    assert [warm.learning_rate(t, 8) for t in (0, 3, 4, 6)] == pytest.approx([0.2, 0.8, 1, 0.5])
 
 
 def test_scores_say_the_accuracy_of_each_class_of_the_split() -> None:
@@ -194,13 +196,13 @@ def test_scores_say_the_accuracy_of_each_class_of_the_split() -> None:
         by_class = {name: found[f"accuracy/{name}"] for name, count in zip("0123456789", counts, strict=True) if count}
         mean = sum(by_class[str(k)] * counts[k] for k in range(10) if counts[k]) / len(part)
         assert found["accuracy"] == pytest.approx(mean)
-    assert task.glance("core") == {name: task.scores("core", "valid")[name] for name in ("loss", "accuracy")}
+    assert task.quick_eval("core") == {name: task.scores("core", "valid")[name] for name in ("loss", "accuracy")}
 
 
 def test_extras_agree_with_the_scores() -> None:
-    task = build(settings(method="slimmable"))
+    task = build(settings())
     steps(task, "alternating", 6)
-    extras = task.extras()
+    extras = task.extras(ps.methods.slimmable())
     everyone = extras["core and full on the test images"][0]
     tested = len(task.data.test)
     core, full = (task.scores(level, "test")["accuracy"] * tested for level in ("core", "full"))
@@ -219,7 +221,7 @@ def test_the_latency_is_of_one_image_through_a_level_taken_out() -> None:
     plain = task.network.extract("full", example=task.example())
     shapes = []
     plain.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
-    assert 0 < task.seconds(plain) < 1
+    assert 0 < task.latency(plain) < 1
     assert set(shapes) == {(1, 1, 8, 8)}
 
 
@@ -235,17 +237,17 @@ def test_cifar_in_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", ["narrow", "cifar10"])
 def test_a_preset_for_cifar_asks_for_its_files(preset: str) -> None:
-    with pytest.raises(ValueError, match=f"the preset '{preset}' is for CIFAR-10: give --data"):
+    with pytest.raises(ValueError, match=f"the preset '{preset}' is for CIFAR-10; give --data"):
         build(of_preset(preset))
 
 
 @pytest.mark.slow
 def test_both_levels_learn_the_digits_in_the_default_training() -> None:
     task = build(Images())
-    sgd = ps.PartialSGD(task.network, task.optimizers, method_of("alternating"), seed=0)
+    sgd = ps.PartialSGD(task.network, task.optimizers, parse_method("alternating"), seed=0)
     total = Images().epochs * len(task.batches)
     for t in range(total):
-        task.optimizers[0].param_groups[0]["lr"] = Images().lr * task.rate(t, total)
+        task.optimizers[0].param_groups[0]["lr"] = Images().lr * task.learning_rate(t, total)
         batch = task.batches.make(*divmod(t, len(task.batches)))
 
         def closure(g: GradientPass, batch: Any = batch) -> Tensor:

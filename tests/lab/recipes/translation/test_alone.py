@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from partialsgd.lab.recipes.translation import losses, model
-from partialsgd.lab.recipes.translation.task import build, optimizer_of
-from partialsgd.lab.runs.final_scores import fill
+from partialsgd.lab.recipes.translation.task import build, make_optimizer
+from partialsgd.lab.runs.use_run import load_weights
 from partialsgd.lab.training import loop
 from tests.lab.recipes.translation.tiny import settings
 
@@ -22,12 +22,12 @@ def test_it_is_the_extracted_core_in_a_plain_loop(tmp_path: Path) -> None:
     told = settings(**TOLD)
     task = build(told)
     torch.manual_seed(told.seed)
-    core: Any = model.family(model.build(told, task.tokenizer.get_vocab_size()), told).extract("core")
-    optimizer = optimizer_of(core, told)
+    core: Any = model.nest(model.build(told, task.tokenizer.get_vocab_size()), told).extract("core")
+    optimizer = make_optimizer(core, told)
     core.train()
     for t in range(8):
         for group in optimizer.param_groups:
-            group["lr"] = told.lr * task.rate(t, 8)
+            group["lr"] = told.lr * task.learning_rate(t, 8)
         batch = task.batches.make(*divmod(t, len(task.batches)))
         outputs = losses.run(core, batch)
         loss = losses.cross_entropy(outputs.logits, batch["labels"], told.label_smoothing)
@@ -36,7 +36,7 @@ def test_it_is_the_extracted_core_in_a_plain_loop(tmp_path: Path) -> None:
         optimizer.step()
     run = loop.train(settings(**TOLD, alone="core", method="plain", out=str(tmp_path / "alone")), show=False)
     trained = build(run.settings)  # type: ignore[arg-type]  # the settings of this recipe, as they were given
-    fill(trained.network, run.last)
+    load_weights(trained.network, run.last)
     found = dict(trained.network.extract("full").named_parameters())
     expected = dict(core.named_parameters())
     assert found.keys() == expected.keys()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from partialsgd.lab.recipes.translation.corpus import SPLITS, Corpus, Pair, digest
+from partialsgd.lab.recipes.translation.corpus import SPLITS, Corpus, Pair, corpus_hash
 
 CORPUS = Corpus(
     "en", "de", {"train": [("a b", "c"), ("d", "e")], "valid": [("f", "g")], "test": [("h", "i")]}, ("a note",)
@@ -32,16 +32,16 @@ def with_split(split: str, pairs: list[Pair]) -> Corpus:
         replace(CORPUS, splits={**CORPUS.splits, "train": [*CORPUS.splits["train"], ("f", "g")], "valid": []}),
     ],
 )
-def test_another_corpus_has_another_digest(other: Corpus) -> None:
-    assert digest(other) != digest(CORPUS)
+def test_another_corpus_has_another_corpus_hash(other: Corpus) -> None:
+    assert corpus_hash(other) != corpus_hash(CORPUS)
 
 
 def test_an_equal_corpus_has_the_same_digest_whatever_its_notes() -> None:
     reordered = {split: list(CORPUS.splits[split]) for split in reversed(SPLITS)}
-    assert digest(replace(CORPUS, splits=reordered, notes=())) == digest(CORPUS)
+    assert corpus_hash(replace(CORPUS, splits=reordered, notes=())) == corpus_hash(CORPUS)
 
 
 def test_a_text_is_not_taken_for_the_name_of_a_split() -> None:
     later = {"train": [("a", "valid")], "valid": [("x", "valid"), ("p", "q")], "test": []}
     earlier = {"train": [("a", "valid"), ("valid", "x")], "valid": [("p", "q")], "test": []}
-    assert digest(replace(CORPUS, splits=later)) != digest(replace(CORPUS, splits=earlier))
+    assert corpus_hash(replace(CORPUS, splits=later)) != corpus_hash(replace(CORPUS, splits=earlier))

@@ -38,7 +38,7 @@ def test_distilled_is_the_sum_over_real_tokens() -> None:
     labels = batch()["labels"]
     logits, teacher = torch.randn(2, *labels.shape, VOCABULARY, dtype=torch.float64)
     expected = sum(soft_cross_entropy(logits[i, j], teacher[i, j]) for i, j in (labels != -100).nonzero().tolist())
-    torch.testing.assert_close(losses.distilled(logits, teacher, labels), expected)
+    torch.testing.assert_close(losses.distillation(logits, teacher, labels), expected)
 
 
 def test_likelihood_is_the_mean_over_tokens_whatever_the_batches() -> None:

@@ -139,7 +139,7 @@ def test_two_languages_are_needed() -> None:
 
 @pytest.mark.parametrize("count", ["size", "valid", "test"])
 def test_a_split_has_at_least_one_pair(count: str) -> None:
-    with pytest.raises(ValueError, match=f"{count} must be a whole number, at least 1; got 0"):
+    with pytest.raises(ValueError, match=f"{count} must be a whole number of at least 1, got 0"):
         generate(**{count: 0})
 
 
@@ -150,7 +150,7 @@ def test_more_than_there_are_is_refused_with_their_number(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(phrases, "KINDS", ((1, one_of_twelve, ()),))
     assert len(generate(size=10, valid=1, test=1).splits["train"]) == 10
-    message = r"from en to de there are 12 different phrases, and 14 were asked for: .*\(12 \+ 1 \+ 1\) smaller"
+    message = r"from en to de there are 12 different phrases, and 14 were asked for; .*\(12 \+ 1 \+ 1\) smaller"
     with pytest.raises(ValueError, match=message):
         generate(size=12, valid=1, test=1)
 

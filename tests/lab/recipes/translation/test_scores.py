@@ -19,7 +19,7 @@ LINES = ["one", "two two two two", "six one", "one two six one two", ""]
 def network(longest: int = 32, *, ends: float = 0.0, **changes: object) -> Nested:
     torch.manual_seed(1)
     told = settings(longest=longest, layers=1, **changes)
-    nested = model.family(model.build(told, tokenizer().get_vocab_size()), told)
+    nested = model.nest(model.build(told, tokenizer().get_vocab_size()), told)
     with torch.no_grad():  # fresh networks repeat the last token, whatever it was
         for parameter in nested.parameters():
             if parameter.requires_grad:
@@ -61,20 +61,17 @@ def test_the_search_is_the_search_by_definition(beam: int, lenpen: float) -> Non
     said = scores.translate(nested.model, tokenizer(), LINES, beam=beam, lenpen=lenpen)
     for line, text in zip(LINES[:-1], said, strict=False):
         source = tokens.encode_all(tokenizer(), [line])[0]
-        found = beam_search(nested.model, source, beam, lenpen, scores.room(len(source), 32))
+        found = beam_search(nested.model, source, beam, lenpen, scores.length_limit(len(source), 32))
         assert text == tokens.decode_all(tokenizer(), [found])[0]
 
 
 def test_lines_come_back_in_their_order_whatever_the_batches() -> None:
-    nested, seen = network(ends=10), list[tuple[int, int]]()
+    nested = network(ends=10)
     whole = scores.translate(nested.model, tokenizer(), LINES, beam=2)
     assert len(set(whole)) > 3 and whole[-1] == ""
     alone = [scores.translate(nested.model, tokenizer(), [line], beam=2)[0] for line in LINES]
-    small = scores.translate(
-        nested.model, tokenizer(), LINES, beam=2, max_tokens=1, progress=lambda *done: seen.append(done)
-    )
+    small = scores.translate(nested.model, tokenizer(), LINES, beam=2, max_tokens=1)
     assert whole == alone == small
-    assert seen == [(n, len(LINES)) for n in range(1, len(LINES) + 1)]
 
 
 def test_no_lines_are_no_translations() -> None:
@@ -108,19 +105,20 @@ def test_translating_is_repeatable_and_leaves_modes_buffers_gradients_and_noise(
 def test_a_failure_restores_the_modes_too() -> None:
     nested = network().train()
 
-    def interrupt(done: int, total: int) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    nested.model.register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        scores.translate(nested.model, tokenizer(), LINES, progress=interrupt)
+        scores.translate(nested.model, tokenizer(), LINES)
     assert all(m.training for m in nested.modules())
 
 
 def test_a_line_that_is_too_long_is_cut_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="1 lines have more than 8 pieces and are cut"):
+    with pytest.warns(UserWarning, match="1 lines have more than 8 tokens and are truncated"):
         assert len(scores.translate(network(longest=8).model, tokenizer(), ["one " * 20])) == 1
-    with pytest.warns(UserWarning, match="2 lines have more than 3 pieces"):
-        cut = scores._cut([[5, 6, 7, 1], [5, 6, 1], [9, 8, 7, 6, 1]], 3)
+    with pytest.warns(UserWarning, match="2 lines have more than 3 tokens"):
+        cut = scores._truncate([[5, 6, 7, 1], [5, 6, 1], [9, 8, 7, 6, 1]], 3)
     assert cut == [[5, 6, 1], [5, 6, 1], [9, 8, 1]]  # each still ends
 
 
@@ -148,3 +146,48 @@ def test_bleu_counts_words_where_there_are_spaces_and_characters_elsewhere(targe
 def test_one_wrong_character_of_a_language_without_spaces_is_not_all_of_it() -> None:
     assert scores.bleu(["3日と5時間前に"], ["3日と6時間前に"], "ja")["BLEU"] > 20
     assert scores.bleu(["3日と5時間前に"], ["3日と6時間前に"], "de")["BLEU"] < 10
+
+
+TRAIN = [
+    ("3 apples", "3 Äpfel"),
+    ("3 apples and 2 pears", "3 Äpfel und 2 Birnen"),
+    ("March 3, 2020", "3. März 2020"),
+    ("3 apples", "drei Äpfel"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "copied"),
+    [
+        ("3 apples", "3 Äpfel"),  # of two that are equally near the first
+        ("7 apples and 2 pears", "3 Äpfel und 2 Birnen"),
+        ("March 9, 2020", "3. März 2020"),
+        ("nothing in common", "3 Äpfel"),  # all are equally far
+        ("", "3 Äpfel"),
+    ],
+)
+def test_the_translation_of_the_nearest_is_copied(line: str, copied: str) -> None:
+    assert scores.copy_nearest(TRAIN, [line]) == [copied]
+
+
+def test_order_of_words_counts_not_only_which_they_are() -> None:
+    train = [("dog bites man", "1"), ("man bites dog", "2")]
+    assert scores.copy_nearest(train, ["a man bites dog", "a dog bites man"]) == ["2", "1"]
+
+
+def test_many_lines_give_what_each_gives() -> None:
+    train = [(f"{n} of {n * n}", str(n)) for n in range(50)]
+    lines = [f"{n} of {n * n + 1}" for n in range(0, 50)] * 2
+    each = [scores.copy_nearest(train, [line])[0] for line in lines]
+    assert scores.copy_nearest(train, lines) == each and len(set(each)) > 10
+
+
+def test_of_a_large_corpus_evenly_spaced_pairs_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "_LARGEST_SEARCH", 4)
+    pairs = [(f"number {n}", str(n)) for n in range(10)]
+    assert set(scores.copy_nearest(pairs, [source for source, _ in pairs])) == {"0", "2", "5", "7"}
+
+
+def test_without_training_phrases_it_says_so() -> None:
+    with pytest.raises(ValueError, match="no training phrases"):
+        scores.copy_nearest([], ["a"])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -36,21 +32,21 @@ def test_a_preset_says_its_own_name_and_the_first_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "d_model must be even and a multiple of heads, got d_model 128 and heads 3"),
-        ({"ratio": ()}, 'ratio is empty; give the share that the smaller level has, or nest="none"'),
-        ({"ratio": ("2",)}, r"a ratio must be in \(0, 1\], got '2'"),
+        ({"heads": 3}, "d_model must be even and a multiple of heads; got d_model 128 and heads 3"),
+        ({"ratio": ()}, 'ratio is empty; give the share that a smaller level keeps, or set nest to "none"'),
+        ({"ratio": ("2",)}, r"ratio must be in \(0, 1\], got '2'"),
         ({"source": "de"}, "source and target are both 'de'; give two languages"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"lr": 0.0}, "lr must be positive, got 0.0"),
-        ({"eps": -1e-9}, "eps must not be negative"),
-        ({"vocabulary": 258}, "vocabulary must be a whole number, at least 259; got 258"),
-        ({"beam": 0}, "beam must be a whole number, at least 1"),
-        ({"epochs": 0}, "epochs must be a whole number, at least 1"),
+        ({"eps": -1e-9}, r"eps must be in \[0, inf\), got -1e-09"),
+        ({"vocabulary": 258}, "vocabulary must be a whole number of at least 259, got 258"),
+        ({"beam": 0}, "beam must be a whole number of at least 1"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1"),
         (
             {"start": "runs/a"},
-            """start is 'runs/a', which init="zero" would overwrite; give init="svd" or "matched\"""",
+            """start is 'runs/a', which init="zero" would overwrite; use init="svd" or "matched\"""",
         ),
-        ({"teacher_weight": 0.0}, r"teacher_weight must be in \(0, 1\], got 0.0; for none leave teacher out"),
+        ({"teacher_weight": 0.0}, r"teacher_weight must be in \(0, 1\], got 0.0; for 0 omit teacher"),
         ({"teacher_weight": 1.5}, r"teacher_weight must be in \(0, 1\], got 1.5"),
     ],
 )
@@ -60,7 +56,7 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
 
 
 def test_an_unknown_preset_names_the_others() -> None:
-    with pytest.raises(ValueError, match="no preset 'wmt14'; there are laptop, iwslt14, wmt17"):
+    with pytest.raises(ValueError, match="no preset 'wmt14'; the presets are laptop, iwslt14, wmt17"):
         of_preset("wmt14")
 
 
@@ -71,16 +67,3 @@ def test_a_start_is_kept_by_whatever_reads_the_weights() -> None:
 
 def test_one_network_by_itself_needs_no_ratio() -> None:
     assert of_preset("laptop", nest="none", ratio=()).ratio == ()
-
-
-def test_every_setting_is_explained() -> None:
-    """The command line's help is the text below a field."""
-    (kind,) = ast.parse(inspect.getsource(Translation)).body
-    assert isinstance(kind, ast.ClassDef)
-    explained = {
-        field.target.id
-        for field, text in pairwise(kind.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)
-    }
-    own = {field.name for field in dataclasses.fields(Translation)} & set(Translation.__annotations__)
-    assert own <= explained

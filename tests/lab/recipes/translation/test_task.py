@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import partialsgd as ps
-from partialsgd.lab.recipes.translation import losses, model, nearest, scores
+from partialsgd.lab.recipes.translation import losses, model, scores
+from partialsgd.lab.recipes.translation.flops import TranslationFlops
 from partialsgd.lab.recipes.translation.task import TranslationTask, build
-from partialsgd.lab.recipes.translation.work import Work
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 
 
@@ -22,7 +22,7 @@ def task(**changes: Any) -> TranslationTask:
     """Of the small corpus: three words."""
     told = settings(**{"layers": 1, "vocabulary": 300, **changes})
     torch.manual_seed(told.seed)
-    network = model.family(model.build(told, tokenizer().get_vocab_size()), told)
+    network = model.nest(model.build(told, tokenizer().get_vocab_size()), told)
     return TranslationTask(told, corpus(), tokenizer(), network)
 
 
@@ -33,7 +33,7 @@ def train(made: TranslationTask, steps: int, method: str = "alternating", **opti
         epoch, index = divmod(t, len(made.batches))
         batch, units = made.batches.make(epoch, index), made.batches.units(epoch, index)
         for group in made.optimizers[0].param_groups:
-            group["lr"] = made.settings.lr * made.rate(t, steps)
+            group["lr"] = made.settings.lr * made.learning_rate(t, steps)
 
         def closure(g: Any, batch: Any = batch, units: int = units) -> torch.Tensor:
             loss = made.loss(made.network, batch, g) / units
@@ -53,7 +53,7 @@ def trained() -> TranslationTask:
 
 def test_both_levels_learn_and_beat_the_nearest_phrase(trained: TranslationTask) -> None:
     sources, references = zip(*corpus().splits["test"], strict=True)
-    copied = scores.bleu(nearest.copied(corpus().splits["train"], sources), references, corpus().target)["BLEU"]
+    copied = scores.bleu(scores.copy_nearest(corpus().splits["train"], sources), references, corpus().target)["BLEU"]
     for level in ("core", "full"):
         numbers = trained.scores(level, "test")
         assert numbers["BLEU"] == pytest.approx(100) and copied < 80
@@ -61,18 +61,18 @@ def test_both_levels_learn_and_beat_the_nearest_phrase(trained: TranslationTask)
 
 
 def test_a_glance_is_the_likelihood_of_the_validation_data_at_that_level(trained: TranslationTask) -> None:
-    glances = {level: trained.glance(level) for level in trained.network.levels}
+    glances = {level: trained.quick_eval(level) for level in trained.network.levels}
     assert glances["core"] != glances["full"] and trained.network.level == "full"
     for level, numbers in glances.items():
         assert numbers == {name: trained.scores(level, "valid")[name] for name in numbers}
         assert numbers["perplexity"] == pytest.approx(math.exp(numbers["loss"]))
-    assert trained.merit(glances) == pytest.approx(-(glances["core"]["loss"] + glances["full"]["loss"]) / 2)
+    assert trained.selection_score(glances) == pytest.approx(-(glances["core"]["loss"] + glances["full"]["loss"]) / 2)
 
 
 def test_extras_are_json_and_say_how_scores_were_computed(trained: TranslationTask) -> None:
-    extras = json.loads(json.dumps(trained.extras()))
+    extras = json.loads(json.dumps(trained.extras(ps.methods.plain())))
     assert extras["signature"] == scores.signature(corpus().target) and "a note" in extras["notes"]
-    assert extras["nearest"].startswith("BLEU ") and extras["nearest"].endswith(nearest.RULE)
+    assert extras["nearest"].startswith("BLEU ") and extras["nearest"].endswith(scores.NEAREST_PHRASE)
     assert [set(row) for row in extras["samples"]] == [{"source", "reference", "core", "full"}] * 3
     assert all(row["full"] == row["reference"] for row in extras["samples"])
 
@@ -86,7 +86,7 @@ def test_a_level_taken_out_translates_alike_and_is_timed(
         assert trained.translate(plain, lines) == trained.translate(trained.network.model, lines)
     clock = iter([0.0, 9.0, 10.0, 10.5, 20.0, 20.7])  # the first sentence warms up
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    assert trained.seconds(plain) == pytest.approx(0.6)
+    assert trained.latency(plain) == pytest.approx(0.6)
 
 
 def test_the_loss_is_summed_and_smoothed() -> None:
@@ -126,7 +126,7 @@ def test_the_rate_is_fairseqs_inverse_root() -> None:
     for update in (0, 1, 1999, 3999, 4000, 4001, 16_000):
         step, decay = (7e-4 - 1e-7) / 4000, 7e-4 * 4000**0.5
         expected = 1e-7 + update * step if update < 4000 else decay * update**-0.5
-        assert 7e-4 * made.rate(update, 99_999) == pytest.approx(expected)
+        assert 7e-4 * made.learning_rate(update, 99_999) == pytest.approx(expected)
 
 
 def test_adam_is_told_what_the_settings_say_and_has_every_trained_parameter() -> None:
@@ -147,7 +147,7 @@ def test_work_is_that_of_the_batch_with_its_padding() -> None:
     made = task()
     batch = made.batches.make(0, 0)
     shape = (*batch["input_ids"].shape, batch["decoder_input_ids"].shape[1])
-    assert made.flops("core", batch) == Work(made.network)("core", shape)
+    assert made.flops("core", batch) == TranslationFlops(made.network)("core", shape)
 
 
 def test_building_is_a_function_of_the_settings() -> None:
@@ -168,8 +168,8 @@ def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(
         (tmp_path / f"{split}.de").write_text("\n".join(targets) + "\n")
     made = build(settings(data=str(tmp_path), source="de", target="en", layers=1))
     assert made.corpus.splits["test"][0] == tuple(reversed(corpus().splits["test"][0]))
-    assert math.isfinite(made.glance("core")["loss"])  # without the pair that is too long
-    assert made.extras()["notes"][-1] == "1 training pairs have more than 32 pieces and were left out"
+    assert math.isfinite(made.quick_eval("core")["loss"])  # without the pair that is too long
+    assert made.extras(ps.methods.plain())["notes"][-1] == "1 training pairs have more than 32 pieces and were left out"
 
 
 def _equal(one: nn.Module, two: nn.Module) -> bool:

@@ -12,11 +12,10 @@ from torch import Tensor
 
 import partialsgd as ps
 from partialsgd.lab.recipes import build
-from partialsgd.lab.recipes.translation import losses, teachers
+from partialsgd.lab.recipes.translation import losses
+from partialsgd.lab.recipes.translation.flops import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.recipes.translation.work import Work
-from partialsgd.lab.runs import checkpoints
-from partialsgd.lab.runs import final_scores as closing
+from partialsgd.lab.runs import checkpoints, final_scores
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.nested.inspect import flops
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("toy")  # which leaves no state of accelera
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Of a larger network: a teacher may be of any size."""
     made = made_run(tmp_path_factory.mktemp("runs") / "whole", "translation", layers=2, d_model=24, dropout=0.5)
-    made.write("summary.json", {})
+    made.write_json("summary.json", {})
     return made
 
 
@@ -85,14 +84,14 @@ def test_a_method_that_distills_goes_on_distilling_beside_it(run: Run) -> None:
 
 def test_a_teacher_is_asked_in_evaluation_mode_without_gradient_or_noise() -> None:
     network: Any = family(nest="none", dropout=0.5).model.train()
-    teacher = teachers.Teacher(network, 1.0)
+    teacher = losses.Teacher(network, 1.0)
     batch = {"input_ids": torch.tensor([[5, 6, 1]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
     batch |= {"decoder_input_ids": torch.tensor([[1, 7]]), "labels": torch.tensor([[7, 1]])}
     logits = torch.randn(1, 2, 60, requires_grad=True)
     noise = torch.get_rng_state()
     asked: list[bool] = []
     network.register_forward_hook(lambda *_: asked.append(torch.is_grad_enabled()))
-    one, two = (teacher.mixed(torch.zeros(()), logits, batch) for _ in range(2))
+    one, two = (teacher.mix(torch.zeros(()), logits, batch) for _ in range(2))
     assert asked == [False, False]
     assert torch.equal(one, two) and torch.equal(torch.get_rng_state(), noise)
     one.backward()
@@ -106,7 +105,7 @@ def test_the_teachers_forward_pass_is_work_of_the_training(run: Run) -> None:
     forward = flops.count(teacher, **{name: batch[name] for name in losses.INPUTS}, use_cache=False).forward
     shape = (*batch["input_ids"].shape, batch["decoder_input_ids"].shape[1])
     for level in ("core", "full"):
-        assert task.flops(level, batch) == Work(task.network)(level, shape) + forward
+        assert task.flops(level, batch) == TranslationFlops(task.network)(level, shape) + forward
 
 
 def test_a_teacher_reads_sentences_as_long_as_its_pupil(run: Run) -> None:
@@ -123,15 +122,15 @@ def state(run: Run) -> dict[str, Any]:
 
 def stopped(settings: Translation, calls: int) -> Run:
     """Killed in the pass after so many."""
-    teach, count = teachers.Teacher.mixed, iter(range(calls))
+    teach, count = losses.Teacher.mix, iter(range(calls))
 
-    def until(self: teachers.Teacher, loss: Tensor, logits: Tensor, batch: Any) -> Tensor:
+    def until(self: losses.Teacher, loss: Tensor, logits: Tensor, batch: Any) -> Tensor:
         if next(count, None) is None:
             raise MemoryError
         return teach(self, loss, logits, batch)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(teachers.Teacher, "mixed", until)
+        patch.setattr(losses.Teacher, "mix", until)
         loop.train(settings, show=False)
     return Run(Path(str(settings.out)))
 
@@ -139,7 +138,7 @@ def stopped(settings: Translation, calls: int) -> Run:
 def test_a_training_with_a_teacher_is_resumed_bit_by_bit_and_its_checkpoints_hold_the_pupil(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closing, "summarise", lambda *_: {})  # which scores the levels, and takes its time
+    monkeypatch.setattr(final_scores, "summarise", lambda *_: {})  # which scores the levels, and takes its time
     common = {"checkpoint_every": 3, "dropout": 0.2}
     through = loop.train(told(run, out=str(tmp_path / "through"), **common), show=False)
     again = stopped(told(run, out=str(tmp_path / "again"), **common), calls=5)
@@ -160,6 +159,6 @@ def test_another_teacher_is_refused_on_resume(run: Run, tmp_path: Path) -> None:
     begun = stopped(settings, calls=2)
     shutil.rmtree(place)
     other = made_run(place, "translation", layers=2, d_model=24, seed=1)
-    other.write("summary.json", {})
+    other.write_json("summary.json", {})
     with pytest.raises(ValueError, match=r"the weights of the teacher are not those that .*run was begun with; bring"):
         loop.resume(begun, show=False)

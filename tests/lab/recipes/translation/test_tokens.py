@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from partialsgd.lab.recipes.translation import kept, phrases, tokens
-from partialsgd.lab.recipes.translation.corpus import Corpus, digest
+from partialsgd._util import files
+from partialsgd.lab.recipes.translation import phrases, tokens
+from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash
 from partialsgd.lab.recipes.translation.tokens import (
     EOS,
     PAD,
@@ -24,8 +26,8 @@ from partialsgd.lab.recipes.translation.tokens import (
     UNK,
     decode_all,
     encode_all,
-    tokenizer_of,
     train,
+    train_cached,
 )
 
 SIZE = 600
@@ -87,9 +89,9 @@ def test_training_twice_gives_the_same_bytes() -> None:
 
 def test_other_processes_make_the_same_corpus_and_tokenizer_with_other_hashes_threads_and_places() -> None:
     code = (
-        "from partialsgd.lab.recipes.translation import corpus, kept, phrases, tokens;"
+        "from partialsgd.lab.recipes.translation import corpus, phrases, tokens;from partialsgd._util import files;"
         "made = phrases.generate(size=1500, valid=20, test=20);"
-        f"print(corpus.digest(made), kept.key(tokens.train(made, {SIZE}).to_str()))"
+        f"print(corpus.corpus_hash(made), files.sha256(tokens.train(made, {SIZE}).to_str()))"
     )
     others = (
         {"PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo", "LC_ALL": "fr_FR.UTF-8", "TOKENIZERS_PARALLELISM": "false"},
@@ -98,7 +100,7 @@ def test_other_processes_make_the_same_corpus_and_tokenizer_with_other_hashes_th
     for other in others:
         run = [sys.executable, "-c", code]
         said = subprocess.run(run, env={**os.environ, **other}, check=True, capture_output=True, text=True).stdout
-        assert said.split() == [digest(CORPUS), kept.key(TOKENIZER.to_str())]
+        assert said.split() == [corpus_hash(CORPUS), files.sha256(TOKENIZER.to_str())]
 
 
 def test_a_small_corpus_has_a_smaller_vocabulary() -> None:
@@ -116,7 +118,7 @@ def test_only_the_training_text_is_learnt_from() -> None:
 
 @pytest.mark.parametrize("size", [258, 0, -1])
 def test_a_vocabulary_without_room_for_the_bytes_is_refused(size: int) -> None:
-    message = f"the size of the vocabulary must be a whole number, at least 259; got {size}"
+    message = f"the size of the vocabulary must be a whole number of at least 259, got {size}"
     with pytest.raises(ValueError, match=message):
         train(CORPUS, size)
 
@@ -134,11 +136,11 @@ def count_trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_tokenizer_is_trained_once_for_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_trainings(monkeypatch)
-    first, second = (tokenizer_of(CORPUS, SIZE, tmp_path) for _ in range(2))
+    first, second = (train_cached(CORPUS, SIZE, tmp_path) for _ in range(2))
     assert first.to_str() == second.to_str() == TOKENIZER.to_str()
     assert encode_all(second, ["a</s>"]) == encode_all(TOKENIZER, ["a</s>"])
     assert len(calls) == 1
-    tokenizer_of(Corpus("fr", "it", {"train": CORPUS.splits["train"], "valid": [], "test": []}), SIZE, tmp_path)
+    train_cached(Corpus("fr", "it", {"train": CORPUS.splits["train"], "valid": [], "test": []}), SIZE, tmp_path)
     assert len(calls) == 1  # the training text decides, not what it is called
 
 
@@ -146,24 +148,14 @@ def test_other_text_another_size_and_another_version_are_trained_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = count_trainings(monkeypatch)
-    tokenizer_of(CORPUS, SIZE, tmp_path)
-    tokenizer_of(CORPUS, SIZE + 1, tmp_path)
-    tokenizer_of(Corpus("en", "de", {**CORPUS.splits, "train": CORPUS.splits["train"][1:]}), SIZE, tmp_path)
+    train_cached(CORPUS, SIZE, tmp_path)
+    train_cached(CORPUS, SIZE + 1, tmp_path)
+    train_cached(Corpus("en", "de", {**CORPUS.splits, "train": CORPUS.splits["train"][1:]}), SIZE, tmp_path)
     monkeypatch.setattr(tokens.tokenizers, "__version__", "99")
-    tokenizer_of(CORPUS, SIZE, tmp_path)
+    train_cached(CORPUS, SIZE, tmp_path)
     monkeypatch.setattr(tokens, "_WORDS", r"\s+")
-    tokenizer_of(CORPUS, SIZE, tmp_path)
+    train_cached(CORPUS, SIZE, tmp_path)
     assert len(calls) == 5 == len(list(tmp_path.iterdir()))
-
-
-def test_a_damaged_file_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = count_trainings(monkeypatch)
-    tokenizer_of(CORPUS, SIZE, tmp_path)
-    (file,) = tmp_path.iterdir()
-    whole = file.read_bytes()
-    file.write_bytes(whole.replace(b'"vor"', b'"vro"'))
-    assert tokenizer_of(CORPUS, SIZE, tmp_path).to_str() == TOKENIZER.to_str()
-    assert len(calls) == 2 and file.read_bytes() == whole
 
 
 def test_it_is_a_tokenizer_json_for_transformers(tmp_path: Path) -> None:
@@ -184,5 +176,79 @@ def test_it_is_a_tokenizer_json_for_transformers(tmp_path: Path) -> None:
 def test_without_tokenizers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     monkeypatch.delitem(sys.modules, tokens.__name__)
-    with pytest.raises(ImportError, match=r"tokenizers is needed: pip install partialsgd\[lab\]"):
+    with pytest.raises(ImportError, match=r"needs tokenizers: pip install partialsgd\[lab\]"):
         importlib.import_module(tokens.__name__)
+
+
+def counted(text: str = "made\r\nonce\n") -> tuple[list[int], Callable[[], str]]:
+    calls: list[int] = []
+
+    def make() -> str:
+        calls.append(1)
+        return text
+
+    return calls, make
+
+
+def test_it_is_made_once(tmp_path: Path) -> None:
+    calls, make = counted()
+    assert [tokens.cached_text("name", make, tmp_path / "new" / "folder") for _ in range(3)] == ["made\r\nonce\n"] * 3
+    assert len(calls) == 1
+    assert [file.name for file in (tmp_path / "new" / "folder").iterdir()] == ["name"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"\xff\xfe", None])
+def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: bytes | None) -> None:
+    calls, make = counted()
+    tokens.cached_text("name", make, tmp_path)
+    whole = (tmp_path / "name").read_bytes()
+    flipped = whole[:-2] + b"!" + whole[-1:]
+    (tmp_path / "name").write_bytes(flipped if damage is None else damage)
+    assert tokens.cached_text("name", make, tmp_path) == "made\r\nonce\n"
+    assert len(calls) == 2 and (tmp_path / "name").read_bytes() == whole
+
+
+@pytest.mark.parametrize("size", range(0, 70, 7))
+def test_a_part_of_a_file_is_not_taken_for_it(tmp_path: Path, size: int) -> None:
+    calls, make = counted()
+    tokens.cached_text("name", make, tmp_path)
+    os.truncate(tmp_path / "name", size)
+    assert tokens.cached_text("name", make, tmp_path) == "made\r\nonce\n" and len(calls) == 2
+
+
+def test_a_write_that_fails_leaves_nothing_and_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    calls, make = counted()
+    monkeypatch.setattr(files.os, "replace", full)
+    assert [tokens.cached_text("name", make, tmp_path) for _ in range(2)] == ["made\r\nonce\n"] * 2
+    assert len(calls) == 2 and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert tokens.cached_text("name", counted()[1], tmp_path / "file") == "made\r\nonce\n"
+
+
+def test_an_interruption_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokens.cached_text("name", counted()[1], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_default_folder_is_where_caches_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert tokens._cache_folder() == tmp_path / "elsewhere" / "partialsgd"
+    for none in ("", "relative/path"):  # which the standard tells to ignore
+        monkeypatch.setenv("XDG_CACHE_HOME", none)
+        assert tokens._cache_folder() == tmp_path / ".cache" / "partialsgd"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert tokens._cache_folder() == tmp_path / ".cache" / "partialsgd"
+    tokens.cached_text("name", counted()[1])
+    assert (tmp_path / ".cache" / "partialsgd" / "name").is_file()

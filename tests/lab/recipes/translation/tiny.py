@@ -29,7 +29,7 @@ def settings(**changes: Any) -> Translation:
 def family(**changes: Any) -> Nested:
     torch.manual_seed(0)
     told = settings(**changes)
-    return model.family(model.build(told, VOCABULARY), told)
+    return model.nest(model.build(told, VOCABULARY), told)
 
 
 def inputs(sentences: int = 2, source: int = 5, target: int = 4, *, seed: int = 0) -> dict[str, Tensor]:

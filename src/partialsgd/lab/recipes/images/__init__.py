@@ -1,1 +1,1 @@
-"""Pictures and their classes: a residual network of every size."""
+"""The images recipe: a residual network for image classification, at every size."""

@@ -14,7 +14,7 @@ from torch.nn.functional import relu
 
 @final
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut, which is the identity where the shape stays the same."""
+    """Two 3×3 convolutions and a shortcut, which is the identity if the shape does not change."""
 
     def __init__(self, channels: int, width: int, stride: int, *, norm: bool = True) -> None:
         super().__init__()
@@ -63,9 +63,9 @@ def _norm(width: int, norm: bool) -> nn.Module:
 def resnet(
     blocks: Sequence[int] = (2, 2, 2, 2), width: int = 64, classes: int = 10, channels: int = 3, *, norm: bool = True
 ) -> ResNet:
-    """The network with `blocks` residual blocks in each stage, the first of which is `width` channels wide.
+    """Make a network with `blocks` residual blocks in each stage; the first stage has `width` channels.
 
-    `norm=False` has no BatchNorm, and weights that are drawn so that it trains all the same.
+    With `norm=False` there is no BatchNorm, and the initial weights are scaled so that it still trains.
     """
     if not blocks or min(blocks) < 1:
         raise ValueError(f"blocks must be at least 1 in each stage, got {tuple(blocks)}; leave the stage out")
@@ -77,7 +77,7 @@ def resnet(
 
 @torch.no_grad()
 def _draw(model: ResNet, blocks: int) -> None:
-    """He et al.'s normal draw; what ends a block begins smaller, so that the sum over the blocks does not grow."""
+    """Initialise as He et al.; a block's last convolution is smaller, so that the sum over blocks does not grow."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight)

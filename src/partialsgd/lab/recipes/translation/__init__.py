@@ -1,1 +1,1 @@
-"""Sentences in, sentences out: a Transformer of every size."""
+"""The translation recipe: a Transformer that translates, at every size."""

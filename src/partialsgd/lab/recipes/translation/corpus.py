@@ -1,11 +1,11 @@
-"""Pairs of sentences in two languages, in three splits: plain text, as a reader would write it."""
+"""A parallel corpus: pairs of sentences in two languages, as plain text in three splits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from partialsgd.lab.recipes.translation import kept
+from partialsgd._util.files import sha256
 
 Pair: TypeAlias = tuple[str, str]
 
@@ -15,25 +15,21 @@ SPLITS = ("train", "valid", "test")
 @final
 @dataclass(frozen=True)
 class Corpus:
-    """What a model translates from and to.
-
-    The text of the splits is never tokenised: who makes a corpus of tokenised text joins it again. So a score is
-    computed on the text as it is, and a translated line is what a reader expects.
-    """
+    """The splits of a corpus. Their text is never tokenised, so that scores are computed on text as people write it."""
 
     source: str
-    """The language code, or the locale, of the first of each pair."""
+    """The language code or locale of the first sentence of each pair."""
     target: str
     splits: dict[str, list[Pair]]
     """The pairs of "train", "valid" and "test"."""
     notes: tuple[str, ...] = ()
-    """What its user should be told: what was dropped, joined or left out, with counts."""
+    """Lines for the user: what was dropped, joined or left out, with counts."""
 
 
-def digest(corpus: Corpus) -> str:
-    """A hash of the languages and of all text; the notes do not count."""
+def corpus_hash(corpus: Corpus) -> str:
+    """Hash the languages and all text."""
     parts = [corpus.source, corpus.target]
     for split in SPLITS:
         pairs = corpus.splits[split]
         parts += [split, str(len(pairs)), *(text for pair in pairs for text in pair)]
-    return kept.key(*parts)
+    return sha256(*parts)

@@ -1,6 +1,6 @@
-"""A corpus that lies in a folder: `train.de`, `train.en`, `valid.de`, …, a sentence a line, plain or gzipped.
+"""A corpus in a folder: `train.de`, `train.en`, `valid.de`, …, a sentence a line, plain or gzipped.
 
-What fairseq's preparation leaves is such a folder; its `code`, `bpe.code` and `tmp` are not looked at.
+fairseq's preparation scripts write such a folder; its `code`, `bpe.code` and `tmp` are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Place: TypeAlias = tuple[str, str]
 
 
 def read(folder: str | os.PathLike[str], source: str, target: str) -> Corpus:
-    """The corpus of a folder, as plain text: BPE and Moses' tokenisation are undone, with a note.
+    """Read the corpus of a folder as plain text: BPE and Moses' tokenisation are undone, with a note.
 
     A pair in which a line is empty is dropped, with a note. `dev` is another name of `valid`, and `train.de-en.de`
     of `train.de`.
@@ -46,32 +46,32 @@ def read(folder: str | os.PathLike[str], source: str, target: str) -> Corpus:
 
 
 def _files(folder: Path, source: str, target: str) -> dict[Place, Path]:
-    """The file of each split and language, or what is missing."""
+    """The file of each split and language; an error names the one that is missing."""
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}: give one with train.{source}, train.{target} and so on")
-    found = _found(folder, {f"{source}-{target}", f"{target}-{source}"})
-    there = ", ".join(sorted(path.name for paths in found.values() for path in paths)) or "none of that kind"
+    files = _matching_files(folder, {f"{source}-{target}", f"{target}-{source}"})
+    there = ", ".join(sorted(path.name for paths in files.values() for path in paths)) or "none of that kind"
     for language in (source, target):
-        if not any(place[1] == language for place in found):
+        if not any(place[1] == language for place in files):
             raise FileNotFoundError(f"{folder} has no files in {language!r}, such as train.{language}; it has {there}")
         for split in SPLITS:
-            paths = found.get((split, language), [])
+            paths = files.get((split, language), [])
             if not paths:
                 raise FileNotFoundError(f"{folder} has no {split}.{language}, plain or .gz; it has {there}")
             if len(paths) > 1:
                 names = " and ".join(path.name for path in paths)
                 raise ValueError(f"{folder} has {names}, and only one can be the {split} split: remove the others")
-    return {(split, language): found[split, language][0] for split in SPLITS for language in (source, target)}
+    return {(split, language): files[split, language][0] for split in SPLITS for language in (source, target)}
 
 
-def _found(folder: Path, pairs: set[str]) -> dict[Place, list[Path]]:
-    found: dict[Place, list[Path]] = {}
+def _matching_files(folder: Path, pairs: set[str]) -> dict[Place, list[Path]]:
+    files: dict[Place, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         name = _NAME.fullmatch(path.name)
         if name and path.is_file() and (name["pair"] is None or name["pair"] in pairs):
             split = "valid" if name["split"] == "dev" else name["split"]
-            found.setdefault((split, name["language"]), []).append(path)
-    return found
+            files.setdefault((split, name["language"]), []).append(path)
+    return files
 
 
 def _lines(file: Path) -> list[str]:
@@ -110,7 +110,7 @@ def _require_aligned(first: tuple[Path, list[str]], second: tuple[Path, list[str
 
 
 def _join(lines: dict[Place, list[str]], language: str) -> list[str]:
-    """Undo what was done to a language, in all splits alike: its training text decides."""
+    """Undo the preprocessing of a language in all splits; its training text decides what is undone."""
     notes = []
     if marks.has_bpe(lines["train", language]):
         for split in SPLITS:
@@ -120,8 +120,8 @@ def _join(lines: dict[Place, list[str]], language: str) -> list[str]:
     if share >= marks.MOSES:
         for split in SPLITS:
             lines[split, language] = [marks.join_moses(line, language) for line in lines[split, language]]
-        found = f"{share:.0%} of commas and last full stops stand alone"
-        notes.append(f"{language}: looks Moses-tokenised ({found}) and was detokenised")
+        evidence = f"{share:.0%} of commas and last full stops stand alone"
+        notes.append(f"{language}: looks Moses-tokenised ({evidence}) and was detokenised")
     return notes
 
 

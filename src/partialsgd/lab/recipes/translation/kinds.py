@@ -1,6 +1,6 @@
-"""What a phrase says before it is in a language: one small function a kind, and a table of them.
+"""Kinds of generated phrases, such as dates or prices: one small function for each, and a table of them.
 
-A kind draws what is said; the result says it in any locale. Babel has the words, the forms and the order from CLDR.
+A kind draws the content of a phrase; the result writes it in any locale, with Babel's words, forms and order.
 Abbreviated months and weekdays are avoided: in several languages Babel has only placeholders for them.
 """
 
@@ -22,7 +22,7 @@ except ImportError as error:
     raise ImportError("for the embedded corpus babel is needed: pip install partialsgd[lab]") from error
 
 Saying: TypeAlias = Callable[[Locale], str]
-"""Says one thing in the language asked for."""
+"""Writes one phrase in a locale."""
 _Unit: TypeAlias = Literal["year", "month", "week", "day", "hour", "minute", "second"]
 _Style: TypeAlias = Literal["standard", "or"]
 
@@ -42,13 +42,13 @@ _WITH_SIGN = ("USD", "EUR", "GBP", "JPY", "INR", "CNY", "BRL", "KRW", "CAD", "AU
 @final
 @dataclass(frozen=True)
 class Draw:
-    """Chance, and what both languages have names for: codes of CLDR."""
+    """The random generator, and the CLDR codes that both languages have names for."""
 
     random: Random
     territories: Sequence[str]
     languages: Sequence[str]
     dialects: Sequence[tuple[str, str]]
-    """Of a language and a territory."""
+    """Pairs of a language and a territory."""
     currencies: Sequence[str]
     units: Sequence[str]
 
@@ -56,7 +56,7 @@ class Draw:
         return _FIRST_DAY + timedelta(self.random.randrange(_DAYS))
 
     def number(self) -> int | Decimal:
-        """Often small, so that singular and plural both occur; of any size, with up to two decimals."""
+        """A number with up to two decimals; small ones are frequent, so that singular and plural both occur."""
         whole, digits = self.random.randint(1, self.random.choice(_LARGEST)), self.random.choice((0, 0, 1, 2))
         return Decimal(whole * 10**digits + self.random.randrange(10**digits)) / 10**digits if digits else whole
 
@@ -95,11 +95,11 @@ def moment(draw: Draw) -> Saying:
     """Thursday, January 5, 2017, 3:45 PM."""
     day, hour = dated(draw), time_of_day(draw)
 
-    def said(locale: Locale) -> str:
+    def write(locale: Locale) -> str:
         pattern = str(dates.get_datetime_format("long", locale))
         return pattern.replace("'", "").format(hour(locale), day(locale))
 
-    return said
+    return write
 
 
 def interval(draw: Draw) -> Saying:
@@ -190,7 +190,7 @@ KINDS: tuple[tuple[int, Kind, tuple[str, ...]], ...] = (
     (3, languages, ("languages",)),
     (3, several(dialect, most=3), ("dialects",)),
 )
-"""How often, what, and of what both languages must have names."""
+"""The weight of each kind, its function, and the codes for which both languages must have names."""
 
 
 def _style(draw: Draw) -> _Style:
@@ -202,5 +202,5 @@ def _sample(draw: Draw, codes: Sequence[str]) -> list[str]:
 
 
 def _timedelta(seconds: int, unit: _Unit, locale: Locale, *, add_direction: bool = False) -> str:
-    """In the unit asked for: a threshold that no number reaches keeps Babel from a larger one."""
+    """Format a duration in this unit: a threshold that no number reaches keeps Babel from a larger unit."""
     return dates.format_timedelta(seconds, unit, 10**9, add_direction, locale=locale)

@@ -1,7 +1,7 @@
-"""What tools before us put into text, and how it is undone: BPE marks, and Moses' spaces and escapes.
+"""Undo preprocessing in a corpus: BPE marks, and the spaces and escapes of Moses' tokeniser.
 
-A corpus is joined again when it is read, not when a translation is scored: then a model reads and writes what people
-do, and nothing between the text and its score depends on how the text was once prepared.
+This is done when a corpus is read, not when a translation is scored, so that a model reads and writes plain text and
+scores do not depend on how the corpus was prepared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Sequence
 
 MOSES = 0.9
-"""The share of marks that stand alone from which on text is taken for Moses-tokenised."""
+"""Text is taken for Moses-tokenised if at least this share of its marks stand alone."""
 _LOOK_AT = 10_000  # lines: enough to know
 
 _BPE = re.compile(r"@@( |$)")
@@ -30,7 +30,7 @@ _ELIDING = {"fr", "it", "ga"}
 
 
 def has_bpe(lines: Sequence[str]) -> bool:
-    """Whether a hundredth of the lines, or more, has a word that is cut as subword-nmt does it: "lang@@ uage"."""
+    """True if at least 1 % of the lines have a word split as by subword-nmt: "lang@@ uage"."""
     looked = lines[:_LOOK_AT]
     return sum("@@ " in line for line in looked) * 100 >= max(len(looked), 1)
 
@@ -40,7 +40,7 @@ def join_bpe(line: str) -> str:
 
 
 def share_alone(lines: Sequence[str]) -> float:
-    """Of the commas after a word, and of the full stops at the end of a line: how many stand alone, " , ".
+    """The share of commas and of final full stops that stand alone, " , ".
 
     Moses' tokeniser leaves none at a word, and no language is written with a space before most of them.
     """
@@ -54,7 +54,7 @@ def share_alone(lines: Sequence[str]) -> float:
 
 
 def join_moses(line: str, language: str) -> str:
-    """What Moses' detokeniser makes of a line: which words take no space before or after them."""
+    """Detokenise a line as Moses' detokeniser does: some words take no space before or after them."""
     words = _unescape(line).split()
     parts: list[str] = []
     is_apart, opened = False, set[str]()
@@ -66,7 +66,7 @@ def join_moses(line: str, language: str) -> str:
 
 
 def _spaces(words: Sequence[str], place: int, language: str, opened: set[str]) -> tuple[bool, bool]:
-    """Whether there is a space before a word and one after it. `opened` are the quotations that are not closed."""
+    """True for a space before a word, and for one after it; `opened` holds the quotation marks that are open."""
     word = words[place]
     if word in _QUOTES:
         is_genitive = language == "en" and word == "'" and words[max(place - 1, 0)][-1] == "s"  # the students '

@@ -1,4 +1,4 @@
-"""The Transformer of the paper, as `transformers` has it: the class of Marian (post-norm) or of MBart (pre-norm)."""
+"""The paper's Transformer from `transformers`: the class of Marian (post-norm) or of MBart (pre-norm)."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from transformers.modeling_utils import PreTrainedModel
 import partialsgd as ps
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.recipes.translation.tokens import EOS, PAD
-from partialsgd.lab.training import nesting
+from partialsgd.lab.training.nesting import MakeSpec, nest_model
 from partialsgd.nested import Nested
 
 
 def build(settings: Translation, vocabulary: int) -> PreTrainedModel:
-    """A network of the settings' size, weights drawn as fairseq draws them."""
+    """Make a network of the settings' size, initialised as in fairseq."""
     model: PreTrainedModel = _marian(settings, vocabulary) if settings.norm == "post" else _mbart(settings, vocabulary)
     model.generation_config = _generation(settings)
-    draw(model)
+    initialise(model)
     return model
 
 
-def family(plain: nn.Module, settings: Translation) -> Nested:
-    """The network with smaller ones inside: in the layers that the paper chose, or fewer blocks on both sides."""
+def nest(plain: nn.Module, settings: Translation) -> Nested:
+    """Nest the network: in the layers that the paper chose, or with fewer blocks in encoder and decoder."""
     layers = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
     blocks = ("encoder.layers", "decoder.layers")
-    makes: dict[str, nesting.Make] = {
+    specs: dict[str, MakeSpec] = {
         "low-rank": lambda ratios: ps.LowRank(ratios, where=layers, init=settings.init),
         "width": lambda ratios: ps.Width(ratios, query_key=True),
         "depth": lambda ratios: ps.Depth(blocks, keep=ratios),
     }
-    return nesting.family(plain, settings.nest, settings.ratio, makes, seed=settings.seed, alone=settings.alone)
+    return nest_model(plain, settings, specs, seed=settings.seed)
 
 
-def draw(model: PreTrainedModel) -> None:
-    """Xavier for layers, 1/√2 of it for query, key and value; N(0, 1/d) for embeddings; biases at zero."""
+def initialise(model: PreTrainedModel) -> None:
+    """Initialise linear layers by Xavier (1/√2 of it for query, key, value), embeddings by N(0, 1/d), biases by 0."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":
             gain = 1 / math.sqrt(2) if name.endswith(("q_proj", "k_proj", "v_proj")) else 1.0
             nn.init.xavier_uniform_(module.weight, gain)
             nn.init.zeros_(module.bias)
         elif isinstance(module, (nn.Embedding, nn.Linear)) and module.weight.requires_grad:
-            _draw_embedding(module)
+            _initialise_embedding(module)
 
 
 @torch.no_grad()
-def _draw_embedding(module: nn.Embedding | nn.Linear) -> None:
+def _initialise_embedding(module: nn.Embedding | nn.Linear) -> None:
     nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
     if getattr(module, "padding_idx", None) is not None:
         module.weight[PAD] = 0
@@ -90,7 +90,7 @@ def _marian(settings: Translation, vocabulary: int) -> PreTrainedModel:
 
 
 def _mbart(settings: Translation, vocabulary: int) -> PreTrainedModel:
-    """The class ties all three tables or none; here the encoder's is its own, and no fourth one is left over."""
+    """MBart ties all three embeddings or none. Here the encoder has its own, and no unused fourth one is left."""
     model = MBartForConditionalGeneration(MBartConfig(**_sizes(settings, vocabulary), tie_word_embeddings=False))
     model.model.shared = model.model.encoder.embed_tokens
     if settings.tie:
@@ -99,12 +99,12 @@ def _mbart(settings: Translation, vocabulary: int) -> PreTrainedModel:
 
 
 def _generation(settings: Translation) -> GenerationConfig:
-    """A beam search that ends with as many finished hypotheses as it keeps, as fairseq's does."""
+    """A beam search that ends when it has `num_beams` finished hypotheses, as in fairseq."""
     return GenerationConfig(  # type: ignore[no-untyped-call]  # transformers does not annotate it
         num_beams=settings.beam,
         length_penalty=settings.lenpen if settings.beam > 1 else 1.0,
         early_stopping=settings.beam > 1,
-        max_length=settings.longest + 1,  # and the start
+        max_length=settings.longest + 1,  # plus the start token
         pad_token_id=PAD,
         eos_token_id=EOS,
         decoder_start_token_id=EOS,

@@ -1,4 +1,4 @@
-"""Phrases that CLDR knows in every language: dates, quantities, money, names, and lists of them."""
+"""Generated phrase pairs from CLDR's locale data: dates, quantities, money, names, and lists of them."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ _UNITS = {
 def generate(
     source: str = "en", target: str = "de", *, size: int = 20_000, valid: int = 500, test: int = 500, seed: int = 0
 ) -> Corpus:
-    """`size` pairs to train with, and those to validate and test with: the same for every size.
+    """Generate a corpus with `size` training pairs; validation and test pairs do not depend on the size.
 
-    No phrase occurs twice, in either language, so none of one split occurs in another. The seed, the locales and
-    the version of Babel decide.
+    No phrase occurs twice in either language, so that the splits do not overlap. The result depends on the seed, the
+    locales and the version of Babel.
     """
     for name, count in {"size": size, "valid": valid, "test": test}.items():
         require_at_least(name, count, 1)
     locales = _locale(source), _locale(target)
     if locales[0] == locales[1]:
         raise ValueError(f"source and target are both {locales[0]}: choose two languages, such as en and de")
-    wanted = size + valid + test
-    pairs = list(islice(_different(locales, seed), wanted))
-    if len(pairs) < wanted:
+    total = size + valid + test
+    pairs = list(islice(_different(locales, seed), total))
+    if len(pairs) < total:
         raise ValueError(
-            f"from {source} to {target} there are {len(pairs):,} different phrases, and {wanted:,} were asked for: "
+            f"from {source} to {target} there are {len(pairs):,} different phrases, and {total:,} were asked for; "
             f"make size + valid + test ({size:,} + {valid:,} + {test:,}) smaller"
         )
     splits = {"train": pairs[test + valid :], "valid": pairs[test : test + valid], "test": pairs[:test]}
@@ -65,7 +65,7 @@ def generate(
 
 
 def _different(locales: tuple[Locale, Locale], seed: int) -> Iterator[Pair]:
-    """Pairs of which neither side came before, until there seem to be no more."""
+    """Pairs of which neither side occurred before, until there seem to be no more."""
     seen: tuple[set[str], set[str]] = set(), set()
     fruitless = 0
     for pair in _pairs(locales, seed):
@@ -75,8 +75,8 @@ def _different(locales: tuple[Locale, Locale], seed: int) -> Iterator[Pair]:
                 return
             continue
         fruitless = 0
-        for known, text in zip(seen, pair, strict=True):
-            known.add(text)
+        for texts, text in zip(seen, pair, strict=True):
+            texts.add(text)
         yield pair
 
 
@@ -91,7 +91,7 @@ def _pairs(locales: tuple[Locale, Locale], seed: int) -> Iterator[Pair]:
 
 
 def _plain(text: str) -> str:
-    """As it is typed: the spaces are spaces, not narrow or unbreakable ones."""
+    """Replace narrow and non-breaking spaces by plain ones, and remove direction marks."""
     return " ".join(_UNSEEN.sub("", text).split())
 
 
@@ -121,7 +121,7 @@ def _common(locales: tuple[Locale, Locale], names: Callable[[Locale], Mapping[st
 
 
 def _has_words(unit: str, locale: Locale) -> bool:
-    """Where Babel has none, it writes the unit's code."""
+    """True if Babel has words for a unit; otherwise it writes the unit's code."""
     from babel.units import format_unit
 
     return unit not in format_unit(3, unit, locale=locale)
@@ -137,7 +137,7 @@ def _locale(name: str) -> Locale:
 
 
 def _close(name: str) -> list[str]:
-    """Locales with a like name, of which languages' English names are another."""
+    """Locales with a similar code or a similar English name."""
     from babel import Locale, localedata
 
     known = {identifier.lower(): identifier for identifier in localedata.locale_identifiers()}

@@ -1,26 +1,28 @@
-"""Translations by beam search, and how good they are: BLEU and chrF of the text as a reader sees it."""
+"""Translation by beam search, and its scores: BLEU and chrF, and a baseline that needs no network."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from partialsgd._util.snapshots import Modes
+from partialsgd.lab.recipes.translation.corpus import Pair
 from partialsgd.lab.recipes.translation.tokens import EOS, PAD, decode_all, encode_all
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_WITHOUT_SPACES = {"zh": "zh", "yue": "zh", **dict.fromkeys(("ja", "th", "lo", "km", "my"), "char")}
-"""Languages whose words have no spaces between them, and how sacrebleu counts in them."""
+_TOKENIZE = {"zh": "zh", "yue": "zh", **dict.fromkeys(("ja", "th", "lo", "km", "my"), "char")}
+"""sacrebleu's tokenisation for languages that are written without spaces between words."""
 
-Progress = Callable[[int, int], None]
-"""Called with the number of lines done, and of all."""
+NEAREST_PHRASE = "the translation of the training phrase with the largest cosine of tf-idf over n-grams of 1 to 4 words"
+_LARGEST_SEARCH = 200_000
+"""Training pairs that the baseline searches; of a larger corpus this many, evenly spaced."""
 
 
 def translate(
@@ -31,35 +33,30 @@ def translate(
     beam: int = 5,
     lenpen: float = 1.0,
     max_tokens: int = 4000,
-    progress: Progress | None = None,
 ) -> list[str]:
-    """The lines in the other language, by a beam search that keeps `beam` hypotheses; empty lines stay empty.
+    """Translate lines by beam search; empty lines stay empty.
 
-    A batch has at most `max_tokens` tokens, counted once for each hypothesis. A line that is longer than the network
-    can read is cut, with a warning.
+    A batch has at most `max_tokens` tokens over all hypotheses. Lines longer than the network can read are truncated,
+    with a warning.
     """
     network_: Any = network
     longest = network_.config.max_position_embeddings
-    sources = _cut(encode_all(tokenizer, lines), longest)
-    found: list[list[int]] = [[] for _ in sources]
-    done = 0
+    sources = _truncate(encode_all(tokenizer, lines), longest)
+    translated: list[list[int]] = [[] for _ in sources]
     modes = Modes(network)
     network.eval()
     try:
-        for places in _alike([len(source) for source in sources], max_tokens // beam, longest):
+        for places in _batches([len(source) for source in sources], max_tokens // beam, longest):
             for place, ids in zip(places, _search(network_, [sources[i] for i in places], beam, lenpen), strict=True):
-                found[place] = ids
-            done += len(places)
-            if progress is not None:
-                progress(done, len(sources))
+                translated[place] = ids
     finally:
         modes.restore()
-    said = decode_all(tokenizer, found)
-    return [text if line.strip() else "" for text, line in zip(said, lines, strict=True)]
+    texts = decode_all(tokenizer, translated)
+    return [text if line.strip() else "" for text, line in zip(texts, lines, strict=True)]
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], target: str) -> dict[str, float]:
-    """Corpus BLEU and chrF of text in the target language, of sacrebleu: cased; 13a where words have spaces."""
+    """sacrebleu's corpus BLEU and chrF for a target language; cased, tokenised as 13a where words have spaces."""
     from sacrebleu.metrics.chrf import CHRF
 
     metrics = {"BLEU": _bleu(target), "chrF": CHRF()}
@@ -69,28 +66,28 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], target: str) -> d
 def _bleu(target: str) -> Any:
     from sacrebleu.metrics.bleu import BLEU
 
-    return BLEU(tokenize=_WITHOUT_SPACES.get(re.split("[-_]", target)[0], "13a"))
+    return BLEU(tokenize=_TOKENIZE.get(re.split("[-_]", target)[0], "13a"))
 
 
 def signature(target: str) -> str:
-    """How sacrebleu computed BLEU, to be published with it."""
+    """sacrebleu's signature, to be published with the BLEU."""
     metric = _bleu(target)
-    metric.corpus_score(["a"], [["a"]])  # it knows the number of references then
+    metric.corpus_score(["a"], [["a"]])  # the signature includes the number of references
     return str(metric.get_signature())
 
 
-def room(source: int, longest: int) -> int:
-    """How many tokens a translation may have. It depends on the line alone, not on those that share its batch."""
-    eights = -(-source // 8) * 8
-    return min(eights + eights // 2 + 10, longest)
+def length_limit(source: int, longest: int) -> int:
+    """The largest number of tokens in a translation. It depends on the line, not on the others in its batch."""
+    rounded = -(-source // 8) * 8
+    return min(rounded + rounded // 2 + 10, longest)
 
 
-def _alike(lengths: Sequence[int], max_tokens: int, longest: int) -> Iterator[list[int]]:
-    """Places of about equally long lines with equal room, the longest first: too large a batch fails at once."""
+def _batches(lengths: Sequence[int], max_tokens: int, longest: int) -> Iterator[list[int]]:
+    """Indices of lines of similar length with equal limits, longest first, so that too large a batch fails at once."""
     batch: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         is_full = batch and (len(batch) + 1) * lengths[batch[0]] > max_tokens
-        if is_full or (batch and room(lengths[place], longest) != room(lengths[batch[0]], longest)):
+        if is_full or (batch and length_limit(lengths[place], longest) != length_limit(lengths[batch[0]], longest)):
             yield batch
             batch = []
         batch.append(place)
@@ -106,17 +103,34 @@ def _search(network: Any, sources: Sequence[Sequence[int]], beam: int, lenpen: f
         input_ids=ids,
         attention_mask=(ids != PAD).long(),
         num_beams=beam,
-        length_penalty=lenpen if beam > 1 else 1.0,  # of one hypothesis there is no best
+        length_penalty=lenpen if beam > 1 else 1.0,  # transformers refuses others for a greedy search
         early_stopping=beam > 1,
         do_sample=False,
-        max_length=room(len(sources[0]), network.config.max_position_embeddings) + 1,  # and the start
+        max_length=length_limit(len(sources[0]), network.config.max_position_embeddings) + 1,  # plus the start token
     )
-    found: list[list[int]] = generated.tolist()  # with the start, the end and what fills up; none of them has a text
-    return found
+    with_special_tokens: list[list[int]] = generated.tolist()
+    return with_special_tokens
 
 
-def _cut(sources: list[list[int]], longest: int) -> list[list[int]]:
+def _truncate(sources: list[list[int]], longest: int) -> list[list[int]]:
     long = sum(len(source) > longest for source in sources)
     if long:
-        warnings.warn(f"{long} lines have more than {longest} pieces and are cut: split them", stacklevel=3)
+        warnings.warn(f"{long} lines have more than {longest} tokens and are truncated; split them", stacklevel=3)
     return [source if len(source) <= longest else [*source[: longest - 1], EOS] for source in sources]
+
+
+def copy_nearest(train: Sequence[Pair], lines: Sequence[str]) -> list[str]:
+    """The baseline without a network: for each line the target of the nearest training source."""
+    import numpy as np
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    if not train:
+        raise ValueError("there are no training phrases to copy from")
+    count = min(len(train), _LARGEST_SEARCH)
+    pairs = [train[i * len(train) // count] for i in range(count)]
+    words = r"\w+|[^\w\s]"  # words and punctuation marks, as BLEU counts them
+    vectorizer = TfidfVectorizer(token_pattern=words, ngram_range=(1, 4), lowercase=False, dtype=np.float32)
+    known, queries = vectorizer.fit_transform([source for source, _ in pairs]), vectorizer.transform(lines)
+    block = 64  # lines at once: a dense row has one number for each training pair
+    nearest = [(queries[k : k + block] @ known.T).toarray().argmax(axis=1) for k in range(0, len(lines), block)]
+    return [pairs[int(place)][1] for places in nearest for place in places]

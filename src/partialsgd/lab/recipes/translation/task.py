@@ -1,4 +1,4 @@
-"""Translation as the loop trains it: sentences in, sentences out, at every size."""
+"""The translation recipe as a task for the loop: corpus, tokenizer, network, loss and scores."""
 
 from __future__ import annotations
 
@@ -6,55 +6,54 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
 
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab.recipes.translation import earlier, folder, losses, model, nearest, phrases, scores, tokens
+from partialsgd.lab.recipes.translation import earlier_runs, export, folder, losses, model, phrases, scores, tokens
 from partialsgd.lab.recipes.translation.batches import Ids, TokenBatch, TokenBatches, in_order
-from partialsgd.lab.recipes.translation.corpus import Corpus, digest
-from partialsgd.lab.recipes.translation.earlier import NONE, Networks
+from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash
+from partialsgd.lab.recipes.translation.flops import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.recipes.translation.teachers import Teacher
-from partialsgd.lab.recipes.translation.work import Work
-from partialsgd.lab.training import data_hash as digests
-from partialsgd.lab.training import rates
-from partialsgd.lab.training.task import Batches, Numbers, Split
+from partialsgd.lab.training import data_hash, rates
+from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split
+from partialsgd.method import Method
 from partialsgd.nested import Nested
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_SAMPLES = 3  # phrases that are shown, translated by each level
-_TIMED = 9  # sentences whose latency is taken
+_SAMPLES = 3  # test phrases shown with the translation of each level
+_TIMED = 9  # sentences whose latency is measured
 
 
 def build(settings: Translation) -> TranslationTask:
-    """Corpus, tokenizer and a family of networks with fresh weights, or with those of the run to start with."""
-    corpus = corpus_of(settings)
-    tokenizer = tokens.tokenizer_of(corpus, settings.vocabulary)
-    given = earlier.networks(settings, tokenizer)
+    """Read the corpus, train the tokenizer, and make the network with fresh weights or those of --start."""
+    corpus = read_corpus(settings)
+    tokenizer = tokens.train_cached(corpus, settings.vocabulary)
+    earlier = earlier_runs.load_networks(settings, tokenizer)
     torch.manual_seed(settings.seed)
     plain = model.build(settings, tokenizer.get_vocab_size())
-    if "start" in given:
-        plain.load_state_dict(given["start"].state_dict())
-    return TranslationTask(settings, corpus, tokenizer, model.family(plain, settings), given)
+    if "start" in earlier:
+        plain.load_state_dict(earlier["start"].state_dict())
+    return TranslationTask(settings, corpus, tokenizer, model.nest(plain, settings), earlier)
 
 
-def corpus_of(settings: Translation) -> Corpus:
-    """The user's folder, or phrases that are made."""
+def read_corpus(settings: Translation) -> Corpus:
+    """Read the folder of --data, or generate phrases."""
     if settings.data is None and settings.preset != "laptop":
-        raise ValueError(f"the preset {settings.preset} is for its corpus: give the folder with --data")
+        raise ValueError(f"the preset {settings.preset} needs its corpus; give the folder with --data")
     if settings.data is not None:
         return folder.read(settings.data, settings.source, settings.target)
     sizes = {"size": settings.size, "valid": settings.valid_size, "test": settings.test_size}
     return phrases.generate(settings.source, settings.target, **sizes, seed=settings.corpus_seed)
 
 
-def optimizer_of(network: nn.Module, settings: Translation) -> torch.optim.AdamW:
-    """The decay of weights is decoupled and for all parameters alike, as in fairseq's Adam."""
+def make_optimizer(network: nn.Module, settings: Translation) -> torch.optim.AdamW:
+    """AdamW with decoupled weight decay of all parameters alike, as fairseq's Adam."""
     return torch.optim.AdamW(
         [parameter for parameter in network.parameters() if parameter.requires_grad],
         lr=settings.lr,
@@ -67,38 +66,51 @@ def optimizer_of(network: nn.Module, settings: Translation) -> torch.optim.AdamW
 
 @final
 class TranslationTask:
-    """A corpus, a tokenizer and a family that learns to translate."""
+    """A Transformer that learns to translate at every level."""
 
     unit = "tokens"
     score = "BLEU"
+    formats = ("safetensors", "onnx", "transformers")
 
     def __init__(
-        self, settings: Translation, corpus: Corpus, tokenizer: Tokenizer, network: Nested, given: Networks = NONE
+        self,
+        settings: Translation,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        network: Nested,
+        earlier: earlier_runs.Networks = MappingProxyType({}),
     ) -> None:
         self.settings, self.corpus, self.tokenizer, self.network = settings, corpus, tokenizer, network
-        self.optimizers: Sequence[torch.optim.Optimizer] = [optimizer_of(network, settings)]
-        batches = TokenBatches(
-            self._ids("train"), max_tokens=settings.max_tokens, seed=settings.seed, longest=settings.longest
-        )
+        self.optimizers: Sequence[torch.optim.Optimizer] = [make_optimizer(network, settings)]
+        options = {"max_tokens": settings.max_tokens, "seed": settings.seed, "longest": settings.longest}
+        batches = TokenBatches(self._ids("train"), **options)
         self.batches: Batches = batches
         self._left_out = batches.left_out
-        self._work = Work(network)
-        self._teacher = Teacher(given["teacher"], settings.teacher_weight) if "teacher" in given else None
-        self._read = [f"{option}:{earlier.digest(plain)}" for option, plain in given.items()]
+        self._flops = TranslationFlops(network)
+        self._teacher: losses.Teacher | None = None
+        if "teacher" in earlier:
+            self._teacher = losses.Teacher(earlier["teacher"], settings.teacher_weight)
+        self._earlier_hashes = [f"{option}:{earlier_runs.weights_hash(plain)}" for option, plain in earlier.items()]
+
+    @property
+    def signature(self) -> str | None:
+        return scores.signature(self.corpus.target)
 
     def notes(self) -> list[str]:
-        sizes = "{:,} pairs to train with, {:,} to validate, {:,} to test".format(
-            *map(len, self.corpus.splits.values())
-        )
-        too_long = f"{self._left_out:,} training pairs have more than {self.settings.longest} pieces and were left out"
-        again = f"{self._seen:,} pairs of the test data are also in the training data"
-        said = [sizes, *self.corpus.notes, *([too_long] if self._left_out else [])]
-        return [*said, again] if self._seen else said
+        sizes = map(len, self.corpus.splits.values())
+        notes = ["{:,} training, {:,} validation and {:,} test pairs".format(*sizes), *self.corpus.notes]
+        if self._left_out:
+            longest = self.settings.longest
+            notes.append(f"{self._left_out:,} training pairs with more than {longest} tokens are left out")
+        if self._seen:
+            notes.append(f"{self._seen:,} test pairs are also in the training data")
+        return notes
 
-    def digest(self) -> str:
-        return " ".join([digests.of_texts(digest(self.corpus), self.tokenizer.to_str()), *self._read])
+    def data_hash(self) -> str:
+        texts = data_hash.hash_texts(corpus_hash(self.corpus), self.tokenizer.to_str())
+        return " ".join([texts, *self._earlier_hashes])
 
-    def rate(self, t: int, total: int) -> float:
+    def learning_rate(self, t: int, total: int) -> float:
         initial = self.settings.warmup_init_lr / self.settings.lr
         if self.settings.schedule == "linear":
             return rates.linear(total, self.settings.warm_up, initial)(t)
@@ -107,62 +119,73 @@ class TranslationTask:
     def loss(self, model: nn.Module, batch: TokenBatch, g: GradientPass) -> Tensor:
         g.outputs = losses.run(model, batch)
         logits, labels = g.outputs.logits, batch["labels"]
-        if g.teacher is not None:  # the family's own, where the method distills
-            loss = losses.distilled(logits, g.teacher.logits, labels)
+        if g.teacher is not None:  # the method distills from a larger level
+            loss = losses.distillation(logits, g.teacher.logits, labels)
         else:
             loss = losses.cross_entropy(logits, labels, self.settings.label_smoothing)
-        return loss if self._teacher is None else self._teacher.mixed(loss, logits, batch)
+        return loss if self._teacher is None else self._teacher.mix(loss, logits, batch)
 
-    def glance(self, level: str) -> Numbers:
+    def quick_eval(self, level: str) -> Numbers:
         with self.network.at(level):
             numbers = losses.likelihood(self.network.model, self._valid)
-            return numbers | self._greedy() if self.settings.look_bleu else numbers
+            if not self.settings.look_bleu:
+                return numbers
+            sources, references = zip(*self.corpus.splits["valid"][: self.settings.look_bleu], strict=True)
+            greedy = scores.translate(self.network.model, self.tokenizer, sources, beam=1)
+            return {**numbers, "BLEU": scores.bleu(greedy, references, self.corpus.target)["BLEU"]}
 
-    def merit(self, glances: Mapping[str, Numbers]) -> float:
-        return -statistics.fmean(numbers["loss"] for numbers in glances.values())
+    def selection_score(self, evaluations: Mapping[str, Numbers]) -> float:
+        """The mean loss of the levels, negated."""
+        return -statistics.fmean(numbers["loss"] for numbers in evaluations.values())
 
     def scores(self, level: str, split: Split) -> Numbers:
+        """Loss and perplexity, and BLEU and chrF of a beam search."""
         sources, references = zip(*self.corpus.splits[split], strict=True)
         with self.network.at(level):
             numbers = losses.likelihood(self.network.model, self._in_order(split))
-            return {
-                **numbers,
-                **scores.bleu(self.translate(self.network.model, sources), references, self.corpus.target),
-            }
+            translations = self.translate(self.network.model, sources)
+        return {**numbers, **scores.bleu(translations, references, self.corpus.target)}
 
-    def extras(self) -> dict[str, Any]:
+    def extras(self, method: Method) -> dict[str, Any]:
+        """The BLEU signature, the baseline without a network, sample translations and notes on the data."""
         sources, references = zip(*self.corpus.splits["test"], strict=True)
-        copied = scores.bleu(nearest.copied(self.corpus.splits["train"], sources), references, self.corpus.target)
+        copied = scores.bleu(scores.copy_nearest(self.corpus.splits["train"], sources), references, self.corpus.target)
         return {
-            "signature": scores.signature(self.corpus.target),
-            "nearest": f"BLEU {copied['BLEU']:.1f} for {nearest.RULE}",
+            "signature": self.signature,
+            "nearest": f"BLEU {copied['BLEU']:.1f} for {scores.NEAREST_PHRASE}",
             "samples": self._samples(),
             "notes": self.notes(),
         }
 
     def flops(self, level: str, batch: TokenBatch) -> int:
-        """The forward pass of a teacher counts: it is run for each pass of the family."""
+        """FLOPs of the level, and of the teacher's forward pass if there is one."""
         sentences, source = batch["input_ids"].shape
         shape = (sentences, source, batch["decoder_input_ids"].shape[1])
-        return self._work(level, shape) + (self._teacher.flops(shape) if self._teacher is not None else 0)
+        return self._flops(level, shape) + (self._teacher.flops(shape) if self._teacher is not None else 0)
 
     def example(self) -> dict[str, Tensor]:
         return {name: self._valid[0][name][:2] for name in losses.INPUTS}
 
-    def seconds(self, plain: nn.Module) -> float:
-        """The median over single sentences, each translated by itself; one more warms up."""
-        times = [self._seconds(plain, source) for source, _ in self.corpus.splits["valid"][: _TIMED + 1]]
+    def latency(self, extracted: nn.Module) -> float:
+        """The median time to translate one sentence, after one warm-up sentence."""
+        times = []
+        for source, _ in self.corpus.splits["valid"][: _TIMED + 1]:
+            start = time.perf_counter()
+            self.translate(extracted, [source])
+            times.append(time.perf_counter() - start)
         return statistics.median(times[1:] or times)
 
+    def sidecar_files(self) -> dict[str, str]:
+        return {earlier_runs.TOKENIZER: self.tokenizer.to_str(pretty=True)}
+
+    def export_details(self, level: str, format: str) -> ExportDetails:
+        text = self.corpus.splits["test"][0][0]
+        return export.details(self.settings, format, self.tokenizer, text, is_full=level == self.network.levels[-1])
+
     def translate(self, network: nn.Module, lines: Sequence[str]) -> list[str]:
-        """By the network as it is: the family's model at its level, or one that was taken out."""
+        """Translate with the nested model at its current level, or with an extracted one."""
         beam, lenpen = self.settings.beam, self.settings.lenpen
         return scores.translate(network, self.tokenizer, lines, beam=beam, lenpen=lenpen)
-
-    def _greedy(self) -> Numbers:
-        sources, references = zip(*self.corpus.splits["valid"][: self.settings.look_bleu], strict=True)
-        said = scores.translate(self.network.model, self.tokenizer, sources, beam=1)
-        return {"BLEU": scores.bleu(said, references, self.corpus.target)["BLEU"]}
 
     def _ids(self, split: str) -> list[Ids]:
         sources, targets = zip(*self.corpus.splits[split], strict=True)
@@ -170,7 +193,7 @@ class TranslationTask:
         return list(pairs)
 
     def _in_order(self, split: str) -> list[TokenBatch]:
-        """The pairs that the network can read whole."""
+        """Batches of the pairs that are not too long for the network."""
         fitting = [pair for pair in self._ids(split) if max(map(len, pair)) <= self.settings.longest]
         return [batch for _, batch in in_order(fitting, self.settings.max_tokens)]
 
@@ -187,12 +210,7 @@ class TranslationTask:
         rows = [{"source": source, "reference": reference} for source, reference in pairs]
         for level in self.network.levels:
             with self.network.at(level):
-                said = self.translate(self.network.model, [source for source, _ in pairs])
-            for row, text in zip(rows, said, strict=True):
+                translations = self.translate(self.network.model, [source for source, _ in pairs])
+            for row, text in zip(rows, translations, strict=True):
                 row[level] = text
         return rows
-
-    def _seconds(self, plain: nn.Module, source: str) -> float:
-        start = time.perf_counter()
-        self.translate(plain, [source])
-        return time.perf_counter() - start

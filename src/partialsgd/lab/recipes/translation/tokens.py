@@ -1,15 +1,16 @@
-"""Text ↔ numbers: one byte-pair encoding for both languages.
+"""The tokenizer: one byte-level BPE for both languages.
 
-It works on bytes, so every text has numbers, none is unknown, and the numbers give back exactly that text. A
-vocabulary of characters would lose those that it has not seen, and one that marks words by "▁" repeated spaces.
+Working on bytes, it encodes every text without unknown tokens and decodes it exactly.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
-from partialsgd.lab.recipes.translation import kept
+from partialsgd._util import files
 from partialsgd.lab.recipes.translation.corpus import Corpus
 from partialsgd.lab.training.settings import require_at_least
 
@@ -17,20 +18,21 @@ try:
     import tokenizers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 except ImportError as error:
-    raise ImportError("to translate, tokenizers is needed: pip install partialsgd[lab]") from error
+    raise ImportError("translation needs tokenizers: pip install partialsgd[lab]") from error
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 PAD, EOS, UNK = range(3)
-"""Their numbers. A sentence ends with EOS, and with EOS the decoder starts, as in fairseq; UNK never occurs."""
+"""Ids of the special tokens. A sentence ends with EOS, and the decoder starts with it, as in fairseq. UNK never
+occurs."""
 SMALLEST = 256 + len(SPECIAL)
-"""The smallest vocabulary: the bytes."""
+"""The smallest vocabulary: the bytes and the special tokens."""
 
-# A space belongs to the word after it. A digit is a token of its own: a number is read and written digit by digit.
+# A space belongs to the word after it. Digits are separate tokens, so that numbers are read digit by digit.
 _WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def train(corpus: Corpus, size: int) -> Tokenizer:
-    """A vocabulary of `size` tokens, or fewer where the training text has no more; from equal text the same bytes."""
+    """Learn a vocabulary of at most `size` tokens from the training text. Equal text gives an equal tokenizer."""
     require_at_least("the size of the vocabulary", size, SMALLEST)
     tokenizer = _untrained()
     trainer = trainers.BpeTrainer(
@@ -41,29 +43,29 @@ def train(corpus: Corpus, size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_lines(corpus), trainer)
-    return ready(tokenizer.to_str())
+    return from_json(tokenizer.to_str())
 
 
-def tokenizer_of(corpus: Corpus, size: int, cache: str | os.PathLike[str] | None = None) -> Tokenizer:
-    """The same, kept in the folder `cache` for the next time; by default in ~/.cache/partialsgd."""
-    key = kept.key("tokenizer", tokenizers.__version__, _untrained().to_str(), str(size), *_lines(corpus))
-    return ready(kept.text(f"tokenizer-{key}", lambda: train(corpus, size).to_str(), cache))
+def train_cached(corpus: Corpus, size: int, cache: str | os.PathLike[str] | None = None) -> Tokenizer:
+    """Like `train`, but cached in a folder, by default ~/.cache/partialsgd, by a hash of the training text."""
+    key = files.sha256("tokenizer", tokenizers.__version__, _untrained().to_str(), str(size), *_lines(corpus))
+    return from_json(cached_text(f"tokenizer-{key}", lambda: train(corpus, size).to_str(), cache))
 
 
-def ready(text: str) -> Tokenizer:
-    """The tokenizer that the text of a `tokenizer.json` describes. "</s>" in a sentence is four characters, not EOS."""
+def from_json(text: str) -> Tokenizer:
+    """Load the text of a tokenizer.json. "</s>" in a sentence is encoded as four characters, not as EOS."""
     tokenizer = Tokenizer.from_str(text)
-    tokenizer.encode_special_tokens = True  # which the file does not hold
+    tokenizer.encode_special_tokens = True  # the file does not store it
     return tokenizer
 
 
 def encode_all(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """The numbers of each line, EOS the last."""
+    """Encode lines as ids; each ends with EOS."""
     return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(lines))]
 
 
 def decode_all(tokenizer: Tokenizer, ids: Iterable[Sequence[int]]) -> list[str]:
-    """The text of each; PAD and EOS have none."""
+    """Decode ids as text, without PAD and EOS."""
     return tokenizer.decode_batch([list(line) for line in ids], skip_special_tokens=True)
 
 
@@ -82,3 +84,21 @@ def _untrained() -> Tokenizer:
 
 def _lines(corpus: Corpus) -> Iterator[str]:
     return (text for pair in corpus.splits["train"] for text in pair)
+
+
+def cached_text(name: str, make: Callable[[], str], folder: str | os.PathLike[str] | None = None) -> str:
+    """Return a cached text, or make and cache it. A damaged file is made again; a read-only cache is no error."""
+    file = (_cache_folder() if folder is None else Path(folder)) / name
+    with suppress(OSError, UnicodeDecodeError):
+        checksum, _, text = file.read_bytes().decode().partition("\n")
+        if checksum == files.sha256(text):
+            return text
+    text = make()
+    with suppress(OSError):
+        files.write_text(file, f"{files.sha256(text)}\n{text}")
+    return text
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "partialsgd"

@@ -1,0 +1,152 @@
+"""Parse a call with tyro: a command's own options, and the settings of a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from partialsgd.lab.recipes import RECIPES, presets, require_recipe
+from partialsgd.lab.training import settings_files
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings
+
+Command = TypeVar("Command")
+
+DEFAULT = next(iter(RECIPES))
+"""The recipe of a call that names none."""
+
+
+def parse(command: type[Command], name: str, argv: Sequence[str]) -> Command:
+    """Parse the options of a command. --help and wrong options end the process."""
+    parsed: Command = _cli(command, f"partialsgd {name}", argv, inspect.getdoc(command) or "")
+    return parsed
+
+
+def parse_settings(command: type[Command], name: str, argv: Sequence[str]) -> tuple[Command, Settings]:
+    """Parse a command with a recipe's settings: the command line over the file of --config over the preset."""
+    recipe, base, rest = _start(argv)
+    options: list[Any] = []
+    for kind in settings_files.groups(type(base)):
+        values = {field.name: getattr(base, field.name) for field in dataclasses.fields(kind)}
+        title = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Options")).lower()
+        options.append((title, kind, dataclasses.field(default=kind(**values))))
+    options_class = dataclasses.make_dataclass("Options", options, bases=(command,), frozen=True, kw_only=True)
+    options_class.__doc__ = ""
+    about = f"{inspect.getdoc(RECIPES[recipe])}\n\n{_examples(command, name, recipe)}"
+    parsed = _cli(options_class, f"partialsgd {name} {recipe}", rest, about)
+    chosen = {key: value for title, _, _ in options for key, value in vars(getattr(parsed, title)).items()}
+    return parsed, _resolve(recipe, chosen)
+
+
+def _cli(kind: type[Any], prog: str, argv: Sequence[str], about: str) -> Any:
+    conf = _tyro().conf
+    config = [conf.OmitArgPrefixes, conf.PositionalRequiredArgs, conf.PositionalMetavarFromFieldName]
+    if getattr(kind, "all_positional", False):
+        config.append(conf.Positional)
+    if {"-h", "--help"} & set(argv):
+        print(_wrap(about))
+    return _tyro().cli(kind, prog=prog, args=list(argv), description="", config=tuple(config))
+
+
+def _tyro() -> Any:
+    try:
+        return import_module("tyro")
+    except ImportError as error:
+        raise ImportError("the command line needs tyro: pip install partialsgd[lab]") from error
+
+
+def _resolve(recipe: str, values: Mapping[str, Any]) -> Settings:
+    """Make the settings; an error names the option."""
+    try:
+        return settings_files.resolve(recipe, values)
+    except ValueError as error:
+        first, _, rest = str(error).partition(" ")
+        option = f"--{first.replace('_', '-')}" if first.rstrip(":") in values else first
+        raise WrongCall(f"{option} {rest}") from error
+
+
+def _start(argv: Sequence[str]) -> tuple[str, Settings, list[str]]:
+    """Find the recipe, the settings that --config and --preset give, and the arguments after the recipe's name."""
+    named, rest = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else (None, list(argv))
+    if named is not None:
+        require_recipe(named)
+    config = _peek(rest, "config")
+    recipe_of_file, values = _read_config(config)
+    if None not in (named, recipe_of_file) and named != recipe_of_file:
+        raise WrongCall(f"--config: {config} is for the recipe {recipe_of_file}, but the call names {named}")
+    recipe = named or recipe_of_file or DEFAULT
+    preset = _peek(rest, "preset")
+    if preset in presets(recipe):
+        values["preset"] = preset
+    try:
+        return recipe, settings_files.resolve(recipe, values), rest
+    except ValueError as error:
+        raise WrongCall(f"--config: {config}: {error}") from error
+
+
+def _read_config(config: str | None) -> tuple[str | None, settings_files.Values]:
+    if config is None:
+        return None, {}
+    if not Path(config).is_file():
+        raise WrongCall(f"--config: {config} does not exist, or is not a file")
+    try:
+        return settings_files.read(Path(config))
+    except ValueError as error:
+        raise WrongCall(f"--config: {error}") from error
+
+
+def _peek(argv: Sequence[str], option: str) -> str | None:
+    """The value of an option that decides the defaults of others, and is therefore read before them."""
+    for k, arg in enumerate(argv):
+        name, has_value, value = arg.partition("=")
+        if name == f"--{option}":
+            return value if has_value else next(iter(argv[k + 1 :]), None)
+    return None
+
+
+def show_choices(prog: str, about: str, kinds: Mapping[str, type], default: str | None = None) -> None:
+    """Print the help of a command that is followed by one of several names."""
+    tyro = _tyro()
+
+    def choice(name: str, kind: type) -> Any:
+        text = (inspect.getdoc(kind) or "").partition("\n")[0]
+        return Annotated[kind, tyro.conf.subcommand(name, description=text, is_default=name == default)]
+
+    every = reduce(or_, (choice(name, kind) for name, kind in kinds.items()))
+    page = io.TextIOWrapper(io.BytesIO(), encoding=getattr(sys.stdout, "encoding", None) or "utf-8")
+    with suppress(SystemExit), redirect_stdout(page):
+        tyro.cli(every, prog=prog, args=["--help"], description="")
+    page.seek(0)
+    print(_wrap(about))
+    print(re.sub(r"(usage: .*)\{.*\}", r"\1NAME …", page.read()), end="")  # the names are listed below it
+
+
+def _examples(command: type, name: str, recipe: str) -> str:
+    """The documentation of a command after its first line, with the examples of one recipe."""
+
+    def is_for_another_recipe(line: str) -> bool:
+        call = re.match(rf"\$ partialsgd {name} ?(\w*)", line)
+        return call is not None and (call[1] if call[1] in RECIPES else DEFAULT) != recipe
+
+    lines = (inspect.getdoc(command) or "").partition("\n\n")[2].split("\n")
+    return "\n".join(line for line in lines if not is_for_another_recipe(line))
+
+
+def _wrap(text: str) -> str:
+    """Wrap paragraphs to the width of the terminal, and indent examples, which begin with $."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    parts = text.split("\n\n")
+    shown = (textwrap.indent(p, "  ") if p.startswith("$") else textwrap.fill(p, width) for p in parts)
+    return "\n\n".join(shown) + "\n"

@@ -1,0 +1,89 @@
+"""FLOPs of a training on images, in torch's convention and in the paper's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import final
+
+import torch
+
+from partialsgd._util.snapshots import Modes
+from partialsgd.engine.rules import choose
+from partialsgd.method import Branch, Context, Method
+from partialsgd.nested import Nested
+from partialsgd.nested.inspect.flops import Flops, count, paper_epoch_flops
+from partialsgd.nested.specs import LowRank
+from partialsgd.parameters import parameters_of
+
+
+@final
+class ImageFlops:
+    """The cost of a pass of each level, counted by running it once."""
+
+    def __init__(self, network: Nested, shape: Sequence[int]) -> None:
+        self.network, self.shape = network, tuple(shape)
+        self._counted: dict[tuple[str, int], Flops] = {}
+        # W + VU is computed once for the whole batch; everything else once for each image.
+        self._has_batch_cost = any(isinstance(spec, LowRank) for specs in network.specs.values() for spec in specs)
+
+    def training(self, level: str, images: int) -> int:
+        """FLOPs of forward and backward for a batch, as torch counts them."""
+        if self._has_batch_cost:
+            return self._count(level, images).training
+        return self._count(level, 1).training * images
+
+    def multiply_adds(self, level: str) -> int:
+        """Multiply-adds of the forward pass of one image, as the paper counts them."""
+        return self._count(level, 1).multiply_adds
+
+    def epoch(self, passes: Mapping[str, float], sizes: Sequence[int]) -> list[dict[str, str | float]]:
+        """FLOPs of an epoch over batches of these sizes: for each level alone, and for a method with these passes."""
+        levels, images = self.network.levels, sum(sizes)
+        by_torch = {level: sum(self.training(level, size) for size in sizes) for level in levels}
+        by_paper = {
+            level: paper_epoch_flops([self.multiply_adds(level)], every_batch=True, images=images) for level in levels
+        }
+
+        def row(name: str, passes: Mapping[str, float]) -> dict[str, str | float]:
+            sums = (sum(passes[level] * flops[level] for level in passes) for flops in (by_torch, by_paper))
+            return {"an epoch of": name, **dict(zip(("torch", "paper"), map(float, sums), strict=True))}
+
+        return [*(row(level, {level: 1.0}) for level in levels), row("the method", passes)]
+
+    def _count(self, level: str, images: int) -> Flops:
+        if (level, images) not in self._counted:
+            device, modes = next(self.network.parameters()).device, Modes(self.network)
+            self.network.eval()  # in training mode BatchNorm refuses a single image; the FLOPs are the same
+            try:
+                with self.network.at(level):
+                    inputs = torch.zeros(images, *self.shape, device=device)
+                    self._counted[level, images] = count(self.network.model, inputs)
+            finally:
+                modes.restore()
+        return self._counted[level, images]
+
+
+def passes_per_step(method: Method, network: Nested, seed: int) -> dict[str, float]:
+    """The average number of forward and backward passes of each level in a step of a method.
+
+    Extra passes of meters, guards and teachers are not counted.
+    """
+    method = method.bind(network)
+    steps = 100 * len(network.levels)  # complete rounds of all levels
+    context = Context(0, seed, parameters_of(network), {})
+    counts: Counter[str] = Counter()
+    gradients: dict[str | None, int] = {}
+    for t in range(steps):
+        for branch in method.branches_at(replace(context, t=t)):
+            if branch.level not in gradients:
+                gradients[branch.level] = _gradients(method, branch, replace(context, t=t))
+            counts[branch.level if branch.level in network.levels else network.levels[-1]] += gradients[branch.level]
+    return {level: counts[level] / steps for level in network.levels if counts[level]}
+
+
+def _gradients(method: Method, branch: Branch, context: Context) -> int:
+    """Two if the gradient at x decides where the next one is taken, as in SAM; otherwise one."""
+    choice = choose(method, branch, replace(context, level=branch.level))
+    return 2 if choice.needs_gradient and choice.leaves_base else 1

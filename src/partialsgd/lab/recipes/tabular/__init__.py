@@ -1,1 +1,0 @@
-"""Rows of a table: a wide and a deep network, and their sum."""

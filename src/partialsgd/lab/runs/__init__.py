@@ -1,0 +1,1 @@
+"""Run directories: what a training writes, and what can be done with it afterwards."""

@@ -1,0 +1,96 @@
+"""Methods written as text, such as `alternating`, `sam(rho=0.1)` or `compose(alternating, sam)`.
+
+The text is parsed, never evaluated: it may hold names of methods and literals only. Listing the methods reads their
+source files, so that `partialsgd methods` does not import torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import partialsgd as ps
+from partialsgd import methods
+from partialsgd.lab.training.errors import WrongCall
+from partialsgd.methods._registry import definition
+
+if TYPE_CHECKING:
+    from partialsgd.method import Method
+
+
+def parse_method(text: str) -> Method:
+    """Make the method that the text describes."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError) as error:  # which of them a null character raises depends on the Python version
+        raise _unreadable(text) from error
+    return _method(tree)
+
+
+def _method(node: ast.expr) -> Method:
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    if not isinstance(call.func, ast.Name) or any(keyword.arg is None for keyword in call.keywords):
+        raise _unreadable(ast.unparse(node))
+    name = call.func.id
+    _require_name(name)
+    make: Callable[..., Method] = getattr(ps.methods, name)
+    args = [_value(arg) for arg in call.args]
+    options = {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
+    try:
+        return make(*args, **options)
+    except (TypeError, AttributeError) as error:  # an unknown option, or a text where a number belongs
+        reason = str(error).removeprefix(f"{name}() ")
+        raise ValueError(f"the method {ast.unparse(node)!r}: {reason}; its form is {signature(name)}") from error
+
+
+def _value(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        if isinstance(node, (ast.Name, ast.Call)):
+            return _method(node)
+        raise ValueError(f"{ast.unparse(node)!r} must be a number, a text, a list or a method") from None
+
+
+def _require_name(name: str) -> None:
+    if name not in methods.NAMES:
+        close = get_close_matches(name, methods.NAMES, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`partialsgd methods` lists them"
+        raise WrongCall(f"there is no method {name!r}; {hint}")
+
+
+def _unreadable(text: str) -> ValueError:
+    return ValueError(f"the method {text!r} cannot be read; write a name, or name(option=value)")
+
+
+def signature(name: str) -> str:
+    """The form in which a method is written: `sam(rho=0.05, adaptive=False, interval=1)`."""
+    arguments = definition(name).args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    without_default: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    defaults = [*zip(positional, [*without_default, *arguments.defaults], strict=True)]
+    defaults += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    options = (
+        argument.arg if default is None else f"{argument.arg}={ast.unparse(default)}" for argument, default in defaults
+    )
+    return f"{name}({', '.join(options)})"
+
+
+def list_methods(width: int) -> str:
+    """A line for each method, wrapped to the width of the terminal."""
+    margin = 2 + max(map(len, methods.SUMMARIES))
+    wrap = partial(textwrap.fill, width=max(width, margin + 30), subsequent_indent=" " * margin)
+    lines = [wrap(f"{name:{margin}}{summary}") for name, summary in methods.SUMMARIES.items()]
+    return "\n".join([*lines, "", "The options of a method: partialsgd methods NAME"])
+
+
+def describe_method(name: str, width: int) -> str:
+    """The signature and the documentation of one method."""
+    _require_name(name)
+    head = textwrap.fill(signature(name), width=width, subsequent_indent=" " * (len(name) + 1))
+    return f"{head}\n\n{inspect.cleandoc(ast.get_docstring(definition(name)) or '')}"
