@@ -27,7 +27,7 @@ from partialsgd.lab.reproduce.compare import (
 )
 from partialsgd.lab.reproduce.tables import to_markdown, to_rich
 from partialsgd.lab.runs.run import Run
-from partialsgd.lab.runs.use_run import open_family
+from partialsgd.lab.runs.use_run import open_task
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.toy import Toy
 
@@ -90,7 +90,7 @@ def test_every_level_gets_its_budget(tmp_path: Path, budget: Any) -> None:
 def test_nothing_outside_the_core_moves_and_the_start_is_that_of_the_joint_run(tmp_path: Path) -> None:
     compare(Toy(out=str(tmp_path), seed=5))
     run = Run.open(tmp_path / "core-alone-seed5")
-    start, end = build(run.settings).network, open_family(run, "last")[1]
+    start, end = build(run.settings).network, open_task(run, "last").network
     joint_start = build(Run.open(tmp_path / "joint-seed5").settings).network
     core = {id(p) for p in end.parameters(level="core")}
     pairs = zip(end.named_parameters(), start.parameters(), strict=True)
