@@ -109,9 +109,7 @@ def test_the_teachers_forward_pass_is_work_of_the_training(run: Run) -> None:
 
 
 def test_a_teacher_reads_sentences_as_long_as_its_pupil(run: Run) -> None:
-    with pytest.raises(
-        ValueError, match=r"--teacher: .*whole has longest 40, which is less than this .* 41"
-    ):
+    with pytest.raises(ValueError, match=r"--teacher: .*whole has longest 40, which is less than this .* 41"):
         build(told(run, longest=41))
     build(told(run, longest=39))
 
