@@ -22,6 +22,7 @@ from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.translation.settings import PRESETS
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch, loop
+from partialsgd.lab.training.method_text import parse_method
 from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.task import Batch, Task
 
@@ -62,7 +63,8 @@ def _throughput(track: Track, name: str, settings: Settings, repeat: int) -> lis
     with tempfile.TemporaryDirectory() as folder:
         run = Run.new(replace(settings, out=f"{folder}/run", max_steps=steps + 1, checkpoint_every=10**9))
         here = launch.make_accelerator(settings, run.path)
-        loop.fit(run, run.settings, watched, here, Console(quiet=True))
+        method = parse_method(settings.method)
+        loop.fit(run, run.settings, watched, method, here, Console(quiet=True))
     times = watched.times(track, repeat)
     what = f"training by the recipe ÷ a bare loop, {name}"
     return [

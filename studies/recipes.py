@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path, PurePath
 from typing import Any
 
+from partialsgd.lab.recipes import presets
 from partialsgd.lab.runs.run import Run
-from partialsgd.lab.training.settings_files import presets
 from studies import pages, results
 from studies.results import RESULTS, Record
 

@@ -213,8 +213,8 @@ def test_stopped_and_killed_inside_a_run_it_goes_on_with_the_next_step(tmp_path:
     assert 0 < stopped < until <= killed < 200, "the kill came too late to show anything"
     assert one_long_run(tmp_path) == []
     log = (tmp_path / "logs" / "worker0.log").read_text()
-    assert [line for line in log.splitlines() if line.startswith("Going on")] == [
-        f"Going on from step {step} of 200." for step in (stopped, killed)
+    assert [line for line in log.splitlines() if line.startswith("Continuing")] == [
+        f"Continuing from step {step} of 200." for step in (stopped, killed)
     ]
     assert metrics.read_bytes() == (tmp_path / "undisturbed" / "metrics.jsonl").read_bytes()
 

@@ -217,5 +217,5 @@ def test_data_that_were_moved_are_found_at_their_new_path(tmp_path: Path) -> Non
     assert (tmp_path / "r" / "summary.json").exists()
     (new / "train.de").write_text("etwas anderes\n" * 40)
     (tmp_path / "r" / "summary.json").unlink()
-    with pytest.raises(ValueError, match=r"the data are not those that .* was begun with"):
+    with pytest.raises(ValueError, match=r"the data are not those that .* started with"):
         train_or_resume(replace(settings, data=str(new)))

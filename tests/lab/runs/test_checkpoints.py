@@ -106,7 +106,7 @@ def test_when_all_are_damaged_there_is_none(tmp_path: Path, caplog: pytest.LogCa
         (None, "it is not the checkpoint of a training"),
         ({"partialsgd.training": '{"format": 2}'}, "it has format 2, and this version reads format 1"),
         ({"partialsgd.training": '{"format": 1}'}, "its sha256 is not the one"),
-        ({"partialsgd.training": "[]"}, "it is not the checkpoint of a training"),
+        ({"partialsgd.training": "[]"}, "it has format None"),
         ({"partialsgd.training": "oh"}, "Expecting value"),
     ],
 )

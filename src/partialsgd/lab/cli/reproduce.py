@@ -45,8 +45,8 @@ class Reproduce:
     epochs: int | None = None
     """Epochs of each row, instead of the scale's; runs with another number need another --out."""
     layers: int | None = None
-    """Blocks on each side of a Transformer, where the paper's six are wanted at laptop scale; learning rates go down as
-    the number goes up."""
+    """Blocks of a Transformer's encoder and of its decoder, for instance the paper's six at laptop scale.
+    The learning rates are lower for more blocks."""
     rows: tuple[str, ...] = ()
     """Only these: the name of a row, a part of names (1/32, joint), a pattern ("core-*"), or ROW@CELL for a cell that
     was not chosen (core-1_32-zero@lr0.006-warm240); core and full of Table 3 are trained only if they are named."""

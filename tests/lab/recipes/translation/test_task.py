@@ -169,7 +169,7 @@ def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(
     made = build(settings(data=str(tmp_path), source="de", target="en", layers=1))
     assert made.corpus.splits["test"][0] == tuple(reversed(corpus().splits["test"][0]))
     assert math.isfinite(made.quick_eval("core")["loss"])  # without the pair that is too long
-    assert made.extras(ps.methods.plain())["notes"][-1] == "1 training pairs have more than 32 pieces and were left out"
+    assert made.extras(ps.methods.plain())["notes"][-1] == "1 training pairs with more than 32 tokens are left out"
 
 
 def _equal(one: nn.Module, two: nn.Module) -> bool:
