@@ -14,6 +14,7 @@ import torch
 import partialsgd as ps
 from partialsgd import logging as report
 from partialsgd.engine.gradient_pass import GradientPass
+from partialsgd.lab.reproduce.compare import compare
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
