@@ -24,7 +24,7 @@ SUMMARY = {
 def made(folder: Path) -> Run:
     settings = of_preset("laptop", data=str(folder / "multi30k"), source="de", target="en", ratio=("1/8", "1/4"))
     run = Run.new(settings.__class__(**{**vars(settings), "out": str(folder / "run")}))
-    run.write("summary.json", SUMMARY)
+    run.write_json("summary.json", SUMMARY)
     return run
 
 
