@@ -30,7 +30,7 @@ def made(folder: Path) -> Run:
 
 def test_the_command_is_what_differs_from_the_preset_and_names_no_place(tmp_path: Path) -> None:
     run = made(tmp_path)
-    said = "partialsgd train translation --data multi30k --source de --target en --ratio 1/8 1/4"
+    said = "partialsgd train translation --ratio 1/8 1/4 --data multi30k --source de --target en"
     assert recipes.command(run) == said
     recipes.store(run, "one", "Multi30k", file=tmp_path / "recipes.jsonl")
     (record,) = results.read(tmp_path / "recipes.jsonl")
