@@ -46,7 +46,7 @@ class Training:
         return loss
 
     def update(self) -> None:
-        """What the raw loop does after backward."""
+        """The part of the raw loop after backward."""
         self.optimizer.step()
         for parameter in self.parameters:  # optimizer.zero_grad(set_to_none=True) does the same, three times slower
             parameter.grad = None

@@ -106,7 +106,7 @@ def _in_a_row(track: Track, what: str, training: Training, method: ps.Method) ->
 
 
 def amortised(times: Times, every: int) -> Estimate:
-    """Of a period of `every` steps ÷ as many without a meter, within each round."""
+    """The time of a period of `every` steps ÷ as many without a meter, within each round."""
     rounds = times.of("without", "counting", "measured")
     return estimate([((every - 1) * counting + measured) / (every * without) for without, counting, measured in rounds])
 

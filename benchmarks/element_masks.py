@@ -1,4 +1,4 @@
-"""What it costs to hold single coordinates to the bit, under an optimizer that knows nothing of masks."""
+"""The cost of holding single coordinates to the bit, under an optimizer that knows nothing of masks."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from benchmarks.harness import Run
 from partialsgd.lab.recipes.images.resnet import resnet18
 
 LAYERS = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
-"""What the paper nests."""
+"""The layers that the paper nests."""
 LENGTH = 32
 
 

@@ -1,4 +1,4 @@
-"""What was measured, what it may be at most, and the file that keeps it."""
+"""Figures: the measured value and its limit, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Figure:
     """None where a figure is only reported."""
     unit: Literal["×", "µs"] = "×"
     medians: Mapping[str, float] = field(default_factory=dict)
-    """What it was computed from: seconds of each contestant, or bytes."""
+    """The values that it was computed from: seconds of each contestant, or bytes."""
 
     @property
     def verdict(self) -> str:

@@ -24,7 +24,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 @final
 class Seconds(float):
-    """What a run returns that has timed a part of itself: this is then its time."""
+    """Returned by a run that has timed a part of itself: this is then its time."""
 
 
 Run: TypeAlias = Callable[[], object]

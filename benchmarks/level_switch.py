@@ -1,4 +1,4 @@
-"""What it costs to go to another level and back, when nothing runs there."""
+"""The cost of going to another level and back, when nothing runs there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step holds at its worst moment beyond what the raw loop holds, in units of the parameters."""
+"""The peak memory of a step beyond that of the raw loop, in units of the parameters."""
 
 from __future__ import annotations
 

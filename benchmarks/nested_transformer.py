@@ -1,4 +1,4 @@
-"""What a level costs beside a network of its own size: the paper's IWSLT Transformer, nested by rank and by width."""
+"""The cost of a level relative to a network of its size: the paper's IWSLT Transformer, nested by rank and by width."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _steps(track: Track, tokens: int) -> list[Figure]:
 
 
 def _few_tokens(track: Track) -> list[Figure]:
-    """Where a step is all overhead."""
+    """A batch so small that a step is mostly overhead."""
     batch = families.sentences(64)
     nested = ps.nest(families.transformer(), ps.LowRank(1 / 32, where=families.LAYERS))
     training = families.translation(nested, batch)

@@ -1,4 +1,4 @@
-"""What it costs to go through `PartialSGD.step` when nothing is masked and nothing perturbed."""
+"""The cost of `PartialSGD.step` when nothing is masked and nothing perturbed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop of the recipes costs beside a bare loop, what the input pipeline takes, and how fast commands start."""
+"""The cost of the training loop relative to a bare loop, of the input pipeline, and of starting a command."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def begin(name: str) -> str:
     return f"<!-- {name}: written by `python -m studies.write` -->"
@@ -20,7 +22,7 @@ def with_block(text: str, name: str, content: str) -> str:
     return f"{before}{begin(name)}\n{content}\n{end(name)}{after}"
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table whose first column holds words and whose others hold numbers."""
-    lines = [head, ("---", *["--:"] * (len(head) - 1)), *rows]
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -53,5 +53,5 @@ def use_one_thread() -> None:
 
 
 def is_selected(name: str, words: Sequence[str]) -> bool:
-    """Whether a name contains one of the words; without words every name is selected."""
+    """True if a name contains one of the words; without words every name is selected."""
     return not words or any(word in name for word in words)

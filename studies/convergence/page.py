@@ -131,7 +131,7 @@ def _section(title: str, *parts: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Spread | str]]) -> str:
-    return pages.table(tuple(head), [tuple(map(str, row)) for row in rows])
+    return pages.table(head, [list(map(str, row)) for row in rows])
 
 
 def _bullets(sentences: Sequence[str]) -> str:

@@ -51,21 +51,21 @@ class Run:
     def records(self, groups: Sequence[str] = ()) -> list[dict[str, Any]]:
         """The measurements as `MetricsLog` writes them, for figures."""
         of_groups = {group: self.criteria(group) for group in groups}
-        found = []
+        records = []
         for k, criteria in enumerate(self.criteria()):
             level = self.measured["level"][k]
             inner = {group: of_groups[group][k].numbers() for group in groups}
             record = {"t": self.measured["t"][k], "level": level, "loss": {level or "model": self.measured["loss"][k]}}
-            found.append({**record, "criteria": [{**criteria.numbers(), "groups": inner}]})
-        return found
+            records.append({**record, "criteria": [{**criteria.numbers(), "groups": inner}]})
+        return records
 
 
 def row(criteria: Criteria) -> dict[str, float]:
     """The stored numbers of a measurement."""
-    found = {name: rounded(getattr(criteria, name)) for name in (*NORMS, "moved")}
+    numbers = {name: rounded(getattr(criteria, name)) for name in (*NORMS, "moved")}
     for group, inner in criteria.groups.items():
-        found |= {f"{group}.{name}": rounded(getattr(inner, name)) for name in NORMS}
-    return found
+        numbers |= {f"{group}.{name}": rounded(getattr(inner, name)) for name in NORMS}
+    return numbers
 
 
 def rounded(number: float) -> float:
@@ -84,5 +84,5 @@ def stored(file: Path = FILE) -> Runs:
 
 
 def is_stored(runs: Runs, name: str, seed: int, settings: str) -> bool:
-    """Whether a run is stored with today's settings."""
+    """True if a run is stored with today's settings."""
     return any((run.seed, run.settings) == (seed, settings) for run in runs.get(name, []))

@@ -90,12 +90,12 @@ def _translation_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 @torch.no_grad()
 def _losses(model: ps.Nested, data: Examples) -> dict[str, float]:
     model.eval()
-    found = {}
+    losses = {}
     for level in model.levels:
         with model.at(level):
-            found[level] = float(_translation_loss(model, data.test_x, data.test_y))
+            losses[level] = float(_translation_loss(model, data.test_x, data.test_y))
     model.train()
-    return found
+    return losses
 
 
 SENTENCES = Task(

@@ -28,7 +28,7 @@ class Setting:
     method: Callable[[nn.Module, int], Method]
     """The method for a network and a number of steps in an epoch."""
     probe: Method | str | None = None
-    """What is measured, if not the trained masks."""
+    """The method or level that is measured, if not the trained one."""
     period: str = ""
     """After how many steps alternating training switches."""
 

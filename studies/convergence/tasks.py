@@ -1,4 +1,4 @@
-"""What is learned while the criteria are measured: examples, a network, a number of steps."""
+"""The tasks on which the criteria are measured: examples, a network, a number of steps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Task:
     rate: float
     warm_up: int
     every: int
-    """Of so many steps of a level the first is measured."""
+    """The meter measures the first of so many steps of a level."""
     large: int
     """Examples over which gradients are taken at a few points of the run."""
     groups: Mapping[str, Sequence[str]]

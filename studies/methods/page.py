@@ -21,15 +21,15 @@ NEAR = 0.01
 class Summary:
     """One method on one task, against plain training with the same seeds."""
 
-    def __init__(self, found: Sequence[Row], plain: Sequence[Row]) -> None:
-        self.rows = found
-        self.method = found[0].method
+    def __init__(self, rows: Sequence[Row], plain: Sequence[Row]) -> None:
+        self.rows = rows
+        self.method = rows[0].method
         plain_by_seed = {row.seed: row for row in plain}
-        pairs = [(row, plain_by_seed[row.seed]) for row in found if row.seed in plain_by_seed]
+        pairs = [(row, plain_by_seed[row.seed]) for row in rows if row.seed in plain_by_seed]
         self.time = median(row.seconds / other.seconds for row, other in pairs) if pairs else None
         self.flops = median(row.flops / other.flops for row, other in pairs) if pairs else None
-        self.whole = [row.whole for row in found if row.whole is not None]
-        self.small = [row.small for row in found if row.small is not None]
+        self.whole = [row.whole for row in rows if row.whole is not None]
+        self.small = [row.small for row in rows if row.small is not None]
         gaps = [b.whole - a.whole for a, b in pairs if a.whole is not None and b.whole is not None]
         self.behind = mean(gaps) if gaps else None
         """By how much the whole network is less accurate than with plain training."""
@@ -54,31 +54,31 @@ def summaries(task: str, rows: Sequence[Row]) -> list[Summary]:
     return [Summary(list(group), plain) for _, group in groupby(own, key=lambda row: row.method)]
 
 
-def _section(task: Task, found: Sequence[Summary]) -> str:
-    if not found:
+def _section(task: Task, methods: Sequence[Summary]) -> str:
+    if not methods:
         return ""
-    rows = [row for summary in found for row in summary.rows]
-    settings = "\n".join(f"- `{summary.rows[0].settings}`" for summary in found)
+    rows = [row for summary in methods for row in summary.rows]
+    settings = "\n".join(f"- `{summary.rows[0].settings}`" for summary in methods)
     return "\n\n".join(
         [
             f"### {task.name}",
             f"{rows[0].task_settings}. {_conditions(rows)}",
-            pages.table(HEAD, [_linked(summary.cells()) for summary in found]),
-            "\n".join(f"- {sentence}" for sentence in findings(found)),
+            pages.table(HEAD, [_linked(summary.cells()) for summary in methods]),
+            "\n".join(f"- {sentence}" for sentence in findings(methods)),
             f"Settings:\n\n{settings}",
         ]
     )
 
 
-def _conditions(found: Sequence[Row]) -> str:
-    versions = f"torch {_all(found, lambda row: row.torch)}, Python {_all(found, lambda row: row.python)}"
-    return f"Seeds {_all(found, lambda row: str(row.seed))}; {versions}; {_dates(found)}."
+def _conditions(rows: Sequence[Row]) -> str:
+    versions = f"torch {_all(rows, lambda row: row.torch)}, Python {_all(rows, lambda row: row.python)}"
+    return f"Seeds {_all(rows, lambda row: str(row.seed))}; {versions}; {_dates(rows)}."
 
 
-def findings(found: Sequence[Summary]) -> list[str]:
+def findings(methods: Sequence[Summary]) -> list[str]:
     """Sentences made of the numbers."""
-    others = [summary for summary in found if summary.method != "plain"]
-    plain = next((summary for summary in found if summary.method == "plain"), None)
+    others = [summary for summary in methods if summary.method != "plain"]
+    plain = next((summary for summary in methods if summary.method == "plain"), None)
     if plain is None or not others:
         return ["There is nothing to compare yet."]
     near = [s.method for s in others if s.behind is not None and not _is_far(s)]
@@ -93,13 +93,13 @@ def findings(found: Sequence[Summary]) -> list[str]:
     ]
 
 
-def _is_far(found: Summary) -> bool:
-    """Whether a summary is behind by more than NEAR, as shown with one decimal."""
-    return found.behind is not None and round(100 * found.behind, 1) > 100 * NEAR
+def _is_far(summary: Summary) -> bool:
+    """True if a method is behind by more than NEAR, as shown with one decimal."""
+    return summary.behind is not None and round(100 * summary.behind, 1) > 100 * NEAR
 
 
-def _by(found: Sequence[Summary], number: str) -> list[Summary]:
-    return sorted(found, key=lambda summary: getattr(summary, number) or 0.0)
+def _by(methods: Sequence[Summary], number: str) -> list[Summary]:
+    return sorted(methods, key=lambda summary: getattr(summary, number) or 0.0)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -123,10 +123,10 @@ def _times(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.2f} ×"
 
 
-def _all(found: Sequence[Row], of: Callable[[Row], str]) -> str:
-    return ", ".join(sorted({of(row) for row in found}))
+def _all(rows: Sequence[Row], of: Callable[[Row], str]) -> str:
+    return ", ".join(sorted({of(row) for row in rows}))
 
 
-def _dates(found: Sequence[Row]) -> str:
-    first, last = min(row.date for row in found), max(row.date for row in found)
+def _dates(rows: Sequence[Row]) -> str:
+    first, last = min(row.date for row in rows), max(row.date for row in rows)
     return first if first == last else f"{first} to {last}"

@@ -68,7 +68,7 @@ def stored(file: Path = FILE) -> list[Row]:
 
 
 def is_stored(rows: list[Row], task: Task, name: str, seed: int) -> bool:
-    """Whether a training is stored with today's settings."""
+    """True if a training is stored with today's settings."""
     rows = [row for row in rows if (row.task, row.method, row.seed) == (task.name, name, seed)]
     return bool(rows) and (rows[0].settings, rows[0].task_settings) == (_method_name(task, name, seed), task.settings)
 

@@ -77,7 +77,7 @@ def test_meprop_is_raced_dense_and_truncated_at_both_batches(monkeypatch: pytest
         "meProp unified, backward ÷ dense backward, batch 256": 0.30,
         "meProp unified, step ÷ dense step, batch 256": 0.60,
     }
-    assert len(figures) == 12 and sum("per example" in what for what in figures) == 4
+    assert len(figures) == 8 and sum("mask=False" in what for what in figures) == 4
     for figure in figures.values():
         assert all(seconds > 0 for seconds in figure.medians.values())
 

@@ -24,13 +24,13 @@ SUMMARY = {
 def made(folder: Path) -> Run:
     settings = of_preset("laptop", data=str(folder / "multi30k"), source="de", target="en", ratio=("1/8", "1/4"))
     run = Run.new(settings.__class__(**{**vars(settings), "out": str(folder / "run")}))
-    run.write("summary.json", SUMMARY)
+    run.write_json("summary.json", SUMMARY)
     return run
 
 
 def test_the_command_is_what_differs_from_the_preset_and_names_no_place(tmp_path: Path) -> None:
     run = made(tmp_path)
-    said = "partialsgd train translation --data multi30k --source de --target en --ratio 1/8 1/4"
+    said = "partialsgd train translation --ratio 1/8 1/4 --data multi30k --source de --target en"
     assert recipes.command(run) == said
     recipes.store(run, "one", "Multi30k", file=tmp_path / "recipes.jsonl")
     (record,) = results.read(tmp_path / "recipes.jsonl")

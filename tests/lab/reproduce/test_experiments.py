@@ -13,7 +13,7 @@ from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
 from partialsgd.lab.reproduce import EXPERIMENTS, make_experiment, paper
 from partialsgd.lab.reproduce.experiment import Request, Scale
-from partialsgd.lab.reproduce.paper import FULL_ALONE, LOW_RANK_64, TABLE_3, TABLES, Printed
+from partialsgd.lab.reproduce.paper import FULL_ALONE, LOW_RANK_64, TABLE_3, TABLES
 from partialsgd.lab.reproduce.schedule import ready
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import open_folder, opened, run, search, valid
@@ -76,12 +76,6 @@ def test_epochs_can_be_told_and_those_of_the_grid_stay(name: str, tmp_path: Path
 def test_without_data_it_is_digits(tmp_path: Path) -> None:
     settings = ready(make_experiment("table3", Request()), open_folder(tmp_path))[0].settings
     assert isinstance(settings, Images) and (settings.preset, settings.data) == ("digits", None)
-
-
-def test_the_printed_flops_stand_on_each_line(tmp_path: Path) -> None:
-    lines = make_experiment("table3", Request()).lines(open_folder(tmp_path))
-    printed = {line.trained: line.printed_flops for line in lines if line.printed_flops}
-    assert printed == {"alternating": 31.3e12, "slimmable": 62.7e12}
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
@@ -156,19 +150,6 @@ def test_a_grid_is_told_where_there_is_one(name: str, scale: Scale, tmp_path: Pa
     assert "out of the grid" not in text or cells > 1
 
 
-def test_how_long_a_cell_is_trained(tmp_path: Path) -> None:
-    assert "of 1 epoch instead of 8 epochs" in told("table1a", "laptop", tmp_path)
-    assert "of 2 epochs instead of 12 epochs" in told("table3", "laptop", tmp_path)
-    assert "of 2 steps instead of 2 epochs" in told("table1a", "smoke", tmp_path)
-    assert "0.1, half a cosine" in told("table3", "paper", tmp_path)
-
-
-def test_which_corpus_figure_4_is_of(tmp_path: Path) -> None:
-    assert "here it is IWSLT14's setting." in told("figure4", "paper", tmp_path)
-    assert "a smaller network, and the corpus that was given." in told("figure4", "laptop", tmp_path)
-    assert "a smaller network, and the embedded corpus." in told("figure4", "laptop", tmp_path, None)
-
-
 def test_digits_have_epochs_enough_for_the_steps_that_are_told(tmp_path: Path) -> None:
     plan, folder = opened(make_experiment("figure3", Request("laptop", seeds=1)), tmp_path)
     settings = plan.rows(folder)[0].make(folder, 0)
@@ -184,16 +165,6 @@ def test_what_alternation_leaves_open_is_told_wherever_there_is_one(name: str, t
     assert {*paper.ALTERNATION} <= {*said}
     own = [choice for choice in said if choice not in paper.ALTERNATION]
     assert any("first" in choice and "core" in choice for choice in own) == (not name.startswith("table1"))
-
-
-def test_how_the_rate_falls() -> None:
-    assert "falls with the root of the steps" in paper.describe_transformer(Translation(schedule="inverse-sqrt"))
-    assert "falls along a line to 0" in paper.describe_transformer(replace(Translation(), schedule="linear"))
-
-
-def test_numbers_are_shown_as_they_are_printed() -> None:
-    assert str(Printed(17.95, 3.65)) == "17.95 (3.65)"
-    assert str(Printed(22.1)) == "22.10"
 
 
 def test_every_number_is_the_papers() -> None:

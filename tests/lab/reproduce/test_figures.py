@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -76,26 +75,3 @@ def test_without_a_joint_run_there_are_no_curves(tmp_path: Path) -> None:
     run(folder.run("core", 0), [valid(full=0.2)], {"full": 0.2})
     assert figures.along_the_training(experiment(trio()), folder) is None
     assert list(figures.draw(experiment(trio()), open_folder(tmp_path / "empty"), {"lines": []})) == []
-
-
-def test_the_same_numbers_give_the_same_bytes(folder: RunFolder, tmp_path: Path) -> None:
-    numbers = collect(experiment(trio()), folder)
-    for place in ("a", "b"):
-        (tmp_path / place).mkdir()
-        for name, figure in figures.draw(experiment(trio()), folder, numbers):
-            for path in figures.write(figure, tmp_path / place, name):
-                assert path.stat().st_size > 1000
-    first, second = (sorted((tmp_path / place).iterdir()) for place in ("a", "b"))
-    assert [path.name for path in first] == ["curves.png", "curves.svg", "size.png", "size.svg"]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    ElementTree.parse(first[1])
-
-
-def test_of_several_ratios_each_point_says_its_own(folder: RunFolder) -> None:
-    numbers = collect(experiment(trio()), folder)
-    assert not figures.against_size(numbers).axes[0].texts
-    run(folder.run("full", 0), [valid(full=0.9)], {"full": 0.9})
-    lines = collect(experiment(trio()), folder)["lines"]
-    other = [{**line, "group": "1/4", "row": line["row"].replace("joint", "joint-4")} for line in lines]
-    texts = figures.against_size({**numbers, "lines": [*lines, *other]}).axes[0].texts
-    assert sorted(text.get_text() for text in texts) == ["1/2", "1/2", "1/4", "1/4"]  # jointly; alone they are shared

@@ -28,15 +28,6 @@ def read(*lines: dict[str, Any], score: str = "BLEU", costs: tuple[dict[str, Any
     return sentences({"score": score, "lines": list(lines), "costs": list(costs), "grid": []})
 
 
-def test_a_clear_difference_is_told_beside_the_papers() -> None:
-    alone = line("core", "alone", [20.0, 20.2, 19.8], "27.87 (0.11)")
-    jointly = line("core", "jointly", [22.1, 22.1, 21.8], "28.20 (0.48)")
-    assert read(alone, jointly) == [
-        "r = 1/8, core: jointly trained it is 2.00 BLEU ahead of the one trained alone, of as many epochs "
-        "(paper: 0.33 ahead at equal epochs)."
-    ]
-
-
 def test_a_difference_that_may_be_chance_is_called_so() -> None:
     alone, jointly = line("full", "alone", [30.0, 34.0], "32.48"), line("full", "jointly", [29.0, 34.0], "31.62 (0.13)")
     (said,) = read(alone, jointly)
@@ -44,31 +35,8 @@ def test_a_difference_that_may_be_chance_is_called_so() -> None:
     assert "from chance (paper: 0.86" in said
 
 
-def test_one_seed_is_called_one_seed_and_equal_flops_are_told() -> None:
-    alone = line("core", "alone", [20.0], equal_flops=by_seed([23.0]))
-    (said,) = read(alone, line("core", "jointly", [22.0]))
-    assert "2.00 BLEU ahead of the one trained alone, of as many epochs, by one seed;" in said
-    assert "1.00 BLEU behind it at equal FLOPs, by one seed." in said
-    assert "paper" not in said
-
-
-def test_accuracies_are_points_and_methods_are_named() -> None:
-    said = read(line("core", "alternating", [93.0]), line("core", "slimmable", [92.0]), score="accuracy")
-    assert said == [
-        "r = 1/8, core: by alternating training it is 1.00 points ahead of that of slimmable training, "
-        "of as many epochs, by one seed."
-    ]
-
-
 def test_what_is_not_trained_is_not_compared() -> None:
     assert read(line("core", "alone", []), line("core", "jointly", [1.0])) == []
-
-
-def test_the_cost_is_that_of_the_joint_run_over_both() -> None:
-    cost = {"label": "r = 1/8", "joint_flops": 3.0, "alone_flops": 6.0, "joint_seconds": 4.0, "alone_seconds": 5.0}
-    (said,) = read(costs=(cost,))
-    assert "0.50 of the FLOPs of the separate runs together, and 0.80 of their time" in said
-    assert read(costs=({**cost, "alone_flops": None},)) == []
 
 
 def test_a_best_cell_at_the_edge_of_the_grid_is_told() -> None:
@@ -81,19 +49,6 @@ def test_a_best_cell_at_the_edge_of_the_grid_is_told() -> None:
     assert sentences({**found, "grid": grid[:1]}) == []
     before = {"row": "core", "lr": 0.8, "chosen": False, "earlier": True, "warm_up": 240}  # nothing is chosen from it
     assert sentences({**found, "grid": [*grid, before]}) == sentences(found)
-
-
-def test_where_every_row_wants_the_longest_warm_up_this_is_told() -> None:
-    grid = [
-        {"row": row, "lr": 0.1, "warm_up": warm_up, "chosen": warm_up == 240, "earlier": False}
-        for row in ("full", "core")
-        for warm_up in (60, 240)
-    ]
-    found = {"score": "BLEU", "lines": [], "costs": [], "grid": grid}
-    (said,) = sentences(found)
-    assert said == "Every row chose the longest warm-up of the grid, 240 steps: longer ones may be better."
-    grid[0]["chosen"], grid[1]["chosen"] = True, False
-    assert sentences(found) == []
 
 
 def test_seeds_are_compared_one_by_one() -> None:
@@ -136,11 +91,6 @@ def test_only_seeds_that_both_have_are_compared_and_diverged_ones_are_told() -> 
     alone = {**line("core", "alone", [], diverged=1), "scores": {"1": 20.0, "2": 20.0}}
     (said,) = read(alone, line("core", "jointly", [99.0, 21.0, 21.2]))
     assert "1.10 BLEU ahead" in said and "diverged and left out: 1 alone" in said
-
-
-def test_a_seed_that_only_one_side_has_is_left_out_and_this_is_told() -> None:
-    (said,) = read(line("core", "alone", [20.0, 30.0]), line("core", "jointly", [22.0]))
-    assert "2.00 BLEU ahead of the one trained alone, of as many epochs, with the one seed that both have." in said
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("table")])

@@ -77,13 +77,6 @@ def test_rows_are_asked_for_by_a_part_of_their_name_or_a_pattern(tmp_path: Path)
         request("core", "cor")
 
 
-def test_optional_rows_are_trained_only_when_they_are_asked_for(tmp_path: Path) -> None:
-    rows = [Row("full", always(Images()), 1, "full"), Row("distilled", always(Images()), 1, "full", optional=True)]
-    plan, folder = opened(experiment(rows), tmp_path)
-    assert [row.name for row in requested_rows(plan, folder, ())] == ["full"]
-    assert [row.name for row in requested_rows(plan, folder, ("distilled",))] == ["distilled"]
-
-
 def test_what_has_diverged_is_waited_for_in_vain(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     plan = experiment([Row("late", lambda folder, seed: None, 1, None, waits_for="joint and core")])
@@ -103,13 +96,6 @@ def test_a_row_that_is_tuned_by_another_waits_for_the_grid_of_that(tmp_path: Pat
     """Not for the teacher, which is there."""
     distilled = Row("distilled-core", always(Images()), 1, tuned_as="core", waits_for="full")
     assert waiting(experiment([distilled]), open_folder(tmp_path)) == ["distilled-core waits for the grid of core"]
-
-
-def test_a_row_that_cannot_start_says_what_it_waits_for(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    plan = experiment([Row("late", lambda folder, seed: None, 1, None, waits_for="joint and core")])
-    assert ready(plan, folder) == []
-    assert waiting(plan, folder) == ["late waits for joint and core"]
 
 
 def test_rows_of_one_block_are_trained_seed_by_seed(tmp_path: Path) -> None:
@@ -192,13 +178,6 @@ def test_the_better_of_whole_runs_is_shown_by_validation_with_the_first_seed(tmp
     assert equal_flops_name("full-1_4", "full", folder) == "full-1_4-flops"
 
 
-def test_without_whole_runs_elsewhere_a_row_shows_its_own(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    assert folder.shown_row("core") == "core"
-    folder.run(OTHER, 0).mkdir(parents=True)  # begun, and no more
-    assert folder.shown_row("core") == "core"
-
-
 def test_what_has_diverged_there_is_told(tmp_path: Path) -> None:
     plan, folder = opened(experiment(trio()), tmp_path)
     search(folder, "core", [0.5, 0.2])
@@ -214,11 +193,6 @@ def test_a_run_of_another_cell_under_that_name_is_refused(tmp_path: Path) -> Non
     assert stored_other_cells(folder) == [OTHER]
     with pytest.raises(AlreadyThere, match=r"lr 0.1 instead of 0.2"):
         require_all(plan, folder)
-
-
-def test_a_cell_changes_learning_rate_and_warm_up_only() -> None:
-    settings = Cell(0.3, 7).apply(Images(epochs=4, seed=2))
-    assert settings == Images(epochs=4, seed=2, lr=0.3, warm_up=7)
 
 
 def test_a_cells_name_is_a_directory_of_its_own() -> None:

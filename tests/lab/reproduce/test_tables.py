@@ -11,7 +11,7 @@ from rich.console import Console
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import tables
 from partialsgd.lab.reproduce.numbers import Numbers, collect
-from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
+from partialsgd.lab.reproduce.tables import Table, to_rich
 from tests.lab.reproduce.made import experiment, open_folder, run, search, trio, valid
 
 
@@ -32,40 +32,6 @@ def test_means_have_their_deviation_in_brackets_as_the_paper_prints_them() -> No
     assert tables.spread([70.0]) == "70.00"
     assert tables.spread([]) == "–"
     assert tables.spread([1.0, None]) == "no bound"
-
-
-def test_the_papers_numbers_stand_beside_ours(numbers: Numbers) -> None:
-    text = tables.markdown(numbers)
-    assert "| 1/2 | core | alone | 50.00 (1.00) | 71.00 (1.41) |\n" in text
-    assert "| 1/2 | core | jointly | 60.00 | 60.00 (0.00) |\n" in text
-    assert "| 1/2 | full | alone | – | 90.00, 1 seed |\n" in text
-    assert "- A choice." in text
-
-
-def test_equal_flops_have_a_column_once_another_row_has_them(numbers: Numbers) -> None:
-    assert "FLOPs" not in tables.tables(numbers)[0].note  # the joint run has its own
-    numbers["lines"][0]["equal_flops"] = {"0": 73.0}
-    table = tables.tables(numbers)[0]
-    assert table.rows[0][-2:] == ("71.00 (1.41)", "73.00, 1 seed") and table.head[-1] == "at equal FLOPs"
-    assert (
-        table.rows[1][-2:] == ("60.00 (0.00)", "60.00 (0.00)") and "as many training FLOPs as the joint" in table.note
-    )
-
-
-def test_what_is_not_reached_is_said(numbers: Numbers) -> None:
-    near = next(table for table in tables.tables(numbers) if table.title.startswith("Within"))
-    assert near.rows[0] == ("r = 1/2", "core", "0", "69.50", "not reached", "100")
-    assert near.rows[1][4] == "not reached"
-
-
-def test_the_cost_has_its_ratios(numbers: Numbers) -> None:
-    cost = next(table for table in tables.tables(numbers) if table.title.startswith("What the joint"))
-    assert cost.rows == (("r = 1/2", "200", "200", "1.00", "10 s", "20 s", "0.50"),)
-
-
-def test_the_chosen_cell_is_marked(numbers: Numbers) -> None:
-    grid = tables.tables(numbers)[-1]
-    assert [row[1:] for row in grid.rows] == [("0.1", "0", "0.5000", "✓"), ("0.2", "5", "0.2000", "")]
 
 
 def test_a_loss_is_shown_as_it_is_measured(numbers: Numbers) -> None:
@@ -138,19 +104,6 @@ def test_the_criteria_fit_into_eighty_columns_and_say_of_what_they_are(
 
 
 SIZES = Table("Sizes", ("r", "network", "BLEU"), (("1/4", "core", "1.00"), ("1/8", "core", "–")), words=2, note="Told.")
-
-
-def test_in_markdown_words_stand_left_and_numbers_right() -> None:
-    assert to_markdown(SIZES, level=3).splitlines() == [
-        "### Sizes",
-        "",
-        "| r | network | BLEU |",
-        "| --- | --- | --: |",
-        "| 1/4 | core | 1.00 |",
-        "| 1/8 | core | – |",
-        "",
-        "Told.",
-    ]
 
 
 def test_in_a_terminal_a_line_parts_what_differs_in_the_first_column() -> None:

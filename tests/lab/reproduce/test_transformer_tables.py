@@ -11,7 +11,7 @@ from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
 from partialsgd.lab.reproduce import make_experiment
 from partialsgd.lab.reproduce.experiment import Experiment, Request
 from partialsgd.lab.reproduce.run_folder import RunFolder
-from partialsgd.lab.reproduce.schedule import ready, requested_rows, waiting
+from partialsgd.lab.reproduce.schedule import ready, waiting
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import open_folder, opened, run
 
@@ -91,16 +91,6 @@ def test_equal_flops_wait_until_the_start_is_chosen(tmp_path: Path) -> None:
         trained(folder, f"joint-1_32-{start}", 4.0)
     assert settings(plan, folder, "core-1_32-zero-flops") is not None
     assert plan.choices(folder)[0].endswith("for all rows: zero.")
-
-
-def test_choices_are_those_of_the_table(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    rank, told, width = (
-        " ".join(make_experiment(name, request).choices(folder))
-        for name, request in (("table1a", SMALL), ("table1a", replace(SMALL, start="svd")), ("table2a", SMALL))
-    )
-    assert "svd, matched are tried" in rank and "tried" not in told and "as told, 'svd'" in told
-    assert "U, V" not in width and "query and key" in width and "query and key" not in rank
 
 
 def test_a_start_that_is_told_is_not_searched_for(tmp_path: Path) -> None:
@@ -190,10 +180,3 @@ def test_every_line_is_of_a_row_that_there_is(name: str, tmp_path: Path) -> None
         assert line.row in rows and (line.equal_flops is None or line.equal_flops in rows)
     for each in plan.comparisons(folder):
         assert {each.joint, *each.alone.values()} <= rows
-
-
-def test_the_whole_network_belongs_to_every_ratio(tmp_path: Path) -> None:
-    for name in ("table1a", "table2a"):
-        plan = make_experiment(name, replace(SMALL, start="zero") if name == "table1a" else SMALL)
-        for ratio in ("1/4", "1/32"):
-            assert "full" in [row.name for row in requested_rows(plan, open_folder(tmp_path), (ratio,))]

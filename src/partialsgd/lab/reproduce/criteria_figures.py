@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import replace
+from typing import Any
 
 from partialsgd.lab.recipes.images.settings import PRESETS as IMAGES
 from partialsgd.lab.recipes.images.settings import Images
@@ -34,65 +33,51 @@ _WIDTH_CHOICES = (
 )
 
 
-@final
-@dataclass(frozen=True)
-class _Plan:
-    """The rows of a figure by label, and how it is drawn."""
-
-    title: str
-    rows: Mapping[str, Settings]
-    figure: Figure
-    choices: tuple[str, ...]
-
-
 def experiment(name: str, request: Request) -> Experiment:
-    plan = {"figure2": _figure_2, "figure3": _figure_3, "figure4": _figure_4}[name](request)
-    rows = [Row(row, always(settings), request.seeds, None, block=name) for row, settings in plan.rows.items()]
     is_images = name != "figure4"
     request.refuse(name, "start", "epochs", *(("source", "target", "layers") if is_images else ()))
+    base: Settings
+    if is_images:
+        images = _images(request)
+        base, choices = images, _dropout_choices(images)
+    else:
+        sentences = _translation(request)
+        base, choices = sentences, _width_choices(sentences, request)
+    title, figure, changes = _FIGURES[name]
+    rows = [Row(row, always(replace(base, **changes[row])), request.seeds, None, block=name) for row in changes]
     return Experiment(
         name=name,
-        title=plan.title,
+        title=title,
         score="accuracy" if is_images else "BLEU",
         factor=100.0 if is_images else 1.0,
         criterion="loss",
         grid=Grid(()),
         rows=lambda folder: rows,
-        lines=lambda folder: [Line("1/2" if not is_images else "", "full", row, row, "full") for row in plan.rows],
+        lines=lambda folder: [Line("" if is_images else "1/2", "full", row, row, "full") for row in changes],
         comparisons=lambda folder: [],
-        choices=lambda folder: plan.choices,
-        figure=plan.figure,
+        choices=lambda folder: choices,
+        figure=figure,
     )
 
 
-def _figure_2(request: Request) -> _Plan:
-    base = _images(request)
-    rows: dict[str, Settings] = {"dropout": replace(base, method=_DROPOUT)}
-    title = "Figure 2: similarity and alignment of a residual network trained with dropout"
-    return _Plan(title, rows, Figure(2, {"with dropout": "dropout"}, smooth=5), _dropout_choices(base))
-
-
-def _figure_3(request: Request) -> _Plan:
-    base = _images(request)
-    rows: dict[str, Settings] = {
-        "dropout": replace(base, method=_DROPOUT),
-        "without": replace(base, method="plain", probe=_DROPOUT),
-    }
-    curves = {"with dropout": "dropout", "without dropout": "without"}
-    title = "Figure 3: alignment with the masks of dropout, trained with and without it"
-    return _Plan(title, rows, Figure(3, curves, smooth=5), _dropout_choices(base))
-
-
-def _figure_4(request: Request) -> _Plan:
-    base = _translation(request)
-    base = replace(base, layers=request.layers or base.layers)
-    rows: dict[str, Settings] = {
-        "alternating": replace(base, method="alternating"),
-        "standard": replace(base, method="plain"),
-    }
-    curves = {"standard": "standard", "alternating": "alternating"}
-    title = "Figure 4: overlap, similarity and alignment of a Transformer's half width"
-    return _Plan(title, rows, Figure(4, curves, smooth=5, group="layers"), _width_choices(base, request))
+_FIGURES: dict[str, tuple[str, Figure, dict[str, dict[str, Any]]]] = {
+    "figure2": (
+        "Figure 2: similarity and alignment of a residual network trained with dropout",
+        Figure(2, {"with dropout": "dropout"}, smooth=5),
+        {"dropout": {"method": _DROPOUT}},
+    ),
+    "figure3": (
+        "Figure 3: alignment with the masks of dropout, trained with and without it",
+        Figure(3, {"with dropout": "dropout", "without dropout": "without"}, smooth=5),
+        {"dropout": {"method": _DROPOUT}, "without": {"method": "plain", "probe": _DROPOUT}},
+    ),
+    "figure4": (
+        "Figure 4: overlap, similarity and alignment of a Transformer's half width",
+        Figure(4, {"standard": "standard", "alternating": "alternating"}, smooth=5, group="layers"),
+        {"alternating": {"method": "alternating"}, "standard": {"method": "plain"}},
+    ),
+}
+"""Title, curves, and the settings of each row, by name."""
 
 
 def _dropout_choices(base: Images) -> tuple[str, ...]:
@@ -120,6 +105,11 @@ def _images(request: Request) -> Images:
 
 
 def _translation(request: Request) -> Translation:
+    base = _of_scale(request)
+    return replace(base, layers=request.layers or base.layers)
+
+
+def _of_scale(request: Request) -> Translation:
     paper = TRANSLATION["iwslt14"]
     shared: dict[str, Any] = {
         "data": request.data,

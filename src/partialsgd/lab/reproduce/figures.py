@@ -75,13 +75,13 @@ def against_size(numbers: Numbers) -> Drawn:
         own = [line for line in scored if line["trained"] == trained]
         own.sort(key=lambda line: float(line["parameters"]))
         deviations = [stdev(line["scores"].values()) if len(line["scores"]) > 1 else 0.0 for line in own]
-        look = {**figures.line_style(number), "linestyle": "none"}
+        style = {**figures.line_style(number), "linestyle": "none"}
         means = [fmean(line["scores"].values()) for line in own]
-        axes.errorbar([line["parameters"] for line in own], means, deviations, label=trained, capsize=2, **look)
+        axes.errorbar([line["parameters"] for line in own], means, deviations, label=trained, capsize=2, **style)
         for line, mean in zip(own, means, strict=True):
             if is_several and groups[line["row"]] == {line["group"]}:
                 side: Any = {"ha": "left", "xytext": (6, 0)} if number % 2 else {"ha": "right", "xytext": (-6, 0)}
-                text: Any = {"fontsize": figures.SMALL - 1, "color": look["color"], "va": "center"}
+                text: Any = {"fontsize": figures.SMALL - 1, "color": style["color"], "va": "center"}
                 axes.annotate(line["group"], (line["parameters"], mean), textcoords="offset points", **side, **text)
     figures.finish_panel(axes, f"{numbers['score']} (test)")
     axes.set_xlabel("parameters", fontsize=figures.LARGE)
@@ -126,6 +126,6 @@ def _curves(
 
 def _series(curves: Sequence[Sequence[tuple[float, float]]]) -> list[Series]:
     """One for each seed, at the FLOPs of their mean: the batches of another seed are a little longer or shorter."""
-    looks = min((len(each) for each in curves), default=0)
-    places = [round(fmean(each[k][0] for each in curves)) for k in range(looks)]
-    return [Series({place: each[k][1] for k, place in enumerate(places)}) for each in curves] if looks else []
+    evaluations = min((len(each) for each in curves), default=0)
+    places = [round(fmean(each[k][0] for each in curves)) for k in range(evaluations)]
+    return [Series({place: each[k][1] for k, place in enumerate(places)}) for each in curves] if evaluations else []

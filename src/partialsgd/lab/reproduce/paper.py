@@ -77,7 +77,7 @@ TABLE_3 = {
 }
 
 
-# What the paper leaves open, and what is done here: sentences that several experiments share.
+# Sentences on choices that the paper leaves open, which several experiments share.
 
 ALTERNATION = (
     "The whole network has the first step, the core the second, and so on in turns, also where a run was stopped and "

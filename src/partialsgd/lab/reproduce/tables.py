@@ -97,17 +97,17 @@ def versions(numbers: Numbers) -> str:
 def spread(values: Iterable[float | None]) -> str:
     """The mean with the sample deviation in brackets, as the paper prints them."""
     values = list(values)
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
+    finite = [value for value in values if value is not None]
+    if len(finite) < len(values) or not finite:
         return "no bound" if values else _NONE
-    return f"{fmean(known):.2f}" + (f" ({stdev(known):.2f})" if len(known) > 1 else "")
+    return f"{fmean(finite):.2f}" + (f" ({stdev(finite):.2f})" if len(finite) > 1 else "")
 
 
 def _shown(numbers: Numbers) -> list[Mapping[str, Any]]:
     """Lines with a result, of groups that have more than the shared row."""
-    known = [line for line in numbers["lines"] if any(line[key] for key in _OUTCOMES)]
-    groups = {line["group"] for line in known if line["row"] != _SHARED} or {line["group"] for line in known[:1]}
-    return [line for line in known if line["group"] in groups]
+    lines = [line for line in numbers["lines"] if any(line[key] for key in _OUTCOMES)]
+    groups = {line["group"] for line in lines if line["row"] != _SHARED} or {line["group"] for line in lines[:1]}
+    return [line for line in lines if line["group"] in groups]
 
 
 def _main(numbers: Numbers) -> Table:
@@ -214,7 +214,7 @@ def _near(numbers: Numbers) -> Table:
 
 def _starts(numbers: Numbers) -> Table:
     scores = ("core_alone", "core", "full")
-    known = [row for row in numbers["starts"] if any(row[key] is not None for key in scores)]
+    trained = [row for row in numbers["starts"] if any(row[key] is not None for key in scores)]
     is_over = len(numbers["starts"]) > 1 and all(
         row["is_known"] for row in numbers["starts"]
     )  # none is the best of one
@@ -229,7 +229,7 @@ def _starts(numbers: Numbers) -> Table:
             *(_score(row[key]) for key in scores),
             _selection(row["selection_score"], numbers["criterion"]) if row["is_known"] else _NONE,
         )
-        for row in known
+        for row in trained
     )
     head = ("start", "core alone", "core jointly", "full jointly", f"validation {numbers['criterion']}, jointly")
     return Table("How the low-rank layers start", head, rows, note="With seed 0, at the cell that the grid chose.")
