@@ -1,4 +1,4 @@
-"""Every training method, by name. A new one needs its line here; the rest is read from its own file."""
+"""Every training method, by name: one for each file without a leading underscore. The imports below are for type checkers."""
 
 from __future__ import annotations
 

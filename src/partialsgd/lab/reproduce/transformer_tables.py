@@ -52,7 +52,7 @@ _RATES = (3e-3, 6e-3, 1.2e-2)
 """For the depth of the scale; a deeper network needs smaller ones."""
 
 _ALONE = (
-    "A core alone is taken out of the same family, from the same start, and trained by a plain loop.",
+    "A core alone is taken out of the same nested model, from the same start, and trained by a plain loop.",
     "Adam's weight decay is decoupled, as in fairseq.",
     "At equal FLOPs a network alone has other epochs than the joint run, and so other looks at the validation data.",
 )
