@@ -1,4 +1,4 @@
-"""Every training method, by name: one for each file without a leading underscore. The imports below are for type checkers."""
+"""Every training method by name: each file without a leading underscore is one. The imports are for type checkers."""
 
 from __future__ import annotations
 
