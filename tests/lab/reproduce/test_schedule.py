@@ -8,10 +8,9 @@ import pytest
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import tables
-from partialsgd.lab.reproduce.equal_flops import equal_flops, equal_flops_name
 from partialsgd.lab.reproduce.experiment import Cell, Request, Row, always
 from partialsgd.lab.reproduce.numbers import collect, shown_comparisons
-from partialsgd.lab.reproduce.run_folder import RunFolder
+from partialsgd.lab.reproduce.run_folder import RunFolder, equal_flops, equal_flops_name
 from partialsgd.lab.reproduce.schedule import ready, requested_rows, require_all, stored_other_cells, waiting
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from tests.lab.reproduce.made import GRID, experiment, open_folder, opened, run, search, trio, valid

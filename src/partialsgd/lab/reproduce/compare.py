@@ -15,11 +15,10 @@ from rich.console import Console
 
 from partialsgd._util.files import read_json, write_json
 from partialsgd.lab.recipes import build
+from partialsgd.lab.reproduce.jobs import RunJob, run_jobs
 from partialsgd.lab.reproduce.run_folder import Summary, total_flops
-from partialsgd.lab.reproduce.run_job import RunJob
-from partialsgd.lab.reproduce.runner import run_jobs
 from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
-from partialsgd.lab.reproduce.worker_pool import ThisProcess, WorkerPool
+from partialsgd.lab.reproduce.workers import ThisProcess, WorkerPool
 from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch, loop

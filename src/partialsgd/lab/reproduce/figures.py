@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
 
 KINDS = ("png", "svg")
+_SMOOTH = 5
+"""Measurements in the running median that is drawn."""
 
 
 def draw(experiment: Experiment, folder: RunFolder, numbers: Numbers) -> Iterator[tuple[str, Drawn]]:
@@ -51,10 +53,10 @@ def paper_figure(folder: RunFolder, figure: Figure) -> Iterator[tuple[str, Drawn
     }
     if not runs:
         return
-    yield "criteria", figures.plot_criteria(runs, figure=figure.number, smooth=figure.smooth)
+    options: Any = {"figure": figure.number, "smooth": _SMOOTH}
+    yield "criteria", figures.plot_criteria(runs, **options)
     if figure.group is not None:
-        options: Any = {"figure": figure.number, "smooth": figure.smooth, "group": figure.group}
-        yield f"criteria-{figure.group}", figures.plot_criteria(runs, **options)
+        yield f"criteria-{figure.group}", figures.plot_criteria(runs, **options, group=figure.group)
 
 
 def against_size(numbers: Numbers) -> Drawn:

@@ -11,10 +11,10 @@ from rich.console import Console
 from partialsgd._util import files
 from partialsgd.lab.reproduce import figures, make_experiment, numbers, schedule, tables
 from partialsgd.lab.reproduce.experiment import Experiment, Request
+from partialsgd.lab.reproduce.jobs import run_jobs
 from partialsgd.lab.reproduce.numbers import Numbers
 from partialsgd.lab.reproduce.run_folder import RunFolder
-from partialsgd.lab.reproduce.runner import run_jobs
-from partialsgd.lab.reproduce.worker_pool import Job, WorkerPool
+from partialsgd.lab.reproduce.workers import Job, WorkerPool
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.progress import say

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -165,6 +165,33 @@ class RunFolder:
 def total_flops(summary: Mapping[str, Any]) -> float:
     """The training FLOPs of a run, all levels together."""
     return float(sum(row["flops"] for row in summary["levels"].values()))
+
+
+def equal_flops_name(name: str, other: str, folder: RunFolder) -> str:
+    """The name of the row at equal FLOPs; it has the cell of the other row's runs if its grid chose another one.
+
+    So runs that exist keep their meaning when better ones are found.
+    """
+    _, _, cell = folder.shown_row(other).partition(AT)
+    return f"{name}-flops-{cell}" if cell else f"{name}-flops"
+
+
+def equal_flops(joint: str, other: str, name: str, seeds: int, data: str | None) -> Row:
+    """A row like `other`, at the cell that is shown, for as many steps as the FLOPs of the joint row pay for.
+
+    `data` is where the data are now: the folder may have been moved since.
+    """
+
+    def make(folder: RunFolder, seed: int) -> Settings | None:
+        first, second = (folder.finished(folder.run(folder.shown_row(row), seed)) for row in (joint, other))
+        if first is None or second is None or first.summary is None or second.summary is None:
+            return None
+        done = second.summary["steps"]
+        steps = max(1, round(total_flops(first.summary) / (total_flops(second.summary) / done)))
+        changes: Any = {"data": data, "max_steps": steps, "epochs": math.ceil(steps / (done / second.epochs))}
+        return replace(second.settings, **changes)
+
+    return Row(name, make, seeds, tuned_as=None, waits_for=f"{joint} and {other}")
 
 
 def require_same_settings(path: Path, settings: Settings) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from partialsgd._util.files import read_json
 from partialsgd.lab.reproduce.experiment import Cell, Experiment, MakeSettings, Row
+from partialsgd.lab.reproduce.jobs import RunJob
 from partialsgd.lab.reproduce.run_folder import AT, RunFolder, require_same_settings
-from partialsgd.lab.reproduce.run_job import RunJob
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.settings import Settings
 
