@@ -71,8 +71,8 @@ class Cell:
         return cell if cell.name == name else None
 
     def apply(self, settings: Settings) -> Settings:
-        changes: Any = {"lr": self.lr, "warm_up": self.warm_up}
-        return replace(settings, **changes)
+        values: Any = vars(self)
+        return replace(settings, **values)
 
 
 @final

@@ -65,19 +65,15 @@ def _line(experiment: Experiment, folder: RunFolder, line: Line) -> Numbers:
         "row": line.row,
         "paper": None if line.printed is None else str(line.printed),
         "scores": _scores(experiment, folder, line.row, line.level),
-        "equal_flops": {} if line.equal_flops is None else _scores(experiment, folder, line.equal_flops, line.level),
-        "diverged": _diverged(folder, line.row),
-        "equal_flops_diverged": 0 if line.equal_flops is None else _diverged(folder, line.equal_flops),
+        "equal_flops": _scores(experiment, folder, line.equal_flops, line.level) if line.equal_flops else {},
+        "diverged": folder.diverged(line.row),
+        "equal_flops_diverged": folder.diverged(line.equal_flops) if line.equal_flops else 0,
         "parameters": _mean(summary["levels"][line.level]["parameters"] for _, summary in runs),
         "epoch_seconds": _median(summary["seconds"] / run.epochs for run, summary in runs),
         "epoch_flops": _mean(total_flops(summary) / run.epochs for run, summary in runs),
         "paper_epoch_flops": line.printed_flops,
         "as_the_paper_counts": _mean(_paper_flops(summary) for _, summary in runs),
     }
-
-
-def _diverged(folder: RunFolder, row: str) -> int:
-    return len(folder.seeds(row)) - len(folder.scored(row))
 
 
 def _scores(experiment: Experiment, folder: RunFolder, row: str, level: str) -> dict[str, float]:
@@ -111,14 +107,13 @@ def _cost(folder: RunFolder, comparison: Comparison) -> Numbers:
 def _near(experiment: Experiment, folder: RunFolder, comparison: Comparison) -> Iterator[Numbers]:
     """For each level the FLOPs after which its validation score is within NEAR of the best that it has alone."""
     for level, row in comparison.alone.items():
-        pairs = [
-            (joint, alone)
+        alone = {run.settings.seed: (run, summary) for run, summary in folder.scored(row)}
+        reached = {
+            str(seed): _reached(experiment, joint, alone[seed], level)
             for joint in folder.scored(comparison.joint)
-            for alone in folder.scored(row)
-            if joint[0].settings.seed == alone[0].settings.seed
-        ]
-        reached = {str(pair[0][0].settings.seed): _reached(experiment, *pair, level) for pair in pairs}
-        if pairs and all(one is not None for one in reached.values()):
+            if (seed := joint[0].settings.seed) in alone
+        }
+        if reached and None not in reached.values():
             yield {"label": comparison.label, "level": level, "seeds": reached}
 
 
@@ -204,7 +199,7 @@ def _other_cells(experiment: Experiment, folder: RunFolder) -> Iterator[Numbers]
                     "shown": name == shown,
                     "level": level,
                     "scores": _scores(experiment, folder, name, level),
-                    "diverged": len(runs) - len(scored),
+                    "diverged": folder.diverged(name),
                     "selection_score": runs[0].selection_score(experiment.criterion) if scored else None,
                 }
 

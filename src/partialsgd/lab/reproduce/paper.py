@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from partialsgd.lab.page.formatting import plural
 from partialsgd.lab.training.settings import Settings
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True)
-class Printed:
+class Printed(NamedTuple):
     """A printed mean and, where the paper gives one, the deviation over its runs."""
 
     mean: float
@@ -25,13 +24,21 @@ class Printed:
 
 
 @final
-@dataclass(frozen=True)
-class JointNumbers:
+class JointNumbers(NamedTuple):
     """One ratio of Tables 1 and 2: the core alone, and both networks trained jointly."""
 
     core_alone: Printed
     core: Printed
     full: Printed
+
+
+@final
+class ImageNumbers(NamedTuple):
+    """One line of Table 3: accuracies in percent, and the FLOPs of an epoch."""
+
+    core: Printed
+    full: Printed
+    epoch_flops: float
 
 
 FULL_ALONE = {"iwslt14": Printed(32.48, 0.32), "wmt17": Printed(26.41, 0.14)}
@@ -57,17 +64,6 @@ EPOCH_MINUTES = {"iwslt14": (7, "a GTX Titan X"), "wmt17": (100, "a V100")}
 
 LOW_RANK_64 = Printed(22.10)
 """The low-rank core of r = 1/64 alone on WMT17, in the text: about as large as the narrow one of r = 1/32."""
-
-
-@final
-@dataclass(frozen=True)
-class ImageNumbers:
-    """One line of Table 3: accuracies in percent, and the FLOPs of an epoch."""
-
-    core: Printed
-    full: Printed
-    epoch_flops: float
-
 
 TABLE_3 = {
     "alternating": ImageNumbers(Printed(93.94), Printed(95.05), 31.3e12),

@@ -39,8 +39,10 @@ def reproduce(
         raise WrongCall(f"--out {folder.path} is a file; give the directory for the runs")
     schedule.requested_rows(plan, folder, rows)  # raises for unknown names
     require_matplotlib()  # not after hours of training
-    if train:
-        _require_data(request)
+    if train and request.data is None and request.scale == "paper":
+        raise WrongCall("--scale paper is for the paper's data: give the folder with --data")
+    if train and request.data is not None and not Path(request.data).exists():
+        raise WrongCall(f"--data {request.data} does not exist")
     schedule.require_all(plan, folder)
     failures: list[str] = []
     if train:
@@ -49,20 +51,12 @@ def reproduce(
     else:
         _require_runs(plan, folder)
         if rows:
-            say(
-                console, "The table shows all finished runs: --rows selects what is trained, and --show trains nothing."
-            )
+            hint = "--rows selects what is trained, and --show trains nothing."
+            say(console, f"The table shows all finished runs: {hint}")
     collected = numbers.collect(plan, folder)
     for path in write(plan, folder, collected):
         say(console, f"{path}")
     return collected, failures
-
-
-def _require_data(request: Request) -> None:
-    if request.data is None and request.scale == "paper":
-        raise WrongCall("--scale paper is for the paper's data: give the folder with --data")
-    if request.data is not None and not Path(request.data).exists():
-        raise WrongCall(f"--data {request.data} does not exist")
 
 
 def _require_runs(plan: Experiment, folder: RunFolder) -> None:

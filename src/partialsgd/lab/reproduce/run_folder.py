@@ -72,8 +72,7 @@ class FinishedRun:
 
     @property
     def epochs(self) -> float:
-        """The epochs that were trained: every run evaluates after its last step."""
-        return self.evaluations[-1].epoch
+        return self.evaluations[-1].epoch  # every run evaluates after its last step
 
     def selection_score(self, criterion: str) -> float:
         """The best validation mean over the trained levels; larger is better, and −inf if the run diverged."""
@@ -114,6 +113,9 @@ class RunFolder:
     def scored(self, row: str) -> list[tuple[FinishedRun, Summary]]:
         """The finished runs of a row that did not diverge."""
         return [(run, run.summary) for run in self.seeds(row) if run.summary is not None]
+
+    def diverged(self, row: str) -> int:
+        return len(self.seeds(row)) - len(self.scored(row))
 
     def started_seeds(self, row: str) -> int:
         """One more than the largest seed of a row that was started."""
