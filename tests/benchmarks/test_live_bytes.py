@@ -19,23 +19,16 @@ def test_a_storage_counts_once_and_until_its_last_view_is_gone() -> None:
     assert (counter.live, counter.peak) == (0, 4000)
 
 
-def test_what_existed_before_does_not_count_even_when_it_is_written_or_dies() -> None:
-    old = torch.zeros(1000)
+def test_existing_storages_do_not_count_and_an_enlarged_output_counts_as_large_as_it_became() -> None:
+    old, ones = torch.zeros(1000), torch.ones(1000)
     with LiveBytes() as counter:
         old.add_(1).mul_(2)
         torch.neg(old, out=old)
         view = old.view(-1)
         del old, view
-    assert (counter.live, counter.peak) == (0, 0)
-
-
-def test_an_output_that_an_operation_enlarges_is_counted_as_large_as_it_became() -> None:
-    ones = torch.ones(1000)
-    with LiveBytes() as counter:
-        out = torch.empty(0)
-        torch.add(ones, ones, out=out)
-        assert counter.live == 4000
-    assert counter.peak == 4000
+        assert (counter.live, counter.peak) == (0, 0)
+        torch.add(ones, ones, out=torch.empty(0))
+    assert (counter.live, counter.peak) == (0, 4000)
 
 
 def test_the_peak_is_the_worst_moment_not_the_sum() -> None:
@@ -46,9 +39,11 @@ def test_the_peak_is_the_worst_moment_not_the_sum() -> None:
         del a, b
 
     assert peak_of(run) == 6000
+    parameters = list(nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10)).parameters())
+    assert peak_of(lambda: [p.detach().clone() for p in parameters]) == sum(4 * p.numel() for p in parameters)
 
 
-def test_gradients_and_what_backward_needs_are_counted() -> None:
+def test_gradients_and_what_backward_needs_are_counted_while_they_are_there() -> None:
     layer = nn.Linear(100, 50, bias=False)
     inputs = torch.zeros(10, 100)
 
@@ -59,9 +54,6 @@ def test_gradients_and_what_backward_needs_are_counted() -> None:
     # At the worst moment: the output 10 x 50, the loss and its gradient, and the weight's gradient 50 x 100.
     # The output's gradient is one number, expanded; the matrix product that reads it needs no copy.
     assert 4 * 50 * 100 < peak_of(step) <= 4 * (50 * 100 + 2 * 10 * 50 + 2)
-
-
-def test_a_gradient_that_stays_is_live_and_one_that_is_dropped_is_not() -> None:
     weight = nn.Parameter(torch.zeros(1000))
     with LiveBytes() as counter:
         (weight * 2).sum().backward()
@@ -78,9 +70,3 @@ def test_lists_of_tensors_are_seen() -> None:
         torch._foreach_add_(tensors, made)
         del made
     assert (counter.live, counter.peak) == (0, 4 * 300)
-
-
-def test_a_copy_of_all_parameters_costs_exactly_the_parameters() -> None:
-    model = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10))
-    size = sum(4 * p.numel() for p in model.parameters())
-    assert peak_of(lambda: [p.detach().clone() for p in model.parameters()]) == size
