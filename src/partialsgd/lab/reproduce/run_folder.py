@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 from partialsgd.lab.reproduce.experiment import Cell, Experiment, Row
 from partialsgd.lab.runs.metrics import FAILED, evaluation
@@ -22,6 +22,9 @@ from partialsgd.lab.training.settings import Settings
 from partialsgd.logging import metrics_log
 
 Summary: TypeAlias = dict[str, Any]
+
+Scored: TypeAlias = "tuple[FinishedRun, Summary]"
+"""A run that did not diverge."""
 
 AT = "@"
 """Stands between a row and a cell in the name of whole runs at a cell that the grid did not choose."""
@@ -36,8 +39,7 @@ _PATH_PARTS = {"data": 1, "start": 2, "teacher": 2}
 
 
 @final
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """An evaluation on the validation data."""
 
     steps: int
@@ -65,7 +67,12 @@ class FinishedRun:
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
-        evaluations = list(_read_evaluations(self.path / "metrics.jsonl"))
+        path = self.path / "metrics.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        records = [  # the other lines, of steps, are a thousand times as many
+            metrics_log.parse(line, f"line {k} of {path}") for k, line in enumerate(lines, 1) if b'"valid/' in line
+        ]
+        evaluations = [Evaluation(record["t"] + 1, record["epoch"], evaluation(record)) for record in records]
         if not evaluations and self.summary is not None:
             raise ValueError(f"{self.path} is damaged: its metrics.jsonl is missing or has no evaluation; {_RETRAIN}")
         return evaluations
@@ -110,7 +117,7 @@ class RunFolder:
         runs = (self.finished(self.run(row, seed)) for seed in self._started(row))
         return [run for run in runs if run is not None]
 
-    def scored(self, row: str) -> list[tuple[FinishedRun, Summary]]:
+    def scored(self, row: str) -> list[Scored]:
         """The finished runs of a row that did not diverge."""
         return [(run, run.summary) for run in self.seeds(row) if run.summary is not None]
 
@@ -218,13 +225,3 @@ def require_same_settings(path: Path, settings: Settings) -> None:
 def _comparable(name: str, value: Any) -> Any:
     is_path = name in _PATH_PARTS and value is not None
     return Path(os.path.abspath(value)).parts[-_PATH_PARTS[name] :] if is_path else value
-
-
-def _read_evaluations(path: Path) -> Iterator[Evaluation]:
-    """Only evaluations are parsed: there are a thousand times as many lines of steps."""
-    if not path.exists():
-        return
-    for k, line in enumerate(path.read_bytes().splitlines(), 1):
-        if b'"valid/' in line:
-            record = metrics_log.parse(line, f"line {k} of {path}")
-            yield Evaluation(record["t"] + 1, record["epoch"], evaluation(record))
