@@ -166,10 +166,6 @@ def test_the_table_is_the_same_in_markdown_and_in_the_terminal() -> None:
     assert all(line in shown for line in lines[2:])
 
 
-@pytest.mark.parametrize(
-    ("budget", "alone"),
-    [("epochs", "the same epochs"), ("updates", "the same updates"), ("flops", "the FLOPs of the whole joint run")],
-)
 def test_title_and_note_say_the_budget_and_the_seeds_and_the_numbers_are_in_a_file() -> None:
     budgets = {"epochs": "the same epochs", "updates": "the same updates", "flops": "the FLOPs of the whole joint run"}
     notes = ["seeds 0, 1; means ± deviations of 2 runs", "seed 1"]
