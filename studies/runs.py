@@ -11,8 +11,8 @@ import torch
 from benchmarks.harness import keep_freed_memory
 from rich.console import Console
 
-from partialsgd.lab.reproduce.runner import run_jobs
-from partialsgd.lab.reproduce.worker_pool import WorkerPool
+from partialsgd.lab.reproduce.jobs import run_jobs
+from partialsgd.lab.reproduce.workers import WorkerPool
 
 LOGS = Path("runs") / "studies"
 

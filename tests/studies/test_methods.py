@@ -33,18 +33,13 @@ def data() -> Data:
 
 
 def row(method: str, seed: int = 0, **known: object) -> Row:
-    plain = Row(
-        "digits", method, seed, "t", method, {"0.1": 0.9}, 0.1, 0.9, None, 2.0, 100.0, "2030-01-02", "2.0", "3.11"
-    )
-    return replace(plain, **known)
-
-
-def test_settings_are_of_methods_that_there_are() -> None:
-    assert set(SETTINGS) <= set(methods.NAMES)
+    numbers = ({"0.1": 0.9}, 0.1, 0.9, None, 2.0, 100.0)
+    return replace(Row("digits", method, seed, "t", method, *numbers, "2030-01-02", "2.0", "3.11"), **known)
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_a_setting_is_of_the_method_that_it_is_named_after(task: Task) -> None:
+    assert set(SETTINGS) <= set(methods.NAMES)
     for name in SETTINGS:
         _, method = train.prepared(task, name, seed=0)
         assert method.name.partition("(")[0] == name
@@ -112,20 +107,13 @@ def test_the_learning_rate_is_chosen_by_held_out_data(task: Task, monkeypatch: p
         train.train(replace(task, rates=(0.4,)), "plain", 0)
 
 
-def test_no_example_is_in_two_parts() -> None:
-    found = digits()
-    parts = [found.train, found.held_out, found.test]
+def test_no_example_is_in_two_parts_and_batches_go_through_a_part_once_an_epoch(data: Data) -> None:
+    parts = [data.train, data.held_out, data.test]
     assert [len(part.x) for part in parts] == [1149, 288, 360]
-    everything = torch.cat([part.x for part in parts])
-    assert abs(len(everything.unique(dim=0)) - 1797) <= 1
-
-
-def test_batches_go_through_the_data_once_an_epoch() -> None:
-    part = Part(torch.arange(10.0), torch.arange(10))
-    batches = part.batches(3, seed=0)
-    epoch = torch.cat([next(batches)[0] for _ in range(3)])
-    assert len(epoch.unique()) == 9
-    assert not torch.equal(epoch, torch.cat([next(batches)[0] for _ in range(3)]))
+    assert abs(len(torch.cat([part.x for part in parts]).unique(dim=0)) - 1797) <= 1
+    batches = Part(torch.arange(10.0), torch.arange(10)).batches(3, seed=0)
+    first, second = (torch.cat([next(batches)[0] for _ in range(3)]) for _ in range(2))
+    assert len(first.unique()) == 9 and not torch.equal(first, second)
 
 
 def test_cifar_is_read_as_published(tmp_path: Path) -> None:
@@ -176,14 +164,8 @@ def test_a_line_of_the_table_is_beside_plain_training_of_the_same_seed() -> None
         rows.append(row("alternating", seed, seconds=seconds * 3, flops=75.0, whole=0.8, small=0.7, rate=0.2))
     rows.sort(key=lambda each: each.method)
     found = {summary.method: summary for summary in page.summaries("digits", rows)}
-    assert found["alternating"].cells() == (
-        "alternating",
-        "80.0% (80.0 – 80.0)",
-        "70.0% (70.0 – 70.0), half the width",
-        "3.00 ×",
-        "0.75 ×",
-        "0.2",
-    )
+    scores = ("80.0% (80.0 – 80.0)", "70.0% (70.0 – 70.0), half the width")
+    assert found["alternating"].cells() == ("alternating", *scores, "3.00 ×", "0.75 ×", "0.2")
     assert found["plain"].cells()[1] == "95.0% (90.0 – 100.0)"
     assert found["sam"].cells()[1:] == ("90.0%", "–", "–", "–", "0.1")
     said = page.findings(list(found.values()))
@@ -193,11 +175,8 @@ def test_a_line_of_the_table_is_beside_plain_training_of_the_same_seed() -> None
         assert "sam" in page.findings(list(found.values()))[line]
 
 
-def test_nothing_stored_says_so(tmp_path: Path) -> None:
+def test_no_results_and_a_wrong_call_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert page.sections(tmp_path / "nothing.jsonl") == "No training is stored yet."
-
-
-def test_a_wrong_call_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["--rows", "nothing"], "no row has nothing in its name; rows are like digits/sam/0"),
         (["--rows", "cifar10/zzz", "--data", str(tmp_path)], "no row has cifar10/zzz"),

@@ -38,17 +38,15 @@ def _seeded(seed: int) -> Any:
     return Images(seed=seed, epochs=3)
 
 
-def test_a_line_has_the_scores_of_all_seeds_in_the_papers_unit(folder: RunFolder) -> None:
-    core, jointly, full, _ = collect(experiment(trio()), folder)["lines"]
+def test_a_line_has_the_scores_of_all_seeds_and_the_joint_run_costs_less_than_both(folder: RunFolder) -> None:
+    numbers = collect(experiment(trio()), folder)
+    core, jointly, full, _ = numbers["lines"]
     assert core["scores"] == pytest.approx({"0": 70.0, "1": 72.0}) and core["paper"] == "50.00 (1.00)"
     assert jointly["scores"] == jointly["equal_flops"] == pytest.approx({"0": 69.0, "1": 69.0})
     assert core["equal_flops"] == {} and full["paper"] is None
     assert (core["epoch_seconds"], core["epoch_flops"]) == (15.0, 150.0)
     assert (jointly["epoch_seconds"], jointly["epoch_flops"], jointly["parameters"]) == (15.0, 150.0, 400)
-
-
-def test_the_joint_run_costs_less_than_both(folder: RunFolder) -> None:
-    (cost,) = collect(experiment(trio()), folder)["costs"]
+    (cost,) = numbers["costs"]
     assert (cost["joint_flops"], cost["alone_flops"]) == (450.0, 900.0)
     assert (cost["joint_seconds"], cost["alone_seconds"]) == (45.0, 90.0)
 
@@ -73,16 +71,21 @@ def test_starts_are_judged_by_the_first_seed_also_if_it_diverged(folder: RunFold
     assert (matched["is_known"], matched["selection_score"]) == (False, None)
 
 
-def test_cells_of_an_earlier_grid_are_shown_and_not_chosen(folder: RunFolder) -> None:
+def test_the_whole_grid_is_there_and_cells_of_an_earlier_one_are_not_chosen(folder: RunFolder) -> None:
     run(folder.cell("core", Cell(1e-05, 60)), [valid(full=0.99)], {"full": 0.99})
-    grid = collect(experiment(trio()), open_folder(folder.path))["grid"]
-    told = [(row["lr"], row["warm_up"], row["chosen"], row["earlier"]) for row in grid]
-    assert told == [(0.1, 0, True, False), (0.2, 5, False, False), (1e-05, 60, False, True)]
+    run(folder.cell("joint", GRID.cells[0]), [valid(full=0.1)], None)
+    *core, joint = collect(experiment(trio()), open_folder(folder.path))["grid"]
+    told = [(row["row"], row["lr"], row["warm_up"], row["chosen"], row["earlier"]) for row in core]
+    chosen, other = ("core", 0.1, 0, True, False), ("core", 0.2, 5, False, False)
+    assert told == [chosen, other, ("core", 1e-05, 60, False, True)]
+    assert joint["selection_score"] is None, "it diverged"
 
 
-def test_what_diverged_at_equal_flops_is_counted(folder: RunFolder) -> None:
+def test_diverged_runs_are_counted_not_averaged(folder: RunFolder) -> None:
     run(folder.run("core-flops", 0), [valid(full=0.1)], None)
-    assert collect(experiment(trio()), folder)["lines"][0]["equal_flops_diverged"] == 1
+    run(folder.run("core", 2), [valid(full=0.1)], None)
+    core = collect(experiment(trio(3)), folder)["lines"][0]
+    assert (core["diverged"], core["equal_flops_diverged"], len(core["scores"])) == (1, 1, 2)
 
 
 def test_a_level_is_near_at_the_first_look_within_half_a_point(folder: RunFolder) -> None:
@@ -97,45 +100,25 @@ def test_a_level_is_near_at_the_first_look_within_half_a_point(folder: RunFolder
     assert full["seeds"]["1"]["jointly"] == pytest.approx(300.0)  # 89 in the second
 
 
-def test_seeds_are_compared_with_the_same_seed(folder: RunFolder) -> None:
-    run(folder.run("joint", 7), [valid(core=0.9, full=0.9)], {"core": 0.9, "full": 0.9}, settings=_seeded(7))
-    core, _ = collect(experiment(trio()), folder)["near"]
-    assert list(core["seeds"]) == ["0", "1"]
-
-
-def test_the_whole_grid_is_there_with_what_was_chosen(folder: RunFolder) -> None:
-    grid = collect(experiment(trio()), folder)["grid"]
-    assert [(row["row"], row["lr"], row["chosen"]) for row in grid] == [("core", 0.1, True), ("core", 0.2, False)]
-    run(folder.cell("joint", GRID.cells[0]), [valid(full=0.1)], None)
-    assert collect(experiment(trio()), folder)["grid"][-1]["selection_score"] is None
-
-
-def test_diverged_runs_are_counted_not_averaged(folder: RunFolder) -> None:
-    run(folder.run("core", 2), [valid(full=0.1)], None)
-    core = collect(experiment(trio(3)), folder)["lines"][0]
-    assert core["diverged"] == 1 and len(core["scores"]) == 2
-
-
 def test_without_runs_there_are_no_numbers(tmp_path: Path) -> None:
     nothing = collect(experiment(trio()), open_folder(tmp_path))
     assert nothing["costs"] == nothing["near"] == nothing["grid"] == []
     assert all(line["scores"] == {} and line["parameters"] is None for line in nothing["lines"])
 
 
-def test_a_seed_keeps_its_name_when_another_has_diverged(folder: RunFolder) -> None:
+def test_only_the_same_seeds_are_compared_and_each_keeps_its_name_if_another_diverged(
+    folder: RunFolder,
+) -> None:
+    both = {"flops": {"core": 1e6, "full": 1e6}, "settings": _seeded(7)}
+    run(folder.run("joint", 7), [valid(core=0.9, full=0.9)], {"core": 0.9, "full": 0.9}, **both)
+    numbers = collect(experiment(trio(3)), folder)
+    assert list(numbers["near"][0]["seeds"]) == ["0", "1"]
+    assert numbers["costs"][0]["seeds"] == [0, 1] and numbers["costs"][0]["joint_flops"] == 450.0
     shutil.rmtree(folder.run("core", 0))
     run(folder.run("core", 0), [valid(full=0.1)], None, settings=_seeded(0))
     numbers = collect(experiment(trio()), open_folder(folder.path))
     assert numbers["lines"][0]["scores"] == pytest.approx({"1": 72.0})
-    assert list(numbers["near"][0]["seeds"]) == ["1"]
-    assert numbers["costs"][0]["seeds"] == [1]
-
-
-def test_costs_are_of_the_seeds_that_all_rows_have(folder: RunFolder) -> None:
-    both = {"flops": {"core": 1e6, "full": 1e6}, "settings": _seeded(2)}
-    run(folder.run("joint", 2), [valid(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, **both)
-    (cost,) = collect(experiment(trio(3)), folder)["costs"]
-    assert cost["seeds"] == [0, 1] and cost["joint_flops"] == 450.0
+    assert list(numbers["near"][0]["seeds"]) == ["1"] and numbers["costs"][0]["seeds"] == [1]
 
 
 def test_the_libraries_are_those_that_trained(folder: RunFolder) -> None:
@@ -173,22 +156,14 @@ def test_criteria_are_medians_of_the_second_half_and_squared(tmp_path: Path) -> 
     assert found["cosine"] == pytest.approx([0.6, 0.25 / 3]) and found["negative"] == pytest.approx([0.0, 1 / 3])
 
 
-def test_where_most_steps_go_uphill_there_is_no_bound(tmp_path: Path) -> None:
+def test_steps_uphill_have_no_bound_layers_have_rows_of_their_own_and_no_cosine_is_no_row(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
-    measured(folder, "dropout", 0, [0.5, 0.5, -0.5, -0.5])
-    (found,) = criteria(Figure(2, {"with dropout": "dropout"}), folder)
-    assert found["c_align²"] == [None]  # JSON has no infinity
-
-
-def test_a_group_of_layers_has_rows_of_its_own(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    measured(folder, "dropout", 0, [0.5, 0.5])
-    whole, layers = criteria(Figure(4, {"a": "dropout"}, group="layers"), folder)
+    measured(folder, "uphill", 0, [0.5, 0.5, -0.5, -0.5])
+    measured(folder, "layers", 0, [0.5, 0.5])
+    measured(folder, "nan", 0, [0.5, float("nan"), float("nan")])
+    (uphill,) = criteria(Figure(2, {"a": "uphill"}), folder)
+    assert uphill["c_align²"] == [None]  # JSON has no infinity
+    whole, layers = criteria(Figure(4, {"a": "layers"}, group="layers"), folder)
     assert (whole["of"], whole["c_norm²"]) == ("network", [1.0])
     assert (layers["of"], layers["c_norm²"]) == ("layers", [100.0])
-
-
-def test_where_no_cosine_is_defined_there_is_no_row(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    measured(folder, "dropout", 0, [0.5, float("nan"), float("nan")])
-    assert criteria(Figure(2, {"with dropout": "dropout"}), folder) == []
+    assert criteria(Figure(2, {"a": "nan"}), folder) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,91 +16,97 @@ from partialsgd.lab.reproduce.experiment import Cell, Request, Row, always
 from partialsgd.lab.reproduce.run_folder import FinishedRun, require_same_settings
 from partialsgd.lab.reproduce.schedule import ready, require_all
 from partialsgd.lab.training.errors import AlreadyThere
+from partialsgd.lab.training.settings import Settings
 from tests.lab.reproduce.made import GRID, open_folder, opened, run, search, valid
 
+HERE = Images(data="here/cifar", threads=1)
+WHOLE = replace(HERE, nest="none", method="plain")
+TAUGHT = Translation(teacher="here/rows/full/seed0")
+REQUEST = Request("laptop", "here/cifar", seeds=1)
+BOTH: Any = ([valid(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1})
 
-def test_looks_are_the_evaluations_in_order(tmp_path: Path) -> None:
-    path = run(tmp_path / "r", [valid(core=0.1, full=0.2), valid(core=0.3, full=0.4)], {"core": 0.3, "full": 0.4})
-    first, second = FinishedRun(path).evaluations
-    assert (first.steps, first.epoch, second.steps, second.epoch) == (10, 1.0, 20, 2.0)
-    assert second.levels == {"core": {"accuracy": 0.3, "loss": 0.7}, "full": {"accuracy": 0.4, "loss": 0.6}}
 
-
-def test_a_merit_is_the_best_mean_and_of_a_loss_the_smallest(tmp_path: Path) -> None:
+def test_evaluations_are_in_order_and_the_selection_score_is_the_best_mean_over_trained_levels(tmp_path: Path) -> None:
     evaluations = [valid(core=0.2, full=0.4), valid(core=0.5, full=0.7), valid(core=0.1, full=0.9)]
     ended = FinishedRun(run(tmp_path / "r", evaluations, {"core": 0.5, "full": 0.7}))
+    first, second, _ = ended.evaluations
+    assert (first.steps, first.epoch, second.steps, second.epoch) == (10, 1.0, 20, 2.0)
+    assert second.levels == {"core": {"accuracy": 0.5, "loss": 0.5}, "full": {"accuracy": 0.7, "loss": 1 - 0.7}}
     assert ended.selection_score("accuracy") == pytest.approx(0.6)
     assert ended.selection_score("loss") == pytest.approx(-0.4)
-
-
-def test_levels_that_are_not_trained_do_not_count(tmp_path: Path) -> None:
-    flops = {"core": 1.0, "full": 0.0}
-    ended = FinishedRun(run(tmp_path / "r", [valid(core=0.2, full=0.9)], {"core": 0.2, "full": 0.9}, flops=flops))
+    only_core = {"test": {"core": 0.2, "full": 0.9}, "flops": {"core": 1.0, "full": 0.0}}
+    ended = FinishedRun(run(tmp_path / "core", [valid(core=0.2, full=0.9)], **only_core))
     assert ended.selection_score("accuracy") == pytest.approx(0.2)
+    ended = FinishedRun(run(tmp_path / "nan", [valid(full=0.3), valid(full=float("nan"))], {"full": 0.3}))
+    assert ended.selection_score("accuracy") == pytest.approx(0.3), "an evaluation that is NaN never wins"
 
 
-def test_what_diverged_is_at_its_end_and_the_worst(tmp_path: Path) -> None:
+def test_a_diverged_run_has_ended_and_is_the_worst(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     run(folder.run("core", 0), [valid(full=0.9)], None)
     (ended,) = folder.seeds("core")
     assert ended.selection_score("accuracy") == float("-inf") and folder.scored("core") == []
-
-
-def test_a_look_that_is_nan_never_wins(tmp_path: Path) -> None:
-    ended = FinishedRun(run(tmp_path / "r", [valid(full=0.3), valid(full=float("nan"))], {"full": 0.3}))
-    assert ended.selection_score("accuracy") == pytest.approx(0.3)
-
-
-def test_a_cell_is_chosen_once_all_are_known(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    run(folder.cell("core", GRID.cells[0]), [valid(full=0.9)], {"full": 0.9})
-    assert folder.chosen_cell("core") is None
-    run(folder.cell("core", GRID.cells[1]), [valid(full=0.95)], {"full": 0.1})  # the test data do not choose
-    assert folder.chosen_cell("core") == GRID.cells[1]
-
-
-def test_where_every_cell_has_diverged_none_is_chosen(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
     for cell in GRID.cells:
         run(folder.cell("core", cell), [valid(full=0.9)], None)
-    assert folder.chosen_cell("core") is None
+    assert folder.chosen_cell("core") is None, "every cell has diverged"
 
 
-def test_a_copy_of_a_cell_is_no_cell(tmp_path: Path) -> None:
+def test_a_cell_is_chosen_once_all_are_known_and_taken_by_rows_that_are_tuned_by_it(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    row = Row("other", always(Images(epochs=7)), 1, tuned_as="core")
+    run(folder.cell("core", GRID.cells[1]), [valid(full=0.8)], {"full": 0.1})
+    assert folder.chosen_cell("core") is None and folder.settings(row, 0) is None
+    run(folder.cell("core", GRID.cells[0]), [valid(full=0.2)], {"full": 0.9})
+    assert folder.chosen_cell("core") == GRID.cells[1], "the test data do not choose"
+    settings = folder.settings(row, 0)
+    assert isinstance(settings, Images) and (settings.lr, settings.warm_up, settings.epochs) == (0.2, 5, 7)
+
+
+def test_copies_are_no_runs_and_seeds_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     search(folder, "core", [0.5, 0.2])
     for name in ("lr0.1-warm0.old", "lr0.7-warm0"):
         run(folder.path / "grid" / "core" / name, [valid(full=0.9)], {"full": 0.9})
     assert list(folder.searched_before("core")) == [Cell(0.7, 0)]
-
-
-def test_a_row_takes_the_cell_that_its_grid_chose(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    row = Row("other", always(Images(epochs=7)), 1, tuned_as="core")
-    assert folder.settings(row, 0) is None
-    search(folder, "core", [0.2, 0.8])
-    settings = folder.settings(row, 0)
-    assert isinstance(settings, Images)
-    assert (settings.lr, settings.warm_up, settings.epochs) == (0.2, 5, 7)
-
-
-def test_seeds_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
     for seed in (10, 2, 0):
         run(folder.run("core", seed), [valid(full=seed / 100)], {"full": seed / 100})
     (tmp_path / "rows" / "core" / "seed1.old").mkdir()  # somebody's
     assert [each.path.name for each in folder.seeds("core")] == ["seed0", "seed2", "seed10"]
 
 
-HERE = Images(data="here/cifar", threads=1)
+@pytest.mark.parametrize(
+    ("made", "asked"),
+    [
+        (HERE, replace(HERE, out="elsewhere", threads=2, data="/moved/to/cifar")),
+        (TAUGHT, replace(TAUGHT, teacher="/moved/rows/full/seed0")),
+        (WHOLE, replace(WHOLE, ratio=("1/8",))),  # a network without levels has no ratio
+    ],
+)
+def test_a_place_and_settings_without_effect_do_not_make_another_run(
+    made: Settings, asked: Settings, tmp_path: Path
+) -> None:
+    require_same_settings(run(tmp_path / "r", [valid(full=0.1)], {"full": 0.1}, settings=made), asked)
 
 
-def test_a_place_does_not_make_another_run(tmp_path: Path) -> None:
-    path = run(tmp_path / "r", [valid(full=0.1)], {"full": 0.1}, settings=HERE)
-    require_same_settings(path, replace(HERE, out="elsewhere", threads=2, data="/moved/to/cifar"))
+@pytest.mark.parametrize(
+    ("made", "asked", "message"),
+    [
+        (HERE, replace(HERE, lr=0.2, seed=3), r"other settings \(seed 0 instead of 3, lr 0\.05 instead of 0\.2\)"),
+        (HERE, replace(HERE, data="here/digits"), "data 'here/cifar' instead of 'here/digits'"),
+        (HERE, replace(HERE, data=None), "data 'here/cifar' instead of None"),
+        (HERE, Translation(), "is a run of images, not of translation; give another --out"),
+        (TAUGHT, replace(TAUGHT, teacher="here/rows/full/seed1"), "teacher"),
+        (TAUGHT, replace(TAUGHT, teacher="here/rows/half/seed0"), "teacher"),
+        (WHOLE, replace(HERE, method="plain", ratio=("1/8",)), "nest 'none' instead of 'width'"),
+    ],
+)
+def test_other_settings_are_named(made: Settings, asked: Settings, message: str, tmp_path: Path) -> None:
+    path = run(tmp_path / "r", [valid(full=0.1)], {"full": 0.1}, settings=made)
+    with pytest.raises(AlreadyThere, match=message):
+        require_same_settings(path, asked)
 
 
-def test_the_place_may_be_told_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_may_be_written_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cifar" / "inner").mkdir(parents=True)
     path = run(tmp_path / "r", [valid(full=0.1)], {"full": 0.1}, settings=replace(HERE, data=str(tmp_path / "cifar")))
     monkeypatch.chdir(tmp_path / "cifar")
@@ -109,46 +116,12 @@ def test_the_place_may_be_told_in_any_way(tmp_path: Path, monkeypatch: pytest.Mo
         require_same_settings(path, replace(HERE, data=".."))
 
 
-def test_a_teacher_is_told_by_its_row_and_seed(tmp_path: Path) -> None:
-    taught = Translation(teacher="here/rows/full/seed0")
-    path = run(tmp_path / "r", [valid(full=0.1)], {"full": 0.1}, settings=taught)
-    require_same_settings(path, replace(taught, teacher="/moved/rows/full/seed0"))
-    for other in ("here/rows/full/seed1", "here/rows/half/seed0"):
-        with pytest.raises(AlreadyThere, match="teacher"):
-            require_same_settings(path, replace(taught, teacher=other))
-
-
-def test_ratios_say_nothing_of_a_network_without_levels(tmp_path: Path) -> None:
-    whole = replace(HERE, nest="none", method="plain")
-    path = run(tmp_path / "r", [valid(full=0.1)], {"full": 0.1}, settings=whole)
-    require_same_settings(path, replace(whole, ratio=("1/8",)))
-    with pytest.raises(AlreadyThere, match="nest 'none' instead of 'width'"):
-        require_same_settings(path, replace(HERE, method="plain", ratio=("1/8",)))
-
-
-def test_other_settings_are_named(tmp_path: Path) -> None:
-    path = run(tmp_path / "r", [valid(full=0.1)], {"full": 0.1}, settings=HERE)
-    with pytest.raises(AlreadyThere, match=r"other settings \(seed 0 instead of 3, lr 0\.05 instead of 0\.2\)"):
-        require_same_settings(path, replace(HERE, lr=0.2, seed=3))
-    with pytest.raises(AlreadyThere, match="data 'here/cifar' instead of 'here/digits'"):
-        require_same_settings(path, replace(HERE, data="here/digits"))
-    with pytest.raises(AlreadyThere, match="data 'here/cifar' instead of None"):
-        require_same_settings(path, replace(HERE, data=None))
-
-
-def test_a_run_of_another_recipe_is_refused_as_such(tmp_path: Path) -> None:
-    path = run(tmp_path / "r", [valid(full=0.1)], {"full": 0.1}, settings=HERE)
-    with pytest.raises(AlreadyThere, match="is a run of images, not of translation; give another --out"):
-        require_same_settings(path, Translation())
-
-
 def test_a_finished_run_of_another_scale_or_corpus_is_not_mixed_in(tmp_path: Path) -> None:
-    request, folder = Request("laptop", "here/cifar", seeds=1), open_folder(tmp_path)
-    for job in ready(make_experiment("table3", request), folder)[:2]:
-        run(job.path, [valid(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, settings=job.settings)
-    require_all(make_experiment("table3", request), open_folder(tmp_path))
-    require_all(make_experiment("table3", replace(request, seeds=5, data="/there/cifar")), open_folder(tmp_path))
-    for other in (replace(request, scale="smoke"), replace(request, data="here/other")):
+    for job in ready(make_experiment("table3", REQUEST), open_folder(tmp_path))[:2]:
+        run(job.path, *BOTH, settings=job.settings)
+    require_all(make_experiment("table3", REQUEST), open_folder(tmp_path))
+    require_all(make_experiment("table3", replace(REQUEST, seeds=5, data="/there/cifar")), open_folder(tmp_path))
+    for other in (replace(REQUEST, scale="smoke"), replace(REQUEST, data="here/other")):
         with pytest.raises(AlreadyThere, match="other settings"):
             require_all(make_experiment("table3", other), open_folder(tmp_path))
 
@@ -156,20 +129,20 @@ def test_a_finished_run_of_another_scale_or_corpus_is_not_mixed_in(tmp_path: Pat
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_seed_that_is_not_asked_for_is_not_mixed_in_either(is_finished: bool, tmp_path: Path) -> None:
     """The table is of all seeds that are there."""
-    plan, folder = opened(make_experiment("figure3", Request("laptop", "here/cifar", seeds=2)), tmp_path)
+    plan, folder = opened(make_experiment("figure3", replace(REQUEST, seeds=2)), tmp_path)
     dropout = [job for job in ready(plan, folder) if job.path.parent.name == "dropout"]
     for job, lr in zip(dropout, (0.02, 0.5), strict=True):
         path = run(job.path, [valid(full=0.1)], {"full": 0.1}, settings=replace(job.settings, lr=lr))
     if not is_finished:
         (path / "summary.json").unlink()
     with pytest.raises(AlreadyThere, match=r"seed1 is a run with other settings \(lr 0\.5 instead of 0\.02\)"):
-        require_all(make_experiment("figure3", Request("laptop", "here/cifar", seeds=1)), open_folder(tmp_path))
+        require_all(make_experiment("figure3", REQUEST), open_folder(tmp_path))
 
 
 def test_data_that_were_changed_under_finished_runs_are_noticed(tmp_path: Path) -> None:
-    plan, folder = opened(make_experiment("table3", Request("laptop", "here/cifar", seeds=1)), tmp_path)
+    plan, folder = opened(make_experiment("table3", REQUEST), tmp_path)
     for job, digest in zip(ready(plan, folder)[:3], ("a", "a", "b"), strict=True):
-        run(job.path, [valid(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, settings=job.settings)
+        run(job.path, *BOTH, settings=job.settings)
         config = json.loads((job.path / "config.json").read_text())
         (job.path / "config.json").write_text(json.dumps({**config, "data": digest}))
     with pytest.raises(AlreadyThere, match=r"lr0\.1-warm0 was trained on other data than .*lr0\.05-warm0"):
@@ -178,9 +151,9 @@ def test_data_that_were_changed_under_finished_runs_are_noticed(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
 def test_a_finished_run_that_lacks_a_file_is_named(name: str, tmp_path: Path) -> None:
-    plan, folder = opened(make_experiment("table3", Request("laptop", "here/cifar", seeds=1)), tmp_path)
+    plan, folder = opened(make_experiment("table3", REQUEST), tmp_path)
     job = ready(plan, folder)[0]
-    run(job.path, [valid(core=0.1, full=0.1)], {"core": 0.1, "full": 0.1}, settings=job.settings)
+    run(job.path, *BOTH, settings=job.settings)
     (job.path / name).unlink()
     with pytest.raises(ValueError, match=rf"lr0.05-warm0 is damaged: .* {name}.* repeat the command to train it again"):
         require_all(plan, open_folder(tmp_path))

@@ -8,10 +8,9 @@ import pytest
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce import tables
-from partialsgd.lab.reproduce.equal_flops import equal_flops, equal_flops_name
 from partialsgd.lab.reproduce.experiment import Cell, Request, Row, always
 from partialsgd.lab.reproduce.numbers import collect, shown_comparisons
-from partialsgd.lab.reproduce.run_folder import RunFolder
+from partialsgd.lab.reproduce.run_folder import RunFolder, equal_flops, equal_flops_name
 from partialsgd.lab.reproduce.schedule import ready, requested_rows, require_all, stored_other_cells, waiting
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from tests.lab.reproduce.made import GRID, experiment, open_folder, opened, run, search, trio, valid
@@ -21,13 +20,9 @@ def names(folder: RunFolder, rows: list[Row], wanted: tuple[str, ...] = ()) -> l
     return [job.path.relative_to(folder.path).as_posix() for job in ready(experiment(rows), folder, wanted)]
 
 
-def test_the_grids_come_first_and_every_row_has_the_same(tmp_path: Path) -> None:
-    cells = ["lr0.1-warm0", "lr0.2-warm5"]
-    expected = [f"grid/{row}/{cell}" for row in ("full", "core", "joint") for cell in cells]
+def test_the_grids_come_first_every_row_has_the_same_and_their_runs_are_shorter(tmp_path: Path) -> None:
+    expected = [f"grid/{row}/{cell.name}" for row in ("full", "core", "joint") for cell in GRID.cells]
     assert names(open_folder(tmp_path), trio()) == expected
-
-
-def test_a_searching_run_is_shorter_and_has_its_cell(tmp_path: Path) -> None:
     settings = ready(experiment(trio()), open_folder(tmp_path))[1].settings
     assert isinstance(settings, Images)
     assert (settings.epochs, settings.lr, settings.warm_up, settings.seed) == (1, 0.2, 5, 0)
@@ -77,25 +72,21 @@ def test_rows_are_asked_for_by_a_part_of_their_name_or_a_pattern(tmp_path: Path)
         request("core", "cor")
 
 
-def test_what_has_diverged_is_waited_for_in_vain(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    plan = experiment([Row("late", lambda folder, seed: None, 1, None, waits_for="joint and core")])
+def test_a_row_says_what_it_waits_for_and_what_of_it_has_diverged(tmp_path: Path) -> None:
+    core = Row("core", always(Images()), 1, tuned_as="core")
+    late = Row("late", lambda folder, seed: None, 1, None, waits_for="joint and core")
+    tuned = Row("other-core", always(Images()), 1, tuned_as="core", waits_for="full")
+    plan, folder = opened(experiment([core, late, tuned]), tmp_path)
+    by_other = "other-core waits for the grid of core"
+    assert waiting(plan, folder) == ["core waits for its grid", "late waits for joint and core", by_other]
     run(folder.run("core", 0), [valid(full=0.5)], None)
-    assert waiting(plan, folder) == ["late waits for joint and core; core has diverged"]
-
-
-def test_a_grid_that_has_diverged_is_waited_for_in_vain(tmp_path: Path) -> None:
-    plan, folder = opened(experiment([Row("core", always(Images()), 1, tuned_as="core")]), tmp_path)
-    assert waiting(plan, folder) == ["core waits for its grid"]
     for cell in plan.grid.cells:
         run(folder.cell("core", cell), [valid(full=0.5)], None)
-    assert waiting(plan, folder) == ["core waits for its grid; every cell of it has diverged"]
-
-
-def test_a_row_that_is_tuned_by_another_waits_for_the_grid_of_that(tmp_path: Path) -> None:
-    """Not for the teacher, which is there."""
-    distilled = Row("distilled-core", always(Images()), 1, tuned_as="core", waits_for="full")
-    assert waiting(experiment([distilled]), open_folder(tmp_path)) == ["distilled-core waits for the grid of core"]
+    assert waiting(plan, folder) == [
+        "core waits for its grid; every cell of it has diverged",
+        "late waits for joint and core; core has diverged",
+        f"{by_other}; every cell of it has diverged",
+    ]
 
 
 def test_rows_of_one_block_are_trained_seed_by_seed(tmp_path: Path) -> None:
@@ -119,19 +110,19 @@ def test_a_row_is_trained_at_the_cell_that_is_named_and_by_default_at_none(tmp_p
     assert not any("@" in str(job.path) for job in ready(plan, folder))
 
 
-def test_what_there_is_not_is_refused_with_what_there_is(tmp_path: Path) -> None:
-    plan, folder = opened(experiment(trio()), tmp_path)
-    with pytest.raises(WrongCall, match=r"--rows core@lr7: the grid has no cell lr7; it has lr0.1-warm0, lr0.2-warm5"):
-        ready(plan, folder, ["core@lr7"])
-    with pytest.raises(WrongCall, match=r"--rows cor@lr0.2-warm5: table9 has no row cor that is tuned"):
-        ready(plan, folder, ["cor@lr0.2-warm5"])
-
-
-def test_the_chosen_cell_is_not_trained_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("core@lr7", r"the grid has no cell lr7; it has lr0.1-warm0, lr0.2-warm5"),
+        ("cor@lr0.2-warm5", "table9 has no row cor that is tuned"),
+        ("core@lr0.1-warm0", "this is the cell that the grid has chosen; --rows core"),
+    ],
+)
+def test_an_unknown_row_or_cell_and_the_chosen_cell_are_refused(row: str, message: str, tmp_path: Path) -> None:
     plan, folder = opened(experiment(trio()), tmp_path)
     search(folder, "core", [0.5, 0.2])
-    with pytest.raises(WrongCall, match=r"core@lr0.1-warm0: this is the cell that the grid has chosen; --rows core"):
-        ready(plan, folder, ["core@lr0.1-warm0"])
+    with pytest.raises(WrongCall, match=f"--rows {row}: {message}"):
+        ready(plan, folder, [row])
 
 
 def test_what_is_left_of_an_earlier_grid_stands_in_nobodys_way(tmp_path: Path) -> None:
@@ -150,11 +141,13 @@ def test_the_chosen_cell_stands_beside_the_others(tmp_path: Path) -> None:
         for seed, value in enumerate(values):
             settings = cell.apply(Images(seed=seed, epochs=1))
             run(folder.run(name, seed), [valid(full=value - 0.1)], {"full": value}, settings=settings)
+    run(folder.run("joint@lr0.2-warm5", 0), [valid(full=0.1)], None, settings=GRID.cells[1].apply(Images(epochs=1)))
     numbers = collect(plan, folder)
     shown = next(table for table in tables.tables(numbers) if table.title.startswith("Whole runs"))
     assert shown.rows == (
         ("core", "0.1", "0", "full", "71.00 (1.41)", "0.6000", "✓", ""),
         ("core", "0.2", "5", "full", "80.00", "0.7000", "", "✓"),
+        ("joint", "0.2", "5", "–", "–, 1 diverged", "diverged", "", "✓"),
     )
 
 
@@ -176,15 +169,6 @@ def test_the_better_of_whole_runs_is_shown_by_validation_with_the_first_seed(tmp
     assert isinstance(settings, Images) and settings.lr == GRID.cells[1].lr
     assert equal_flops_name("core", "core", folder) == "core-flops-lr0.2-warm5"  # that of the other cell stays
     assert equal_flops_name("full-1_4", "full", folder) == "full-1_4-flops"
-
-
-def test_what_has_diverged_there_is_told(tmp_path: Path) -> None:
-    plan, folder = opened(experiment(trio()), tmp_path)
-    search(folder, "core", [0.5, 0.2])
-    settings = GRID.cells[1].apply(Images(epochs=1))
-    run(folder.run(OTHER, 0), [valid(full=0.1)], None, settings=settings)
-    shown = next(table for table in tables.tables(collect(plan, folder)) if table.title.startswith("Whole runs"))
-    assert shown.rows == (("core", "0.2", "5", "–", "–, 1 diverged", "diverged", "", "✓"),)
 
 
 def test_a_run_of_another_cell_under_that_name_is_refused(tmp_path: Path) -> None:
@@ -228,11 +212,6 @@ def test_the_steps_cost_what_the_joint_run_cost(tmp_path: Path) -> None:
     assert settings.max_steps == 45  # 3 FLOPs a step, 135 in all
     assert settings.epochs == 5 and settings.lr == 0.07  # ten steps an epoch; the last one is not whole
     assert settings.data == "here"
-    assert row.make(folder, 1) is None  # of each seed by itself
-
-
-def test_what_diverged_has_no_budget(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    run(folder.run("joint", 0), [valid(full=0.1)], None)
-    run(folder.run("core", 0), [valid(full=0.1)] * 3, {"full": 0.1}, **CHEAP)
-    assert equal_flops("joint", "core", "core-flops", 1, None).make(folder, 0) is None
+    run(folder.run("joint", 1), [valid(full=0.1)], None)
+    run(folder.run("core", 1), [valid(full=0.1)] * 3, {"full": 0.1}, **CHEAP)
+    assert row.make(folder, 1) is None  # of each seed by itself, and a diverged run has no FLOPs to spend

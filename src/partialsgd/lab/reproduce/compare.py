@@ -15,11 +15,10 @@ from rich.console import Console
 
 from partialsgd._util.files import read_json, write_json
 from partialsgd.lab.recipes import build
+from partialsgd.lab.reproduce.jobs import RunJob, run_jobs
 from partialsgd.lab.reproduce.run_folder import Summary, total_flops
-from partialsgd.lab.reproduce.run_job import RunJob
-from partialsgd.lab.reproduce.runner import run_jobs
 from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
-from partialsgd.lab.reproduce.worker_pool import ThisProcess, WorkerPool
+from partialsgd.lab.reproduce.workers import ThisProcess, WorkerPool
 from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch, loop
@@ -98,16 +97,20 @@ def compare(settings: Settings, *, budget: Budget = "epochs", seeds: int = 1, jo
 
 def _ready(settings: Settings, budget: Budget, out: Path) -> Iterator[RunJob]:
     """The runs of one seed that can be trained now: the joint one, and then each level alone."""
-    joint = _joint_path(settings, out)
-    if (summary := _summary(RunJob(joint.name, joint, settings))) is None:
-        yield RunJob(joint.name, joint, settings)
+    joint = _job("joint", settings, out)
+    if (summary := _summary(joint)) is None:
+        yield joint
         return
     levels = list(summary["levels"])
     for level in levels:
-        path = _alone_path(settings, level, out)
         alone = within_budget(alone_settings(settings, level, levels), level, summary, budget)
-        if _summary(job := RunJob(path.name, path, alone)) is None:
+        if _summary(job := _job(f"{level}-alone", alone, out)) is None:
             yield job
+
+
+def _job(name: str, settings: Settings, out: Path) -> RunJob:
+    label = f"{name.replace('/', '_')}-seed{settings.seed}"
+    return RunJob(label, out / label, settings)
 
 
 def _summary(job: RunJob) -> Summary | None:
@@ -122,18 +125,12 @@ def _summary(job: RunJob) -> Summary | None:
     return Run(job.path).summary
 
 
-def _joint_path(settings: Settings, out: Path) -> Path:
-    return out / f"joint-seed{settings.seed}"
-
-
-def _alone_path(settings: Settings, level: str, out: Path) -> Path:
-    return out / f"{level.replace('/', '_')}-alone-seed{settings.seed}"
-
-
 def _pair(settings: Settings, out: Path) -> Pair:
-    joint = read_json(_joint_path(settings, out) / "summary.json")
-    alone = {level: read_json(_alone_path(settings, level, out) / "summary.json") for level in joint["levels"]}
-    return Pair(settings.seed, joint, alone)
+    def summary(name: str) -> Summary:
+        return read_json(_job(name, settings, out).path / "summary.json")
+
+    joint = summary("joint")
+    return Pair(settings.seed, joint, {level: summary(f"{level}-alone") for level in joint["levels"]})
 
 
 def alone_settings(settings: Settings, level: str, levels: list[str]) -> Settings:
@@ -146,22 +143,17 @@ def alone_settings(settings: Settings, level: str, levels: list[str]) -> Setting
 
 def _alone_method(method: str, alone: str) -> str:
     """The method's text with `alone` in the place of the part that chooses the levels."""
-    tree = ast.parse(method.strip(), mode="eval").body
-    if _name(tree) in _MULTI_LEVEL:
-        return alone
-    if isinstance(tree, ast.Call) and _name(tree) == "compose" and len(tree.args) == 2:
-        first, second = tree.args
-        if _name(first) in _MULTI_LEVEL:
-            return ast.unparse(second) if alone == "plain" else f"compose({alone}, {ast.unparse(second)})"
+    match ast.parse(method.strip(), mode="eval").body:
+        case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)) if name in _MULTI_LEVEL:
+            return alone
+        case ast.Call(
+            func=ast.Name(id="compose"), args=[ast.Name(id=name) | ast.Call(func=ast.Name(id=name)), other]
+        ) if name in _MULTI_LEVEL:
+            return ast.unparse(other) if alone == "plain" else f"compose({alone}, {ast.unparse(other)})"
     raise WrongCall(
         f"--method {method} does not say how to train a level alone; give one of {', '.join(_MULTI_LEVEL)}, or "
         "compose(one of them, another method), which the level alone then has too"
     )
-
-
-def _name(node: ast.expr) -> str:
-    called = node.func if isinstance(node, ast.Call) else node
-    return called.id if isinstance(called, ast.Name) else ""
 
 
 def within_budget(settings: Settings, level: str, joint: Summary, budget: Budget) -> Settings:
@@ -170,44 +162,35 @@ def within_budget(settings: Settings, level: str, joint: Summary, budget: Budget
         return settings
     if budget == "updates":
         return replace(settings, max_steps=max(1, joint["levels"][level]["updates"]))
-    per_step, per_epoch = _flops_per_step(settings, level)
-    steps = max(1, round(total_flops(joint) / per_step))
-    return replace(settings, max_steps=steps, epochs=math.ceil(steps / per_epoch))
-
-
-def _flops_per_step(settings: Settings, level: str) -> tuple[float, int]:
-    """FLOPs of a step at a level, averaged over some batches, and the steps of an epoch."""
     task, ranks = build(settings), launch.processes().num_processes
     count = len(task.batches)
     flops = [task.flops(level, task.batches.make(0, k)) for k in range(0, count, max(1, count // _COUNTED_BATCHES))]
-    steps = len(BatchPlan(task.batches, settings.accumulate, 0, ranks))
-    return fmean(flops) * settings.accumulate * ranks, steps
+    per_epoch = len(BatchPlan(task.batches, settings.accumulate, 0, ranks))
+    steps = max(1, round(total_flops(joint) / (fmean(flops) * settings.accumulate * ranks)))
+    return replace(settings, max_steps=steps, epochs=math.ceil(steps / per_epoch))
 
 
 def summarize(pairs: Sequence[Pair]) -> list[Row]:
     """For each level jointly and alone, and the cost of all of them."""
-    levels = list(pairs[0].joint["levels"])
-    rows = [_row(pairs, level, trained) for level in levels for trained in ("jointly", "alone")]
-    return [*rows, _total(rows, "jointly", fmean(pair.joint["seconds"] for pair in pairs)), _total(rows, "alone", None)]
+    rows = [_row(pairs, level, trained) for level in pairs[0].joint["levels"] for trained in ("jointly", "alone")]
+    together = fmean(pair.joint["seconds"] for pair in pairs)
+    separately = sum(row.seconds or 0.0 for row in rows)
+    return [*rows, _total(rows, "jointly", together), _total(rows, "alone", separately)]
 
 
 def _row(pairs: Sequence[Pair], level: str, trained: str) -> Row:
     summaries = [pair.joint if trained == "jointly" else pair.alone[level] for pair in pairs]
     own = [summary["levels"][level] for summary in summaries]
+    scores = tuple(row["test"][summary["score"]] for row, summary in zip(own, summaries, strict=True))
+    seconds = None if trained == "jointly" else fmean(summary["seconds"] for summary in summaries)
     return Row(
-        level,
-        trained,
-        tuple(row["test"][summary["score"]] for row, summary in zip(own, summaries, strict=True)),
-        fmean(row["updates"] for row in own),
-        fmean(row["flops"] for row in own),
-        None if trained == "jointly" else fmean(summary["seconds"] for summary in summaries),
+        level, trained, scores, fmean(row["updates"] for row in own), fmean(row["flops"] for row in own), seconds
     )
 
 
-def _total(rows: Sequence[Row], trained: str, seconds: float | None) -> Row:
+def _total(rows: Sequence[Row], trained: str, seconds: float) -> Row:
     own = [row for row in rows if row.trained == trained]
-    total = sum(row.seconds or 0.0 for row in own) if seconds is None else seconds
-    return Row("all", trained, (), sum(row.updates for row in own), sum(row.flops for row in own), total)
+    return Row("all", trained, (), sum(row.updates for row in own), sum(row.flops for row in own), seconds)
 
 
 def to_table(rows: Sequence[Row], pairs: Sequence[Pair], budget: str) -> Table:
@@ -223,18 +206,13 @@ def to_table(rows: Sequence[Row], pairs: Sequence[Pair], budget: str) -> Table:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    mean = f"{fmean(row.scores):.4g}" if row.scores else ""
+    deviation = f" ± {stdev(row.scores):.2g}" if len(row.scores) > 1 else ""
     seconds = "" if row.seconds is None else f"{row.seconds:,.0f} s"
-    return row.level, row.trained, spread(row.scores), f"{row.updates:,.0f}", f"{row.flops:.3g}", seconds
+    return row.level, row.trained, mean + deviation, f"{row.updates:,.0f}", f"{row.flops:.3g}", seconds
 
 
 def to_json(rows: Sequence[Row], pairs: Sequence[Pair], budget: str) -> dict[str, Any]:
     first, seeds = pairs[0].joint, [pair.seed for pair in pairs]
     described = {"recipe": first["recipe"], "budget": budget, "score": first["score"], "seeds": seeds}
     return {**described, "rows": [asdict(row) for row in rows]}
-
-
-def spread(values: Sequence[float]) -> str:
-    """The mean, and the sample deviation of several values."""
-    if not values:
-        return ""
-    return f"{fmean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")

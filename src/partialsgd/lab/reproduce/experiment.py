@@ -71,8 +71,8 @@ class Cell:
         return cell if cell.name == name else None
 
     def apply(self, settings: Settings) -> Settings:
-        changes: Any = {"lr": self.lr, "warm_up": self.warm_up}
-        return replace(settings, **changes)
+        values: Any = vars(self)
+        return replace(settings, **values)
 
 
 @final
@@ -150,29 +150,27 @@ class Figure:
     number: Literal[2, 3, 4]
     curves: Mapping[str, str]
     """The row of each label."""
-    smooth: int = 1
-    """Measurements in the running median that is drawn."""
     group: str | None = None
     """A group of layers to draw as well."""
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A table or a figure of the paper."""
+    """A table or a figure of the paper. Its rows depend on the runs that are finished."""
 
     name: str
     title: str
     score: str
-    factor: float
+    factor: float = 1.0
     """From a run's score to the paper's: accuracies are printed in percent."""
-    criterion: str
+    criterion: str = "loss"
     """The validation number that chooses cells and starts; a loss is minimised."""
-    grid: Grid
+    grid: Grid = Grid(())
     rows: Callable[[RunFolder], Sequence[Row]]
-    """The rows in order of value; finished runs decide on later ones."""
+    """The rows in order of value."""
     lines: Callable[[RunFolder], Sequence[Line]]
-    comparisons: Callable[[RunFolder], Sequence[Comparison]]
+    comparisons: Callable[[RunFolder], Sequence[Comparison]] = lambda folder: ()
     choices: Callable[[RunFolder], Sequence[str]]
     """Sentences on what the paper leaves open and what is done here."""
     starts: Mapping[str, Comparison] = field(default_factory=dict)

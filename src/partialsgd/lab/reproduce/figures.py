@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from partialsgd.lab.reproduce.experiment import Experiment, Figure
+from partialsgd.lab.reproduce.experiment import Comparison, Experiment, Figure
 from partialsgd.lab.reproduce.numbers import Numbers, shown_comparisons, validation_curve
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.logging import figures
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
 
 KINDS = ("png", "svg")
+_SMOOTH = 5
+"""Measurements in the running median that is drawn."""
 
 
 def draw(experiment: Experiment, folder: RunFolder, numbers: Numbers) -> Iterator[tuple[str, Drawn]]:
@@ -51,10 +53,10 @@ def paper_figure(folder: RunFolder, figure: Figure) -> Iterator[tuple[str, Drawn
     }
     if not runs:
         return
-    yield "criteria", figures.plot_criteria(runs, figure=figure.number, smooth=figure.smooth)
+    options: Any = {"figure": figure.number, "smooth": _SMOOTH}
+    yield "criteria", figures.plot_criteria(runs, **options)
     if figure.group is not None:
-        options: Any = {"figure": figure.number, "smooth": figure.smooth, "group": figure.group}
-        yield f"criteria-{figure.group}", figures.plot_criteria(runs, **options)
+        yield f"criteria-{figure.group}", figures.plot_criteria(runs, **options, group=figure.group)
 
 
 def against_size(numbers: Numbers) -> Drawn:
@@ -96,7 +98,7 @@ def along_the_training(experiment: Experiment, folder: RunFolder) -> Drawn | Non
     from matplotlib.ticker import EngFormatter
 
     joint = [each for each in shown_comparisons(experiment, folder) if folder.scored(each.joint)]
-    drawn = [(each.label, dict(_curves(experiment, folder, each.joint, each.alone))) for each in joint]
+    drawn = [(each.label, dict(_curves(experiment, folder, each))) for each in joint]
     shown = [(label, curves) for label, curves in drawn if any(curves.values())]
     if not shown:
         return None
@@ -112,16 +114,12 @@ def along_the_training(experiment: Experiment, folder: RunFolder) -> Drawn | Non
     return figures.finish_figure(sheet, None)
 
 
-def _curves(
-    experiment: Experiment, folder: RunFolder, joint: str, alone: Mapping[str, str]
-) -> Iterator[tuple[str, list[Series]]]:
+def _curves(experiment: Experiment, folder: RunFolder, rows: Comparison) -> Iterator[tuple[str, list[Series]]]:
     """By label, the same labels for every ratio; those without a finished run have no series."""
-    for level, row in alone.items():
-        for label, runs, name in (
-            (f"{level} jointly", folder.scored(joint), level),
-            (f"{level} alone", folder.scored(row), "full"),
-        ):
-            yield label, _series([validation_curve(run, summary, name, experiment) for run, summary in runs])
+    for level, alone in rows.alone.items():
+        for trained, row, name in (("jointly", rows.joint, level), ("alone", alone, "full")):
+            curves = [validation_curve(experiment, scored, name) for scored in folder.scored(row)]
+            yield f"{level} {trained}", _series(curves)
 
 
 def _series(curves: Sequence[Sequence[tuple[float, float]]]) -> list[Series]:

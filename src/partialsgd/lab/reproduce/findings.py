@@ -13,10 +13,7 @@ _STUDENT = {2: 12.71, 3: 4.31, 4: 3.19, 5: 2.78}
 """Standard errors that a mean difference must exceed to be called one, at 5 %, by seeds; beyond these a little less."""
 _MANY = 2.58
 _OURS = {"jointly": "jointly trained", "alternating": "by alternating training"}
-_OTHERS = {
-    "alone": "the one trained alone",
-    "slimmable": "that of slimmable training",
-}
+_OTHERS = {"alone": "the one trained alone", "slimmable": "that of slimmable training"}
 
 
 def sentences(numbers: Numbers) -> list[str]:
@@ -46,19 +43,18 @@ def _describe_difference(numbers: Numbers, ours: Mapping[str, Any], other: Mappi
     if gone := [f"{line['diverged']} {line['trained']}" for line in (ours, other) if line["diverged"]]:
         text += f"; diverged and left out: {', '.join(gone)}"
     if ours["paper"] and other["paper"]:
-        text += f" (paper: {_signed(_printed(ours['paper']) - _printed(other['paper']))} at equal epochs)"
+        printed = float(ours["paper"].split(" ")[0]) - float(other["paper"].split(" ")[0])
+        text += f" (paper: {abs(printed):.2f} {'ahead' if printed >= 0 else 'behind'} at equal epochs)"
     return text
 
 
-def _diverged(numbers: Numbers, ours: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _diverged(numbers: Numbers, *lines: Mapping[str, Any]) -> str:
     """A sentence for two lines of which one has no score, because all of its runs diverged."""
-    parts = []
-    for line in (ours, other):
-        if line["diverged"] and not line["scores"]:
-            parts.append(f"{line['trained']}, every run has diverged ({line['diverged']})")
-        elif line["scores"]:
-            parts.append(f"{line['trained']} it reaches {numbers['score']} {fmean(line['scores'].values()):.2f}")
-    return "; ".join(parts) if any(line["diverged"] and not line["scores"] for line in (ours, other)) else ""
+    reached = {line["trained"]: fmean(line["scores"].values()) for line in lines if line["scores"]}
+    diverged = {line["trained"]: line["diverged"] for line in lines if line["diverged"] and not line["scores"]}
+    parts = [f"{trained} it reaches {numbers['score']} {score:.2f}" for trained, score in reached.items()]
+    parts += [f"{trained}, every run has diverged ({runs})" for trained, runs in diverged.items()]
+    return "; ".join(parts) if diverged else ""
 
 
 def _difference(ours: Mapping[str, float], other: Mapping[str, float], score: str) -> tuple[str, str]:
@@ -75,14 +71,6 @@ def _difference(ours: Mapping[str, float], other: Mapping[str, float], score: st
 def _points(difference: float, score: str) -> str:
     unit = score if score == "BLEU" else "points"
     return f"{abs(difference):.2f} {unit} {'ahead of' if difference >= 0 else 'behind'}"
-
-
-def _signed(difference: float) -> str:
-    return f"{abs(difference):.2f} {'ahead' if difference >= 0 else 'behind'}"
-
-
-def _printed(text: str) -> float:
-    return float(text.split(" ")[0])
 
 
 def _costs(numbers: Numbers) -> Iterator[str]:

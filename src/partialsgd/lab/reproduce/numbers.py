@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any, TypeAlias
 
 from partialsgd.lab.reproduce.experiment import Comparison, Experiment, Figure, Line
-from partialsgd.lab.reproduce.run_folder import AT, FinishedRun, RunFolder, Summary, total_flops
+from partialsgd.lab.reproduce.run_folder import AT, FinishedRun, RunFolder, Scored, total_flops
 from partialsgd.lab.reproduce.schedule import rows_at_other_cells, stored_other_cells
 from partialsgd.logging import metrics_log, series
 
@@ -35,7 +35,7 @@ def collect(experiment: Experiment, folder: RunFolder) -> Numbers:
         "starts": list(_starts(experiment, folder)),
         "grid": list(_grid(experiment, folder)),
         "other_cells": list(_other_cells(experiment, folder)),
-        "criteria": [] if experiment.figure is None else list(_criteria(experiment.figure, folder)),
+        "criteria": list(_criteria(experiment.figure, folder)) if experiment.figure else [],
         "criterion": experiment.criterion,
         "choices": list(experiment.choices(folder)),
         **_provenance(lines, folder),
@@ -65,19 +65,15 @@ def _line(experiment: Experiment, folder: RunFolder, line: Line) -> Numbers:
         "row": line.row,
         "paper": None if line.printed is None else str(line.printed),
         "scores": _scores(experiment, folder, line.row, line.level),
-        "equal_flops": {} if line.equal_flops is None else _scores(experiment, folder, line.equal_flops, line.level),
-        "diverged": _diverged(folder, line.row),
-        "equal_flops_diverged": 0 if line.equal_flops is None else _diverged(folder, line.equal_flops),
+        "equal_flops": _scores(experiment, folder, line.equal_flops, line.level) if line.equal_flops else {},
+        "diverged": folder.diverged(line.row),
+        "equal_flops_diverged": folder.diverged(line.equal_flops) if line.equal_flops else 0,
         "parameters": _mean(summary["levels"][line.level]["parameters"] for _, summary in runs),
         "epoch_seconds": _median(summary["seconds"] / run.epochs for run, summary in runs),
         "epoch_flops": _mean(total_flops(summary) / run.epochs for run, summary in runs),
         "paper_epoch_flops": line.printed_flops,
         "as_the_paper_counts": _mean(_paper_flops(summary) for _, summary in runs),
     }
-
-
-def _diverged(folder: RunFolder, row: str) -> int:
-    return len(folder.seeds(row)) - len(folder.scored(row))
 
 
 def _scores(experiment: Experiment, folder: RunFolder, row: str, level: str) -> dict[str, float]:
@@ -111,23 +107,20 @@ def _cost(folder: RunFolder, comparison: Comparison) -> Numbers:
 def _near(experiment: Experiment, folder: RunFolder, comparison: Comparison) -> Iterator[Numbers]:
     """For each level the FLOPs after which its validation score is within NEAR of the best that it has alone."""
     for level, row in comparison.alone.items():
-        pairs = [
-            (joint, alone)
+        alone = {run.settings.seed: (run, summary) for run, summary in folder.scored(row)}
+        reached = {
+            str(seed): _reached(experiment, joint, alone[seed], level)
             for joint in folder.scored(comparison.joint)
-            for alone in folder.scored(row)
-            if joint[0].settings.seed == alone[0].settings.seed
-        ]
-        reached = {str(pair[0][0].settings.seed): _reached(experiment, *pair, level) for pair in pairs}
-        if pairs and all(one is not None for one in reached.values()):
+            if (seed := joint[0].settings.seed) in alone
+        }
+        if reached and None not in reached.values():
             yield {"label": comparison.label, "level": level, "seeds": reached}
 
 
-def _reached(
-    experiment: Experiment, joint: tuple[FinishedRun, Summary], alone: tuple[FinishedRun, Summary], level: str
-) -> Numbers | None:
+def _reached(experiment: Experiment, joint: Scored, alone: Scored, level: str) -> Numbers | None:
     curves = {
-        "jointly": validation_curve(*joint, level, experiment),
-        "alone": validation_curve(*alone, next(iter(alone[0].evaluations[-1].levels)), experiment),
+        "jointly": validation_curve(experiment, joint, level),
+        "alone": validation_curve(experiment, alone, next(iter(alone[0].evaluations[-1].levels))),
     }
     if not all(curves.values()):
         return None
@@ -136,10 +129,9 @@ def _reached(
     return {"goal": goal} | first
 
 
-def validation_curve(
-    run: FinishedRun, summary: Summary, level: str, experiment: Experiment
-) -> list[tuple[float, float]]:
+def validation_curve(experiment: Experiment, scored: Scored, level: str) -> list[tuple[float, float]]:
     """Training FLOPs of the whole run so far, and the validation score of a level."""
+    run, summary = scored
     per_step = total_flops(summary) / summary["steps"]
     return [
         (each.steps * per_step, experiment.factor * each.levels[level][experiment.score])
@@ -204,7 +196,7 @@ def _other_cells(experiment: Experiment, folder: RunFolder) -> Iterator[Numbers]
                     "shown": name == shown,
                     "level": level,
                     "scores": _scores(experiment, folder, name, level),
-                    "diverged": len(runs) - len(scored),
+                    "diverged": folder.diverged(name),
                     "selection_score": runs[0].selection_score(experiment.criterion) if scored else None,
                 }
 
@@ -229,22 +221,19 @@ def _measured(run: FinishedRun, group: str | None) -> dict[str, float | None]:
     late = [one for t in sorted(measured)[len(measured) // 2 :] if not math.isnan((one := measured[t])["cosine"])]
     if not late:
         return {}  # 0 / 0 at every measurement
-    squares = {f"{key}²": _finite(median(_square(one[key]) for one in late)) for key in _SQUARED}
+    squares = {
+        f"{key}²": _finite(median(one[key] ** 2 if one[key] >= 0 else math.inf for one in late)) for key in _SQUARED
+    }
     cosines = [one["cosine"] for one in late]
     return {**squares, "cosine": fmean(cosines), "negative": fmean(cosine < 0 for cosine in cosines)}
-
-
-def _square(ratio: float) -> float:
-    return ratio * ratio if ratio >= 0 else math.inf
 
 
 def _provenance(lines: Iterable[Line], folder: RunFolder) -> Numbers:
     """The library versions that trained, not those that print, and how BLEU was computed."""
     summaries = [summary for line in lines for _, summary in folder.scored(line.row)]
-    versions = [summary["versions"] for summary in summaries if summary["versions"]]
+    versions = {str(summary["versions"]): summary["versions"] for summary in summaries if summary["versions"]}
     signatures = {summary["extras"].get("signature") for summary in summaries} - {None}
-    unique = [each for k, each in enumerate(versions) if each not in versions[:k]]
-    return {"versions": unique, "signature": sorted(signatures)}
+    return {"versions": list(versions.values()), "signature": sorted(signatures)}
 
 
 def _paper_flops(summary: Mapping[str, Any]) -> float:

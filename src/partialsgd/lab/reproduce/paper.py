@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from partialsgd.lab.page.formatting import plural
-from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -15,8 +13,7 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True)
-class Printed:
+class Printed(NamedTuple):
     """A printed mean and, where the paper gives one, the deviation over its runs."""
 
     mean: float
@@ -27,13 +24,21 @@ class Printed:
 
 
 @final
-@dataclass(frozen=True)
-class JointNumbers:
+class JointNumbers(NamedTuple):
     """One ratio of Tables 1 and 2: the core alone, and both networks trained jointly."""
 
     core_alone: Printed
     core: Printed
     full: Printed
+
+
+@final
+class ImageNumbers(NamedTuple):
+    """One line of Table 3: accuracies in percent, and the FLOPs of an epoch."""
+
+    core: Printed
+    full: Printed
+    epoch_flops: float
 
 
 FULL_ALONE = {"iwslt14": Printed(32.48, 0.32), "wmt17": Printed(26.41, 0.14)}
@@ -60,17 +65,6 @@ EPOCH_MINUTES = {"iwslt14": (7, "a GTX Titan X"), "wmt17": (100, "a V100")}
 LOW_RANK_64 = Printed(22.10)
 """The low-rank core of r = 1/64 alone on WMT17, in the text: about as large as the narrow one of r = 1/32."""
 
-
-@final
-@dataclass(frozen=True)
-class ImageNumbers:
-    """One line of Table 3: accuracies in percent, and the FLOPs of an epoch."""
-
-    core: Printed
-    full: Printed
-    epoch_flops: float
-
-
 TABLE_3 = {
     "alternating": ImageNumbers(Printed(93.94), Printed(95.05), 31.3e12),
     "slimmable": ImageNumbers(Printed(93.99), Printed(94.72), 62.7e12),
@@ -85,42 +79,7 @@ ALTERNATION = (
     "Optimizer state outside the trained network holds still: moments, step counts and weight decay. The gradient is "
     "not clipped.",
 )
-SEEDS = "Deviations are over seeds, which change weights, order of batches and dropout together."
-SEEDS_OF_IMAGES = (
-    "Deviations are over seeds, which change weights, batches, crops, masks, and which images are used and held out."
-)
 SMOOTHING = "The lines are running medians of five measurements"
-
-_SCHEDULES = {"linear": "along a line to 0", "inverse-sqrt": "with the root of the steps"}
-
-
-def describe_transformer(base: Translation) -> str:
-    """The sizes and the training, except for what the grid decides."""
-    return (
-        f"Network: {plural(base.layers, 'block')} on each side of width {base.d_model}, {base.ffn:,} hidden units, "
-        f"{base.heads} heads, dropout {base.dropout:g}. Training: {_length(base)} of batches with at most "
-        f"{base.max_tokens:,} pieces on a side, out of a vocabulary of {base.vocabulary:,}; label smoothing "
-        f"{base.label_smoothing:g}; after its warm-up the rate falls {_SCHEDULES[base.schedule]}."
-    )
-
-
-def describe_search(base: Translation) -> str:
-    beam = f"beam search over {base.beam} hypotheses with length penalty {base.lenpen:g}"
-    search = "greedy search" if base.beam == 1 else beam
-    return (
-        f"The translation is from {base.source!r} into {base.target!r}, by {search}. "
-        "BLEU is sacrebleu's on detokenised text, of one checkpoint, no average: the best by validation loss, of a "
-        "joint run by the mean of both networks' losses."
-    )
-
-
-def describe_residual_network(base: Images, rate: str) -> str:
-    mirrored = " and mirror images" if base.flip else ""
-    return (
-        f"Learning rate, schedule, length, batch and augmentation are not in the paper: {rate}, half a cosine down to "
-        f"0 over {_length(base)}, {base.batch} images a batch, random crops{mirrored}. Network {base.network}, "
-        f"{base.width} channels in the first stage."
-    )
 
 
 def describe_tuning(grid: Grid, base: Settings, untuned: str) -> str:
@@ -130,11 +89,11 @@ def describe_tuning(grid: Grid, base: Settings, untuned: str) -> str:
     changes: Any = dict(grid.search)
     return (
         f"Every row is tuned over the same {len(grid.cells)} cells, each a run of its own with seed 0, of "
-        f"{_length(replace(base, **changes))} instead of {_length(base)}. Of a row with whole runs at several cells "
-        "the best by validation, with seed 0, is shown. Rows without a grid, like those at equal FLOPs, take the cell "
-        "of the row that they follow."
+        f"{describe_length(replace(base, **changes))} instead of {describe_length(base)}. "
+        "Of a row with whole runs at several cells the best by validation, with seed 0, is shown. "
+        "Rows without a grid, like those at equal FLOPs, take the cell of the row that they follow."
     )
 
 
-def _length(base: Settings) -> str:
+def describe_length(base: Settings) -> str:
     return plural(base.epochs, "epoch") if base.max_steps is None else plural(base.max_steps, "step")

@@ -11,10 +11,10 @@ from rich.console import Console
 from partialsgd._util import files
 from partialsgd.lab.reproduce import figures, make_experiment, numbers, schedule, tables
 from partialsgd.lab.reproduce.experiment import Experiment, Request
+from partialsgd.lab.reproduce.jobs import run_jobs
 from partialsgd.lab.reproduce.numbers import Numbers
 from partialsgd.lab.reproduce.run_folder import RunFolder
-from partialsgd.lab.reproduce.runner import run_jobs
-from partialsgd.lab.reproduce.worker_pool import Job, WorkerPool
+from partialsgd.lab.reproduce.workers import Job, WorkerPool
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.progress import say
@@ -39,8 +39,10 @@ def reproduce(
         raise WrongCall(f"--out {folder.path} is a file; give the directory for the runs")
     schedule.requested_rows(plan, folder, rows)  # raises for unknown names
     require_matplotlib()  # not after hours of training
-    if train:
-        _require_data(request)
+    if train and request.data is None and request.scale == "paper":
+        raise WrongCall("--scale paper is for the paper's data: give the folder with --data")
+    if train and request.data is not None and not Path(request.data).exists():
+        raise WrongCall(f"--data {request.data} does not exist")
     schedule.require_all(plan, folder)
     failures: list[str] = []
     if train:
@@ -49,20 +51,12 @@ def reproduce(
     else:
         _require_runs(plan, folder)
         if rows:
-            say(
-                console, "The table shows all finished runs: --rows selects what is trained, and --show trains nothing."
-            )
+            hint = "--rows selects what is trained, and --show trains nothing."
+            say(console, f"The table shows all finished runs: {hint}")
     collected = numbers.collect(plan, folder)
     for path in write(plan, folder, collected):
         say(console, f"{path}")
     return collected, failures
-
-
-def _require_data(request: Request) -> None:
-    if request.data is None and request.scale == "paper":
-        raise WrongCall("--scale paper is for the paper's data: give the folder with --data")
-    if request.data is not None and not Path(request.data).exists():
-        raise WrongCall(f"--data {request.data} does not exist")
 
 
 def _require_runs(plan: Experiment, folder: RunFolder) -> None:

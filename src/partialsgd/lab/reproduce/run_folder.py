@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 from partialsgd.lab.reproduce.experiment import Cell, Experiment, Row
 from partialsgd.lab.runs.metrics import FAILED, evaluation
@@ -22,6 +22,9 @@ from partialsgd.lab.training.settings import Settings
 from partialsgd.logging import metrics_log
 
 Summary: TypeAlias = dict[str, Any]
+
+Scored: TypeAlias = "tuple[FinishedRun, Summary]"
+"""A run that did not diverge."""
 
 AT = "@"
 """Stands between a row and a cell in the name of whole runs at a cell that the grid did not choose."""
@@ -36,8 +39,7 @@ _PATH_PARTS = {"data": 1, "start": 2, "teacher": 2}
 
 
 @final
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """An evaluation on the validation data."""
 
     steps: int
@@ -65,15 +67,19 @@ class FinishedRun:
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
-        evaluations = list(_read_evaluations(self.path / "metrics.jsonl"))
+        path = self.path / "metrics.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        records = [  # the other lines, of steps, are a thousand times as many
+            metrics_log.parse(line, f"line {k} of {path}") for k, line in enumerate(lines, 1) if b'"valid/' in line
+        ]
+        evaluations = [Evaluation(record["t"] + 1, record["epoch"], evaluation(record)) for record in records]
         if not evaluations and self.summary is not None:
             raise ValueError(f"{self.path} is damaged: its metrics.jsonl is missing or has no evaluation; {_RETRAIN}")
         return evaluations
 
     @property
     def epochs(self) -> float:
-        """The epochs that were trained: every run evaluates after its last step."""
-        return self.evaluations[-1].epoch
+        return self.evaluations[-1].epoch  # every run evaluates after its last step
 
     def selection_score(self, criterion: str) -> float:
         """The best validation mean over the trained levels; larger is better, and −inf if the run diverged."""
@@ -111,9 +117,12 @@ class RunFolder:
         runs = (self.finished(self.run(row, seed)) for seed in self._started(row))
         return [run for run in runs if run is not None]
 
-    def scored(self, row: str) -> list[tuple[FinishedRun, Summary]]:
+    def scored(self, row: str) -> list[Scored]:
         """The finished runs of a row that did not diverge."""
         return [(run, run.summary) for run in self.seeds(row) if run.summary is not None]
+
+    def diverged(self, row: str) -> int:
+        return len(self.seeds(row)) - len(self.scored(row))
 
     def started_seeds(self, row: str) -> int:
         """One more than the largest seed of a row that was started."""
@@ -167,6 +176,33 @@ def total_flops(summary: Mapping[str, Any]) -> float:
     return float(sum(row["flops"] for row in summary["levels"].values()))
 
 
+def equal_flops_name(name: str, other: str, folder: RunFolder) -> str:
+    """The name of the row at equal FLOPs; it has the cell of the other row's runs if its grid chose another one.
+
+    So runs that exist keep their meaning when better ones are found.
+    """
+    _, _, cell = folder.shown_row(other).partition(AT)
+    return f"{name}-flops-{cell}" if cell else f"{name}-flops"
+
+
+def equal_flops(joint: str, other: str, name: str, seeds: int, data: str | None) -> Row:
+    """A row like `other`, at the cell that is shown, for as many steps as the FLOPs of the joint row pay for.
+
+    `data` is where the data are now: the folder may have been moved since.
+    """
+
+    def make(folder: RunFolder, seed: int) -> Settings | None:
+        first, second = (folder.finished(folder.run(folder.shown_row(row), seed)) for row in (joint, other))
+        if first is None or second is None or first.summary is None or second.summary is None:
+            return None
+        done = second.summary["steps"]
+        steps = max(1, round(total_flops(first.summary) / (total_flops(second.summary) / done)))
+        changes: Any = {"data": data, "max_steps": steps, "epochs": math.ceil(steps / (done / second.epochs))}
+        return replace(second.settings, **changes)
+
+    return Row(name, make, seeds, tuned_as=None, waits_for=f"{joint} and {other}")
+
+
 def require_same_settings(path: Path, settings: Settings) -> None:
     """Raise if the run at `path` was made with other settings."""
     stored = Run(path).settings
@@ -189,13 +225,3 @@ def require_same_settings(path: Path, settings: Settings) -> None:
 def _comparable(name: str, value: Any) -> Any:
     is_path = name in _PATH_PARTS and value is not None
     return Path(os.path.abspath(value)).parts[-_PATH_PARTS[name] :] if is_path else value
-
-
-def _read_evaluations(path: Path) -> Iterator[Evaluation]:
-    """Only evaluations are parsed: there are a thousand times as many lines of steps."""
-    if not path.exists():
-        return
-    for k, line in enumerate(path.read_bytes().splitlines(), 1):
-        if b'"valid/' in line:
-            record = metrics_log.parse(line, f"line {k} of {path}")
-            yield Evaluation(record["t"] + 1, record["epoch"], evaluation(record))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from partialsgd._util.files import read_json
 from partialsgd.lab.reproduce.experiment import Cell, Experiment, MakeSettings, Row
+from partialsgd.lab.reproduce.jobs import RunJob
 from partialsgd.lab.reproduce.run_folder import AT, RunFolder, require_same_settings
-from partialsgd.lab.reproduce.run_job import RunJob
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.settings import Settings
 
@@ -36,20 +36,15 @@ def require_all(experiment: Experiment, folder: RunFolder) -> None:
     for job in every_run(experiment, folder):
         if (run := folder.finished(job.path)) is not None:
             _ = (run.settings, run.evaluations)  # raises if a file is damaged
-        if (job.path / "config.json").exists():
+        if job.is_started:
             require_same_settings(job.path, job.settings)
-            _require_same_data(job, digests)
-
-
-def _require_same_data(job: RunJob, digests: dict[object, tuple[Path, str]]) -> None:
-    """Compare the hashes of the data; images are held out by seed, so there each seed has its own."""
-    data = read_json(job.path / "config.json").get("data")
-    if data is None:
-        return
-    group = None if job.settings.recipe == "translation" else job.settings.seed
-    first, digest = digests.setdefault(group, (job.path, data.split()[0]))
-    if digest != data.split()[0]:
-        raise AlreadyThere(f"{job.path} was trained on other data than {first}; give another --out, or remove it")
+            data = (read_json(job.path / "config.json").get("data") or "").split(" ")[0]
+            group = None if job.settings.recipe == "translation" else job.settings.seed  # images are held out by seed
+            first, digest = digests.setdefault(group, (job.path, data)) if data else (job.path, data)
+            if digest != data:
+                raise AlreadyThere(
+                    f"{job.path} was trained on other data than {first}; give another --out, or remove it"
+                )
 
 
 def requested_rows(experiment: Experiment, folder: RunFolder, words: Sequence[str]) -> list[Row]:
@@ -68,16 +63,13 @@ def requested_rows(experiment: Experiment, folder: RunFolder, words: Sequence[st
 
 def _matching(rows: Sequence[Row], word: str) -> list[Row]:
     """The row of that name; or all that match a pattern; or all with such a part, optional ones by the first part."""
-    if exact := [row for row in rows if row.name == word]:
-        return exact
-    if any(sign in word for sign in "*?["):
-        return [row for row in rows if fnmatch(row.name, word)]
-    return [row for row in rows if word in _parts(row)]
 
+    def parts(row: Row) -> list[str]:
+        names = row.name.split("-")
+        return names[:1] if row.optional else [*names, *(keyword.replace("/", "_") for keyword in row.keywords)]
 
-def _parts(row: Row) -> list[str]:
-    parts = row.name.split("-")
-    return parts[:1] if row.optional else [*parts, *(word.replace("/", "_") for word in row.keywords)]
+    named = [row for row in rows if row.name == word]
+    return named or [row for row in rows if fnmatch(row.name, word)] or [row for row in rows if word in parts(row)]
 
 
 def waiting(experiment: Experiment, folder: RunFolder, words: Sequence[str] = ()) -> list[str]:
@@ -93,7 +85,7 @@ def _missing(folder: RunFolder, row: Row) -> str:
     """The runs that a row is made from, or else the grid that it is tuned by, and which of them diverged."""
     if any(row.make(folder, seed) is None for seed in range(row.seeds)):
         names = row.waits_for.split(" and ")
-        diverged = [name for name in names if len(folder.scored(name)) < len(folder.seeds(name))]
+        diverged = [name for name in names if folder.diverged(name)]
         return row.waits_for + (f"; {' and '.join(diverged)} has diverged" if diverged else "")
     is_searched = len(folder.searched(str(row.tuned_as))) == len(folder.grid.cells)
     grid = "its grid" if row.tuned_as == row.name else f"the grid of {row.tuned_as}"
@@ -101,29 +93,24 @@ def _missing(folder: RunFolder, row: Row) -> str:
 
 
 def _jobs(experiment: Experiment, folder: RunFolder, rows: Sequence[Row]) -> list[RunJob]:
-    blocks = [list(block) for _, block in groupby(rows, key=lambda row: row.block or row.name)]
+    blocks = (list(block) for _, block in groupby(rows, key=lambda row: row.block or row.name))
     return list({job.path: job for block in blocks for job in _jobs_of_block(experiment, folder, block)}.values())
 
 
 def _jobs_of_block(experiment: Experiment, folder: RunFolder, rows: Sequence[Row]) -> Iterator[RunJob]:
     """The grids first, and then the runs that are shown, seed by seed."""
     for row in rows:
-        if row.tuned_as == row.name and len(experiment.grid.cells) > 1:
-            yield from _search(experiment, folder, row)
+        is_searched = row.tuned_as == row.name and len(experiment.grid.cells) > 1
+        if is_searched and (settings := row.make(folder, 0)) is not None:
+            for cell in experiment.grid.cells:
+                label = f"{row.name}, learning rate {cell.lr:g}, warm-up {cell.warm_up}"
+                shorter = replace(cell.apply(settings), **experiment.grid.search)
+                yield RunJob(label, folder.cell(row.name, cell), shorter)
     for seed in range(max(row.seeds for row in rows)):
         for row in rows:
             settings = folder.settings(row, seed) if seed < row.seeds else None
             if settings is not None:
                 yield RunJob(f"{row.name}, seed {seed}", folder.run(row.name, seed), replace(settings, seed=seed))
-
-
-def _search(experiment: Experiment, folder: RunFolder, row: Row) -> Iterator[RunJob]:
-    settings = row.make(folder, 0)
-    if settings is None:
-        return
-    for cell in experiment.grid.cells:
-        label = f"{row.name}, learning rate {cell.lr:g}, warm-up {cell.warm_up}"
-        yield RunJob(label, folder.cell(row.name, cell), replace(cell.apply(settings), **experiment.grid.search))
 
 
 # Rows at another cell than the one that the short search chose, trained to their end; the better one is shown.
@@ -136,7 +123,7 @@ def stored_other_cells(folder: RunFolder) -> list[str]:
 
 def rows_at_other_cells(experiment: Experiment, rows: Sequence[Row], names: Iterable[str]) -> list[Row]:
     """A row for each name that means a tuned row and a cell of today's grid."""
-    tuned, cells = _tuned(rows), _cells(experiment)
+    tuned, cells = _tuned(rows), {cell.name: cell for cell in experiment.grid.cells}
     parts = [(name, *name.split(AT, 1)) for name in names if AT in name]
     return [
         replace(tuned[row], name=name, make=_at(cells[cell], tuned[row].make), tuned_as=None, optional=True, block=name)
@@ -149,7 +136,7 @@ def _requested_other_cells(
     experiment: Experiment, folder: RunFolder, rows: Sequence[Row], words: Iterable[str]
 ) -> list[Row]:
     names = [word for word in words if AT in word]
-    cells = _cells(experiment)
+    cells = {cell.name: cell for cell in experiment.grid.cells}
     for name in names:
         row, _, cell = name.partition(AT)
         if row not in _tuned(rows):
@@ -163,10 +150,6 @@ def _requested_other_cells(
 
 def _tuned(rows: Sequence[Row]) -> dict[str, Row]:
     return {row.name: row for row in rows if row.tuned_as == row.name}
-
-
-def _cells(experiment: Experiment) -> dict[str, Cell]:
-    return {cell.name: cell for cell in experiment.grid.cells}
 
 
 def _at(cell: Cell, make: MakeSettings) -> MakeSettings:

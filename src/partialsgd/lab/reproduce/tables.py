@@ -60,16 +60,8 @@ def tables(numbers: Numbers) -> list[Table]:
     """The paper's table, then costs and tuning; tables without a row are left out."""
     if numbers["criteria"]:
         return [_criteria(numbers)]
-    every = [
-        _main(numbers),
-        _epochs(numbers),
-        _costs(numbers),
-        _near(numbers),
-        _starts(numbers),
-        _grid(numbers),
-        _other_cells(numbers),
-    ]
-    return [table for table in every if table.rows]
+    every = (_main, _epochs, _costs, _near, _starts, _grid, _other_cells)
+    return [table for make in every if (table := make(numbers)).rows]
 
 
 def markdown(numbers: Numbers) -> str:
@@ -89,9 +81,8 @@ def choices(numbers: Numbers) -> str:
 def versions(numbers: Numbers) -> str:
     """The library versions of the runs; a line for each set of versions."""
     lines = [", ".join(f"{name} {version}" for name, version in each.items()) for each in numbers["versions"]]
-    return "\n".join(
-        f"Made with {line}." for line in [*lines, *(f"sacrebleu's {each}" for each in numbers["signature"])]
-    )
+    lines += [f"sacrebleu's {each}" for each in numbers["signature"]]
+    return "\n".join(f"Made with {line}." for line in lines)
 
 
 def spread(values: Iterable[float | None]) -> str:
@@ -214,22 +205,17 @@ def _near(numbers: Numbers) -> Table:
 
 def _starts(numbers: Numbers) -> Table:
     scores = ("core_alone", "core", "full")
-    trained = [row for row in numbers["starts"] if any(row[key] is not None for key in scores)]
-    is_over = len(numbers["starts"]) > 1 and all(
-        row["is_known"] for row in numbers["starts"]
-    )  # none is the best of one
-    best = (
-        max((row["selection_score"] for row in numbers["starts"] if row["selection_score"] is not None), default=None)
-        if is_over
-        else None
-    )
+    starts = numbers["starts"]
+    is_over = len(starts) > 1 and all(row["is_known"] for row in starts)  # none is the best of one
+    known = [row["selection_score"] for row in starts if row["selection_score"] is not None and is_over]
     rows = tuple(
         (
-            row["start"] + (" (best by validation)" if row["selection_score"] == best and best is not None else ""),
+            row["start"] + " (best by validation)" * (bool(known) and row["selection_score"] == max(known)),
             *(_score(row[key]) for key in scores),
             _selection(row["selection_score"], numbers["criterion"]) if row["is_known"] else _NONE,
         )
-        for row in trained
+        for row in starts
+        if any(row[key] is not None for key in scores)
     )
     head = ("start", "core alone", "core jointly", "full jointly", f"validation {numbers['criterion']}, jointly")
     return Table("How the low-rank layers start", head, rows, note="With seed 0, at the cell that the grid chose.")
@@ -240,15 +226,9 @@ def _score(value: float | str | None) -> str:
 
 
 def _grid(numbers: Numbers) -> Table:
+    criterion = numbers["criterion"]
     rows = tuple(
-        (
-            row["row"],
-            f"{row['lr']:g}",
-            str(row["warm_up"]),
-            _selection(row["selection_score"], numbers["criterion"]),
-            "✓" * row["chosen"],
-        )
-        for row in numbers["grid"]
+        (*_cell(row), _selection(row["selection_score"], criterion), "✓" * row["chosen"]) for row in numbers["grid"]
     )
     head = ("row", "learning rate", "warm-up", f"validation {numbers['criterion']}", "chosen")
     note = (
@@ -261,9 +241,7 @@ def _grid(numbers: Numbers) -> Table:
 def _other_cells(numbers: Numbers) -> Table:
     rows = tuple(
         (
-            row["row"],
-            f"{row['lr']:g}",
-            str(row["warm_up"]),
+            *_cell(row),
             row["level"],
             _ours(row["scores"], row["diverged"], len(row["scores"])),
             _selection(row["selection_score"], numbers["criterion"]),
@@ -279,6 +257,10 @@ def _other_cells(numbers: Numbers) -> Table:
         "network that is trained alone has one level, which is called full."
     )
     return Table("Whole runs at several cells of the grid", head, rows, note=note)
+
+
+def _cell(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["row"], f"{row['lr']:g}", str(row["warm_up"])
 
 
 def _selection(score: float | None, criterion: str) -> str:

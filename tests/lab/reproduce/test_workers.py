@@ -16,10 +16,9 @@ import pytest
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.reproduce import worker_pool
-from partialsgd.lab.reproduce.run_job import RunJob, train_or_resume
-from partialsgd.lab.reproduce.worker import work
-from partialsgd.lab.reproduce.worker_pool import WorkerPool
+from partialsgd.lab.reproduce import workers
+from partialsgd.lab.reproduce.jobs import RunJob, train_or_resume
+from partialsgd.lab.reproduce.workers import WorkerPool, work
 from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import open_folder
@@ -115,7 +114,7 @@ def test_a_process_that_dies_idle_is_replaced(tmp_path: Path, pool_of: MakePool)
 def test_a_process_that_does_not_end_in_time_is_killed(
     tmp_path: Path, pool_of: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_pool, "_PATIENCE", 0.2)
+    monkeypatch.setattr(workers, "_PATIENCE", 0.2)
     with pool_of(f"input(); os.close(0); {ANSWER}; time.sleep(1000)", 1) as pool:
         pool.start(job(tmp_path / "a"))
         wait(pool)
@@ -141,10 +140,10 @@ def test_a_second_interruption_leaves_no_process(
 
 IN_ITS_LAST_STEP = """
 import time
-from partialsgd.lab.training.stopping import asked_to_stop
+from partialsgd.lab.training.stopping import stop_on_signal
 
 def run():
-    with asked_to_stop(lambda line: None) as is_asked:
+    with stop_on_signal(lambda line: None) as is_asked:
         print("begun", flush=True)
         while not is_asked():
             time.sleep(0.01)
@@ -157,7 +156,7 @@ def test_a_worker_that_is_told_to_end_in_the_last_step_of_a_run_answers_and_ends
     (tmp_path / "last_step.py").write_text(IN_ITS_LAST_STEP)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     pipes: Any = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
-    command = [sys.executable, "-m", "partialsgd.lab.reproduce.worker"]
+    command = [sys.executable, "-m", "partialsgd.lab.reproduce.workers"]
     with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         process.stdin.write(json.dumps({"label": "it", "call": "last_step:run", "arguments": {}}) + "\n")
@@ -191,7 +190,7 @@ def test_where_a_job_went_wrong_is_in_the_log(tmp_path: Path, capsys: pytest.Cap
     answer = work(damaged.label, damaged.call, damaged.arguments)
     assert answer.keys() == {"error"} and answer["error"].startswith("ValueError: ")
     log = capsys.readouterr().err
-    assert "r failed\nTraceback (most recent call last)" in log and "run_job.py" in log
+    assert "r failed\nTraceback (most recent call last)" in log and "jobs.py" in log
     wrong = job(tmp_path / "s", data=str(tmp_path / "nothing"))
     answer = work(wrong.label, wrong.call, wrong.arguments)
     assert answer.keys() == {"wrong call"} and "nothing" in answer["wrong call"]

@@ -1,13 +1,20 @@
-"""Processes that work on jobs side by side, one job at a time each."""
+"""Processes that work on jobs side by side, one job at a time each; as a program, one of these processes.
+
+A worker reads jobs as lines of JSON from its standard input, and answers each with one line. The process that gives the
+jobs holds the other end of that pipe. When it ends, even by a kill, the current run saves its state and the worker ends
+too, so that nothing goes on training unattended.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -15,7 +22,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Protocol, TypeAlias, final
 
-from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.errors import Stopped, WrongCall
 
 _Process: TypeAlias = "subprocess.Popen[str]"
 
@@ -46,7 +53,7 @@ Outcome: TypeAlias = tuple[Job, Any]
 class WorkerPool:
     """Workers that start when they are needed and end with this process."""
 
-    def __init__(self, size: int, logs: Path, module: str = "partialsgd.lab.reproduce.worker") -> None:
+    def __init__(self, size: int, logs: Path, module: str = __name__) -> None:
         self.size, self.logs, self.module = size, logs, module
         self.busy: dict[int, Job] = {}
         self._processes: dict[int, _Process] = {}
@@ -156,11 +163,10 @@ class ThisProcess:
 
     def wait(self, seconds: float) -> Outcome:
         job = self.busy.pop(0)
-        return job, function_of(job.call)(**job.arguments)
+        return job, _function(job.call)(**job.arguments)
 
 
-def function_of(call: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names."""
+def _function(call: str) -> Callable[..., Any]:
     module, _, name = call.partition(":")
     function: Callable[..., Any] = getattr(import_module(module), name)
     return function
@@ -170,3 +176,39 @@ def _close_input(process: _Process) -> None:
     assert process.stdin is not None  # it is a pipe
     with suppress(BrokenPipeError):  # the worker died with a job that it has not read
         process.stdin.close()
+
+
+def main() -> None:
+    """Work on the jobs of the standard input until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a training prints goes to the log
+    lines: Queue[str | None] = Queue()
+    threading.Thread(target=_receive, args=[lines], daemon=True).start()
+    while (line := lines.get()) is not None:
+        print(json.dumps(work(**json.loads(line))), file=answers, flush=True)
+
+
+def work(label: str, call: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Call `module:function` and return its result or its error; the traceback goes to the log."""
+    try:
+        return {"result": _function(call)(**arguments)}
+    except Stopped:
+        sys.exit(0)
+    except WrongCall as error:
+        print(f"{label} failed: {error}", file=sys.stderr)
+        return {"wrong call": str(error)}
+    except Exception as error:
+        print(f"{label} failed", file=sys.stderr)
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _receive(lines: Queue[str | None]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    lines.put(None)  # a run in its last step catches the signal and still finishes
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,10 +26,9 @@ from rich.console import Console
 from partialsgd.lab.cli import main
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.experiment import Row, always
+from partialsgd.lab.reproduce.jobs import JobProgress, RunJob, train_or_resume
 from partialsgd.lab.reproduce.run_folder import RunFolder
-from partialsgd.lab.reproduce.run_job import RunJob, train_or_resume
-from partialsgd.lab.reproduce.runner import JobProgress
-from partialsgd.lab.reproduce.worker_pool import Job
+from partialsgd.lab.reproduce.workers import Job
 from partialsgd.lab.training.errors import AlreadyThere, Stopped, WrongCall
 from tests.lab.reproduce import made
 
@@ -41,7 +40,7 @@ LONG = Images(limit=40, width=4, batch=20, threads=1, epochs=100, evaluate_every
 ALONE = """
 import sys
 from pathlib import Path
-from tests.lab.reproduce.test_runner import one_long_run
+from tests.lab.reproduce.test_jobs import one_long_run
 one_long_run(Path(sys.argv[1]))
 """
 
@@ -151,16 +150,17 @@ def test_interrupted_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_line_is_printed_when_a_run_starts_and_when_it_ends(tmp_path: Path) -> None:
     page = io.StringIO()
-    progress = JobProgress(Console(file=page, width=80))
     good, bad = (RunJob(name, tmp_path / name, Images()) for name in ("good", "bad"))
-    progress.started(good)
-    progress.started(bad)
-    made.run(good.path, [made.valid(full=0.1)], {"full": 0.1})
-    made.run(bad.path, [made.valid(full=0.1)], None)
-    progress.ended(good, None)
-    progress.ended(bad, None)
-    progress.started(good)
-    progress.ended(good, ValueError("no"))
+    with JobProgress(Console(file=page, width=80), is_live=True) as progress:
+        progress.started(good)
+        progress.started(bad)
+        progress.update([good, bad], left=2)
+        made.run(good.path, [made.valid(full=0.1)], {"full": 0.1})
+        made.run(bad.path, [made.valid(full=0.1)], None)
+        progress.ended(good, None)
+        progress.ended(bad, None)
+        progress.started(good)
+        progress.ended(good, ValueError("no"))
     assert page.getvalue().splitlines() == [
         "good begins",
         "bad begins",
@@ -169,6 +169,23 @@ def test_a_line_is_printed_when_a_run_starts_and_when_it_ends(tmp_path: Path) ->
         "good goes on",
         "good has failed, 0.0 minutes: no",
     ]
+
+
+def test_in_a_terminal_bars_show_how_many_runs_are_done_and_how_far_each_is(tmp_path: Path) -> None:
+    page = io.StringIO()
+    first, second = (RunJob(name, tmp_path / name, Images(epochs=4)) for name in ("first", "second"))
+    with JobProgress(Console(file=page, width=100, force_terminal=True), is_live=True) as progress:
+        for job in (first, second):
+            progress.started(job)
+        progress.ended(first, None)
+        made.run(second.path, [made.valid(full=0.1)], None)
+        with (second.path / "metrics.jsonl").open("a") as file:
+            file.write('{"t": 10, "epo')  # a line that is being written
+        progress.update([second], left=2)
+        progress._bars.refresh()
+    assert "1 of 3 done" in page.getvalue() and "epoch 1.0 of 4" in page.getvalue()
+    assert replace(second, settings=Images(epochs=4, max_steps=20)).progress() == (0.5, "step 10 of 20")
+    assert RunJob("none", tmp_path / "none", Images(epochs=4)).progress() == (0.0, "epoch 0.0 of 4")
 
 
 def test_a_call_that_is_wrong_for_the_first_job_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
