@@ -9,8 +9,8 @@ from typing import final
 
 import torch
 
-from partialsgd._util.snapshots import Modes
 from partialsgd.engine.rules import choose
+from partialsgd.lab.training.timing import evaluation_mode
 from partialsgd.method import Branch, Context, Method
 from partialsgd.nested import Nested
 from partialsgd.nested.inspect.flops import Flops, count, paper_epoch_flops
@@ -54,14 +54,10 @@ class ImageFlops:
 
     def _count(self, level: str, images: int) -> Flops:
         if (level, images) not in self._counted:
-            device, modes = next(self.network.parameters()).device, Modes(self.network)
-            self.network.eval()  # in training mode BatchNorm refuses a single image; the FLOPs are the same
-            try:
-                with self.network.at(level):
-                    inputs = torch.zeros(images, *self.shape, device=device)
-                    self._counted[level, images] = count(self.network.model, inputs)
-            finally:
-                modes.restore()
+            inputs = torch.zeros(images, *self.shape, device=next(self.network.parameters()).device)
+            # In training mode BatchNorm refuses a single image; the FLOPs are the same.
+            with evaluation_mode(self.network), self.network.at(level):
+                self._counted[level, images] = count(self.network.model, inputs)
         return self._counted[level, images]
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from string import Template
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.training.task import ExportDetails
+from partialsgd.lab.training.task import ExportDetails, fill_template
 from partialsgd.nested.switch import FULL
 
 if TYPE_CHECKING:
@@ -29,15 +28,18 @@ def details(settings: Translation, format: str, tokenizer: Tokenizer, example: s
     if settings.data is not None:
         data = f"the sentences in `{Path(settings.data).name}`"
     is_original = is_full and settings.alone in (None, FULL)
-    code = Template({"safetensors": _SAFETENSORS, "onnx": _ONNX, "transformers": _TRANSFORMERS}[format]).substitute(
+    templates = Path(__file__).parent / "templates"
+    smaller = "" if is_original or settings.nest not in ("low-rank", "width") else f"{settings.nest}.py.txt"
+    code = fill_template(
+        templates / f"{format}.py.txt",
         text=repr(example),
         longest=settings.longest,
-        smaller="" if is_original else _SMALLER.get(settings.nest, ""),
+        smaller=smaller and (templates / smaller).read_text(encoding="utf-8"),
     )
     return ExportDetails(
         about=f"Translates {settings.source} to {settings.target}; trained on {data}.",
         packages=_PACKAGES[format],
-        code=code.strip("\n"),
+        code=code,
         files=_auto_tokenizer(tokenizer) if format == "transformers" else {},
         dynamic=_DYNAMIC,
     )
@@ -56,98 +58,3 @@ def _auto_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
     with TemporaryDirectory() as folder:
         wrapped.save_pretrained(folder)
         return {file.name: file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}
-
-
-_SMALLER = {
-    "low-rank": """
-for name, layer in list(network.named_modules()):
-    if isinstance(layer, nn.Linear) and f"{name}.0.weight" in weights:  # a low-rank layer is two layers
-        factors = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=layer.bias is not None)
-        network.set_submodule(name, nn.Sequential(*factors))
-""",
-    "width": """
-heads = network.config.encoder_attention_heads
-for name, layer in list(network.named_modules()):
-    if isinstance(layer, nn.Linear) and f"{name}.0.weight" in weights:  # fewer units in each head, padded with zeros
-        units = len(weights[f"{name}.0.weight"]) // heads
-        zeros = nn.ConstantPad1d((0, layer.out_features // heads - units), 0.0)
-        split = nn.Unflatten(-1, (heads, units))
-        network.set_submodule(name, nn.Sequential(nn.Linear(1, 1), split, zeros, nn.Flatten(-2)))
-""",
-}
-
-_SAFETENSORS = """
-import json
-
-import torch
-import transformers
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from torch import nn
-
-with open("config.json") as file:
-    config = json.load(file)
-weights = load_file("model.safetensors")
-weights |= {name: weights[first] for name, first in config["tied"].items()}
-kind = getattr(transformers, config["model"]["transformers"])
-network = kind(kind.config_class.from_dict(config["model"]["config"])).eval()
-network.generation_config = transformers.GenerationConfig.from_dict(config["model"]["generation"])
-$smaller
-for key, tensor in weights.items():
-    name, _, leaf = key.rpartition(".")
-    module = network.get_submodule(name)
-    setattr(module, leaf, nn.Parameter(tensor) if leaf in module._parameters else tensor)
-assert not network.state_dict().keys() - weights.keys()
-
-tokenizer = Tokenizer.from_file("tokenizer.json")
-tokenizer.encode_special_tokens = True  # "</s>" in a text is text
-
-
-def translate(text, **options):
-    ids = network.generate(torch.tensor([tokenizer.encode(text).ids]), **options)
-    return tokenizer.decode(ids[0].tolist())
-
-
-print(translate($text))
-"""
-
-_ONNX = """
-import numpy as np
-import onnxruntime
-from tokenizers import Tokenizer
-
-tokenizer = Tokenizer.from_file("tokenizer.json")
-tokenizer.encode_special_tokens = True  # "</s>" in a text is text
-session = onnxruntime.InferenceSession("model.onnx")
-END = tokenizer.token_to_id("</s>")  # a target also begins with it
-
-
-def translate(text, longest=$longest):
-    source = np.array([tokenizer.encode(text).ids])
-    inputs = {"input_ids": source, "attention_mask": np.ones_like(source)}
-    target = [END]
-    while len(target) < longest:  # greedy search
-        [logits] = session.run(["logits"], {**inputs, "decoder_input_ids": np.array([target])})
-        target.append(int(logits[0, -1].argmax()))
-        if target[-1] == END:
-            break
-    return tokenizer.decode(target)
-
-
-print(translate($text))
-"""
-
-_TRANSFORMERS = """
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(".", split_special_tokens=True)  # "</s>" in a text is text
-network = AutoModelForSeq2SeqLM.from_pretrained(".").eval()
-
-
-def translate(text, **options):
-    ids = network.generate(**tokenizer(text, return_tensors="pt"), **options)
-    return tokenizer.decode(ids[0], skip_special_tokens=True)
-
-
-print(translate($text))
-"""

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partialsgd as ps
-from partialsgd._util.snapshots import Modes
 from partialsgd.lab.recipes.translation.batches import NO_LABEL, TokenBatch
 from partialsgd.lab.recipes.translation.flops import Shape, TranslationFlops
 from partialsgd.lab.training.task import Numbers
+from partialsgd.lab.training.timing import evaluation_mode
 
 INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
@@ -60,15 +60,12 @@ class Teacher:
 @torch.no_grad()
 def likelihood(network: nn.Module, batches: Sequence[TokenBatch]) -> Numbers:
     """The mean negative log-likelihood of a token, and the perplexity, in evaluation mode."""
-    device, modes = next(network.parameters()).device, Modes(network)
-    network.eval()
-    try:
-        total = torch.zeros((), dtype=torch.float64, device=device)
+    device = next(network.parameters()).device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    with evaluation_mode(network):
         for batch in batches:
             moved = {name: tensor.to(device) for name, tensor in batch.items()}
             total += cross_entropy(run(network, moved).logits.float(), moved["labels"])
-    finally:
-        modes.restore()
     count = sum(int((batch["labels"] != NO_LABEL).sum()) for batch in batches)
     loss = float(total) / max(count, 1)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
