@@ -141,10 +141,10 @@ def test_a_second_interruption_leaves_no_process(
 
 IN_ITS_LAST_STEP = """
 import time
-from partialsgd.lab.training.stopping import asked_to_stop
+from partialsgd.lab.training.errors import stop_on_signal
 
 def run():
-    with asked_to_stop(lambda line: None) as is_asked:
+    with stop_on_signal(lambda line: None) as is_asked:
         print("begun", flush=True)
         while not is_asked():
             time.sleep(0.01)

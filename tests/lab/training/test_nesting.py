@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import partialsgd as ps
-from partialsgd.lab.training.nesting import MakeSpec, nest_model
+from partialsgd.lab.training.recipe_tools import MakeSpec, nest_model
 from partialsgd.lab.training.settings import LevelOptions
 from partialsgd.nested import Nested
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partialsgd.lab.training import rates
+from partialsgd.lab.training import recipe_tools as rates
 
 
 @pytest.mark.parametrize(("warm_up", "initial"), [(4, 0.0), (10, 1e-7 / 5e-4), (1, 0.0)])

@@ -25,13 +25,12 @@ from partialsgd.lab.runs import final_scores
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch
 from partialsgd.lab.training.batch_plan import BatchPlan, StepBatches
-from partialsgd.lab.training.errors import Stopped, WrongCall, advice_on_errors
+from partialsgd.lab.training.errors import Stopped, WrongCall, advice_on_errors, stop_on_signal
 from partialsgd.lab.training.measuring import make_meter, mean_loss
 from partialsgd.lab.training.method_text import parse_method
 from partialsgd.lab.training.progress import Display, say, show_warnings_on
 from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.state import TrainingState
-from partialsgd.lab.training.stopping import stop_on_signal
 from partialsgd.lab.training.task import Numbers, Task
 from partialsgd.logging import metrics_log
 from partialsgd.method import Method

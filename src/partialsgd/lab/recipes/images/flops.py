@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from partialsgd.engine.rules import choose
-from partialsgd.lab.training.timing import evaluation_mode
+from partialsgd.lab.training.recipe_tools import evaluation_mode
 from partialsgd.method import Branch, Context, Method
 from partialsgd.nested import Nested
 from partialsgd.nested.inspect.flops import Flops, count, paper_epoch_flops

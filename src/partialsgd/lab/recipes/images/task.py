@@ -27,10 +27,8 @@ from partialsgd.lab.recipes.images.data import (
 )
 from partialsgd.lab.recipes.images.flops import ImageFlops, passes_per_step
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.training import data_hash, rates
-from partialsgd.lab.training.nesting import MakeSpec, nest_model
+from partialsgd.lab.training.recipe_tools import MakeSpec, cosine, evaluation_mode, hash_tensors, latency, nest_model
 from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split, Task, fill_template
-from partialsgd.lab.training.timing import evaluation_mode, latency
 from partialsgd.method import Method
 from partialsgd.nested import Nested
 from partialsgd.nested.switch import FULL
@@ -67,10 +65,10 @@ class ImageTask:
 
     def data_hash(self) -> str:
         parts = (self.data.train, self.data.valid, self.data.test)
-        return data_hash.hash_tensors(*(tensor for part in parts for tensor in (part.images, part.labels)))
+        return hash_tensors(*(tensor for part in parts for tensor in (part.images, part.labels)))
 
     def learning_rate(self, t: int, total: int) -> float:
-        return rates.cosine(total, self.settings.warm_up)(t)
+        return cosine(total, self.settings.warm_up)(t)
 
     def loss(self, model: nn.Module, batch: ImageBatch, g: GradientPass) -> Tensor:
         """Cross-entropy with the labels, or with a teacher's outputs."""

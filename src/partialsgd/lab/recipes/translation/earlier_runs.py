@@ -12,8 +12,8 @@ from partialsgd.lab.recipes.translation import model, tokens
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.runs.use_run import load_weights
-from partialsgd.lab.training import data_hash
 from partialsgd.lab.training.errors import NotThere
+from partialsgd.lab.training.recipe_tools import hash_tensors, hash_texts
 from partialsgd.nested import Nested
 from partialsgd.nested.switch import FULL
 
@@ -82,13 +82,13 @@ def load_full_network(option: str, settings: Translation, tokenizer: Tokenizer) 
 
 
 def weights_hash(network: nn.Module) -> str:
-    return data_hash.hash_tensors(*(tensor for _, tensor in sorted(network.state_dict().items())))
+    return hash_tensors(*(tensor for _, tensor in sorted(network.state_dict().items())))
 
 
 def _require_same_tokenizer(option: str, run: Run, first: Tokenizer, second: Tokenizer) -> None:
     if first.to_str() != second.to_str():
         one, two = (
-            f"{tokenizer.get_vocab_size():,} tokens, hash {data_hash.hash_texts(tokenizer.to_str())[:8]}"
+            f"{tokenizer.get_vocab_size():,} tokens, hash {hash_texts(tokenizer.to_str())[:8]}"
             for tokenizer in (first, second)
         )
         raise ValueError(

@@ -13,7 +13,7 @@ from transformers.modeling_utils import PreTrainedModel
 import partialsgd as ps
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.recipes.translation.tokens import EOS, PAD
-from partialsgd.lab.training.nesting import MakeSpec, nest_model
+from partialsgd.lab.training.recipe_tools import MakeSpec, nest_model
 from partialsgd.nested import Nested
 
 

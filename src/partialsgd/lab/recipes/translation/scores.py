@@ -12,7 +12,7 @@ from torch import nn
 
 from partialsgd.lab.recipes.translation.corpus import Pair
 from partialsgd.lab.recipes.translation.tokens import EOS, PAD, decode_all, encode_all
-from partialsgd.lab.training.timing import evaluation_mode
+from partialsgd.lab.training.recipe_tools import evaluation_mode
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

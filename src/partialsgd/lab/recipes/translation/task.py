@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab.recipes.translation import earlier_runs, export, folder, losses, model, phrases, scores, tokens
-from partialsgd.lab.recipes.translation.batches import Ids, TokenBatch, TokenBatches, in_order
-from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash
-from partialsgd.lab.recipes.translation.flops import TranslationFlops
+from partialsgd.lab.recipes.translation import earlier_runs, export, losses, model, phrases, scores, tokens
+from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash, read_folder
+from partialsgd.lab.recipes.translation.losses import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.training import data_hash, rates
+from partialsgd.lab.recipes.translation.tokens import Ids, TokenBatch, TokenBatches, in_order
+from partialsgd.lab.training.recipe_tools import hash_texts, inverse_sqrt, linear
 from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split
 from partialsgd.method import Method
 from partialsgd.nested import Nested
@@ -47,7 +47,7 @@ def read_corpus(settings: Translation) -> Corpus:
     if settings.data is None and settings.preset != "laptop":
         raise ValueError(f"the preset {settings.preset} needs its corpus; give the folder with --data")
     if settings.data is not None:
-        return folder.read(settings.data, settings.source, settings.target)
+        return read_folder(settings.data, settings.source, settings.target)
     sizes = {"size": settings.size, "valid": settings.valid_size, "test": settings.test_size}
     return phrases.generate(settings.source, settings.target, **sizes, seed=settings.corpus_seed)
 
@@ -107,14 +107,14 @@ class TranslationTask:
         return notes
 
     def data_hash(self) -> str:
-        texts = data_hash.hash_texts(corpus_hash(self.corpus), self.tokenizer.to_str())
+        texts = hash_texts(corpus_hash(self.corpus), self.tokenizer.to_str())
         return " ".join([texts, *self._earlier_hashes])
 
     def learning_rate(self, t: int, total: int) -> float:
         initial = self.settings.warmup_init_lr / self.settings.lr
         if self.settings.schedule == "linear":
-            return rates.linear(total, self.settings.warm_up, initial)(t)
-        return rates.inverse_sqrt(self.settings.warm_up, initial)(t)
+            return linear(total, self.settings.warm_up, initial)(t)
+        return inverse_sqrt(self.settings.warm_up, initial)(t)
 
     def loss(self, model: nn.Module, batch: TokenBatch, g: GradientPass) -> Tensor:
         g.outputs = losses.run(model, batch)
