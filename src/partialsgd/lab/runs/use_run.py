@@ -1,4 +1,4 @@
-"""Use a trained run: load its model, score its levels, show what they cost."""
+"""Use a trained run: load its model, score its levels at the end of a training or later, show what they cost."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any, Literal, TypeAlias
 
 from accelerate.utils import send_to_device
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from partialsgd.export import files, states
 from partialsgd.lab.recipes import build
-from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.run import Run, versions
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.launch import processes
+from partialsgd.lab.training.state import TrainingState
 from partialsgd.lab.training.task import Numbers, Split, Task
+from partialsgd.method import Method
 from partialsgd.nested import Nested
 from partialsgd.nested.example_inputs import as_call
 
@@ -88,20 +92,104 @@ def profile(run: Run, console: Console) -> None:
     task = open_task(run)
     network = task.network
     example = example_on_device(task)
-    shown = Table()
-    for name in ("level", "parameters", "share", "forward", "training", "paper", "latency"):
-        shown.add_column(name, justify="left" if name == "level" else "right")
+    shown = _level_table("forward", "training", "paper", "latency")
     for row in network.profile(example).rows:
         latency = task.latency(network.extract(row.level, example=example).eval())
         counts = (f"{count:.3g}" for count in (row.forward, row.training, row.multiply_adds))
         shown.add_row(row.level, f"{row.parameters:,}", f"{row.share:.1%}", *counts, f"{1e3 * latency:.3g} ms")
     console.print(shown)
-    console.print(f"forward, training: FLOPs of a pass over {_shapes(example)}, as torch counts them", highlight=False)
-    console.print("paper: multiply-adds of the forward pass, as the paper counts them", highlight=False)
-    console.print("latency: one example through the extracted level", highlight=False)
+    for line in (
+        f"forward, training: FLOPs of a pass over {_shapes(example)}, as torch counts them",
+        "paper: multiply-adds of the forward pass, as the paper counts them",
+        "latency: one example through the extracted level",
+    ):
+        console.print(line, highlight=False)
 
 
 def _shapes(example: Any) -> str:
     args, kwargs = as_call(example)
     named = [("an input of", value) for value in args] + list(kwargs.items())
     return ", ".join(f"{name} {'×'.join(map(str, x.shape))}" for name, x in named if isinstance(x, Tensor))
+
+
+Summary: TypeAlias = dict[str, Any]
+
+
+def summarise(run: Run, state: TrainingState, method: Method, console: Console) -> Summary:
+    """Score the best model on the test data and write summary.json, which marks a run as finished."""
+    task = state.task
+    load_weights(task.network, run.best)
+    summary: Summary = {
+        "recipe": run.settings.recipe,
+        "checkpoint": "best",
+        "score": task.score,
+        "steps": state.position,
+        "seconds": round(state.seconds, 1),
+        "levels": {},
+        "versions": versions(),
+    }
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
+        line = progress.add_task("")
+        for level in task.network.levels:
+            progress.update(line, description=f"scoring {level} on the test data")
+            summary["levels"][level] = _level(state, level)
+        progress.update(line, description="computing further numbers")
+        summary["extras"] = task.extras(method)
+    summary["wall"] = round(state.wall, 1)
+    run.write_json("summary.json", summary)
+    return summary
+
+
+def _level(state: TrainingState, level: str) -> dict[str, Any]:
+    task, network = state.task, state.task.network
+    size = network.size(level)
+    return {
+        "parameters": size,
+        "share": size / network.size(network.levels[-1]),
+        "updates": state.updates.get(level, 0),
+        "flops": state.flops.get(level, 0.0),
+        "latency": task.latency(network.extract(level, example=example_on_device(task)).eval()),
+        "test": task.scores(level, "test"),
+    }
+
+
+def show(summary: Summary, console: Console) -> None:
+    """Print a table with a row for each level, and below it the other numbers of the recipe."""
+    score = summary["score"]
+    shown = _level_table("updates", "training FLOPs", score, "latency")
+    shown.title = f"{summary['recipe']}: every level on the test data"
+    for level, row in summary["levels"].items():
+        shown.add_row(
+            level,
+            f"{row['parameters']:,}",
+            f"{row['share']:.1%}",
+            f"{row['updates']:,}",
+            f"{row['flops']:.3g}",
+            f"{row['test'][score]:.4g}",
+            f"{1e3 * row['latency']:.3g} ms",
+        )
+    console.print(shown)
+    for name, value in summary["extras"].items():
+        _show_extra(name, value, console)
+
+
+def _level_table(*columns: str) -> Table:
+    """A table with a row for each level: its size, and these columns."""
+    shown = Table("level")
+    for name in ("parameters", "share", *columns):
+        shown.add_column(name, justify="right")
+    return shown
+
+
+def _show_extra(name: str, value: Any, console: Console) -> None:
+    """Print an entry unchanged: rich would read brackets in a translation as colours."""
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        shown = Table(title=Text(name))
+        for column in value[0]:
+            shown.add_column(Text(str(column)))
+        for row in value:
+            shown.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row.values()))
+        console.print(shown)
+        return
+    for line in value if isinstance(value, (list, tuple)) else [value]:
+        console.print(f"{name}: {line}", highlight=False, markup=False)

@@ -21,7 +21,7 @@ import partialsgd as ps
 from partialsgd._util.snapshots import Modes, RandomState
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes import build
-from partialsgd.lab.runs import final_scores
+from partialsgd.lab.runs import use_run
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch
 from partialsgd.lab.training.batch_plan import BatchPlan, StepBatches
@@ -102,9 +102,9 @@ def _train_to_end(run: Run, settings: Settings, task: Task, method: Method, show
             say(console, note)
         state = fit(run, settings, task, method, accelerator, console)
         if accelerator.is_main_process:
-            summary = final_scores.summarise(run, state, method, console)
+            summary = use_run.summarise(run, state, method, console)
             if show:
-                final_scores.show(summary, Console())
+                use_run.show(summary, Console())
                 say(console, f"The run is in {run.path}")
         accelerator.wait_for_everyone()
     return run
@@ -145,7 +145,7 @@ def fit(
             log.write(step, **numbers)
             if settings.track:
                 accelerator.log(dict(metrics_log.scalars(metrics_log.record(step, **numbers))), step=step.t)
-            is_stopped = launch.any_rank(accelerator, is_signalled())
+            is_stopped = launch.total(accelerator, is_signalled()) > 0  # so that all ranks stop at the same step
             if is_last or is_stopped or state.position % settings.checkpoint_every == 0:
                 state.save(run, keep=settings.keep)
             if is_stopped and not is_last:

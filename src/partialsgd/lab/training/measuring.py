@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast, final
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,17 +50,8 @@ def make_meter(
 
 def mean_loss(task: Task, model: nn.Module, step: StepBatches) -> Tensor:
     """The loss of a step's batches without distillation: the criteria compare gradients of one function."""
-    g = cast(GradientPass, _PassWithoutTeacher())
+    g = cast(GradientPass, SimpleNamespace(teacher=None, outputs=None))
     return torch.stack([task.loss(model, batch, g) * step.loss_scale for batch in step.batches]).sum()
-
-
-@final
-@dataclass
-class _PassWithoutTeacher:
-    """The two attributes of a gradient pass that a task's loss uses."""
-
-    teacher: None = None
-    outputs: Any = None
 
 
 @contextmanager

@@ -94,14 +94,7 @@ class Images(DataOptions, ModelOptions, LevelOptions, OptimizerOptions, Settings
         require_in("weight_decay", self.weight_decay, 0, float("inf"))
 
 
-_CIFAR: dict[str, Any] = {
-    "valid_share": 0.1,
-    "network": "resnet18",
-    "batch": 128,
-    "lr": 0.1,
-    "crop": 4,
-    "flip": True,
-}
+_CIFAR: dict[str, Any] = {"network": "resnet18", "valid_share": 0.1, "batch": 128, "lr": 0.1, "crop": 4, "flip": True}
 
 PRESETS: dict[str, Images] = {
     "digits": Images(),

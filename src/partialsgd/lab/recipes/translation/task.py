@@ -1,4 +1,4 @@
-"""The translation recipe as a task for the loop: corpus, tokenizer, network, loss and scores."""
+"""The translation recipe as a task for the loop: corpus, tokenizer, network, loss, scores and export."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
@@ -13,21 +16,28 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab.recipes.translation import earlier_runs, export, losses, model, phrases, scores, tokens
+from partialsgd.lab.recipes.translation import earlier_runs, losses, model, phrases, scores, tokens
 from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash, read_folder
 from partialsgd.lab.recipes.translation.losses import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.recipes.translation.tokens import Ids, TokenBatch, TokenBatches, in_order
 from partialsgd.lab.training.recipe_tools import hash_texts, inverse_sqrt, linear
-from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split
+from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split, fill_template
 from partialsgd.method import Method
 from partialsgd.nested import Nested
+from partialsgd.nested.switch import FULL
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _SAMPLES = 3  # test phrases shown with the translation of each level
 _TIMED = 9  # sentences whose latency is measured
+_PACKAGES = {
+    "safetensors": "torch transformers tokenizers safetensors",
+    "onnx": "onnxruntime tokenizers numpy",
+    "transformers": "torch transformers",
+}
+_DYNAMIC = {"input_ids": {1: "source"}, "attention_mask": {1: "source"}, "decoder_input_ids": {1: "target"}}
 
 
 def build(settings: Translation) -> TranslationTask:
@@ -179,8 +189,25 @@ class TranslationTask:
         return {earlier_runs.TOKENIZER: self.tokenizer.to_str(pretty=True)}
 
     def export_details(self, level: str, format: str) -> ExportDetails:
-        text = self.corpus.splits["test"][0][0]
-        return export.details(self.settings, format, self.tokenizer, text, is_full=level == self.network.levels[-1])
+        settings, is_original = self.settings, level == self.network.levels[-1] and self.settings.alone in (None, FULL)
+        data = "phrases generated from the Unicode locale data"
+        if settings.data is not None:
+            data = f"the sentences in `{Path(settings.data).name}`"
+        templates = Path(__file__).parent / "templates"
+        smaller = "" if is_original or settings.nest not in ("low-rank", "width") else f"{settings.nest}.py.txt"
+        code = fill_template(
+            templates / f"{format}.py.txt",
+            text=repr(self.corpus.splits["test"][0][0]),
+            longest=settings.longest,
+            smaller=smaller and (templates / smaller).read_text(encoding="utf-8"),
+        )
+        return ExportDetails(
+            about=f"Translates {settings.source} to {settings.target}; trained on {data}.",
+            packages=_PACKAGES[format],
+            code=code,
+            files=_auto_tokenizer(self.tokenizer) if format == "transformers" else {},
+            dynamic=_DYNAMIC,
+        )
 
     def translate(self, network: nn.Module, lines: Sequence[str]) -> list[str]:
         """Translate with the nested model at its current level, or with an extracted one."""
@@ -214,3 +241,18 @@ class TranslationTask:
             for row, text in zip(rows, translations, strict=True):
                 row[level] = text
         return rows
+
+
+def _auto_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
+    """The files from which `AutoTokenizer.from_pretrained` loads the tokenizer."""
+    transformers: Any = import_module("transformers")
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    with TemporaryDirectory() as folder:
+        wrapped.save_pretrained(folder)
+        return {file.name: file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}
