@@ -11,7 +11,7 @@ import torch
 
 from partialsgd.engine.rules import choose
 from partialsgd.lab.training.recipe_tools import evaluation_mode
-from partialsgd.method import Branch, Context, Method
+from partialsgd.method import Context, Method
 from partialsgd.nested import Nested
 from partialsgd.nested.inspect.flops import Flops, count, paper_epoch_flops
 from partialsgd.nested.specs import LowRank
@@ -74,12 +74,8 @@ def passes_per_step(method: Method, network: Nested, seed: int) -> dict[str, flo
     for t in range(steps):
         for branch in method.branches_at(replace(context, t=t)):
             if branch.level not in gradients:
-                gradients[branch.level] = _gradients(method, branch, replace(context, t=t))
+                choice = choose(method, branch, replace(context, t=t, level=branch.level))
+                # Two if the gradient at x decides where the next one is taken, as in SAM.
+                gradients[branch.level] = 2 if choice.needs_gradient and choice.leaves_base else 1
             counts[branch.level if branch.level in network.levels else network.levels[-1]] += gradients[branch.level]
     return {level: counts[level] / steps for level in network.levels if counts[level]}
-
-
-def _gradients(method: Method, branch: Branch, context: Context) -> int:
-    """Two if the gradient at x decides where the next one is taken, as in SAM; otherwise one."""
-    choice = choose(method, branch, replace(context, level=branch.level))
-    return 2 if choice.needs_gradient and choice.leaves_base else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 import torch.nn.functional as F
@@ -89,16 +89,7 @@ class TranslationFlops:
 
     def __init__(self, network: Nested, part: Literal["training", "forward"] = "training") -> None:
         self._network, self._part = network, part
-        self._products = [
-            _Product(
-                layer.linear.inputs,
-                layer.linear.outputs,
-                layer.bounds[-1],
-                ".decoder." not in f".{name}" or name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj")),
-            )
-            for name, layer in network.nested_modules().items()
-            if isinstance(layer, LowRankLayer)
-        ]
+        self._low_rank = {name: m for name, m in network.nested_modules().items() if isinstance(m, LowRankLayer)}
         self._coefficients: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, level: str, shape: Shape) -> int:
@@ -110,7 +101,7 @@ class TranslationFlops:
 
     def _fit(self, level: str) -> tuple[int, ...]:
         def f(s: int, t: int) -> int:
-            return self._count(level, (1, s, t)) - self._low_rank_products(level, (1, s, t))
+            return self._count(level, s, t) - self._low_rank_products(level, (1, s, t))
 
         f11, f21, f31, f12, f22 = f(1, 1), f(2, 1), f(3, 1), f(1, 2), f(2, 2)
         c = (f31 - 2 * f21 + f11) // 2
@@ -120,11 +111,9 @@ class TranslationFlops:
         d = (f12 - f11 - e - b_and_d) // 2
         return a, b_and_d - d, c, d, e
 
-    def _count(self, level: str, shape: Shape) -> int:
-        sentences, s, t = shape
+    def _count(self, level: str, s: int, t: int) -> int:
         device = next(self._network.parameters()).device
-        source = torch.ones(sentences, s, dtype=torch.long, device=device)
-        target = torch.ones(sentences, t, dtype=torch.long, device=device)
+        source, target = (torch.ones(1, length, dtype=torch.long, device=device) for length in (s, t))
         call = {"input_ids": source, "attention_mask": source, "decoder_input_ids": target, "use_cache": False}
         with self._network.at(level):
             counted = flops.count(self._network.model, **call)
@@ -133,20 +122,12 @@ class TranslationFlops:
     def _low_rank_products(self, level: str, shape: Shape) -> int:
         if level != self._network.levels[-1]:
             return 0
-        forward = sum(product.forward(shape) for product in self._products)
-        return _FORWARD_AND_BACKWARD * forward if self._part == "training" else forward
-
-
-class _Product(NamedTuple):
-    """The product VU of one low-rank layer."""
-
-    inputs: int
-    outputs: int
-    rank: int
-    reads_source: bool
-    """The layer is applied to the tokens of the source, not of the target."""
-
-    def forward(self, shape: Shape) -> int:
         sentences, s, t = shape
-        per_token = sentences * (s if self.reads_source else t) * (self.inputs + self.outputs)
-        return 2 * self.rank * min(per_token, self.inputs * self.outputs)
+        forward = 0
+        for name, layer in self._low_rank.items():
+            inputs, outputs, rank = layer.linear.inputs, layer.linear.outputs, layer.bounds[-1]
+            is_decoder = ".decoder." in f".{name}"
+            reads_target = is_decoder and not name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
+            per_token = sentences * (t if reads_target else s) * (inputs + outputs)
+            forward += 2 * rank * min(per_token, inputs * outputs)
+        return _FORWARD_AND_BACKWARD * forward if self._part == "training" else forward

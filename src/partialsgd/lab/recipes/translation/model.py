@@ -37,6 +37,7 @@ def nest(plain: nn.Module, settings: Translation) -> Nested:
     return nest_model(plain, settings, specs, seed=settings.seed)
 
 
+@torch.no_grad()
 def initialise(model: PreTrainedModel) -> None:
     """Initialise linear layers by Xavier (1/√2 of it for query, key, value), embeddings by N(0, 1/d), biases by 0."""
     for name, module in model.named_modules():
@@ -45,14 +46,9 @@ def initialise(model: PreTrainedModel) -> None:
             nn.init.xavier_uniform_(module.weight, gain)
             nn.init.zeros_(module.bias)
         elif isinstance(module, (nn.Embedding, nn.Linear)) and module.weight.requires_grad:
-            _initialise_embedding(module)
-
-
-@torch.no_grad()
-def _initialise_embedding(module: nn.Embedding | nn.Linear) -> None:
-    nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
-    if getattr(module, "padding_idx", None) is not None:
-        module.weight[PAD] = 0
+            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+            if getattr(module, "padding_idx", None) is not None:
+                module.weight[PAD] = 0
 
 
 def _sizes(settings: Translation, vocabulary: int) -> dict[str, Any]:

@@ -112,8 +112,8 @@ class TranslationTask:
         if self._left_out:
             longest = self.settings.longest
             notes.append(f"{self._left_out:,} training pairs with more than {longest} tokens are left out")
-        if self._seen:
-            notes.append(f"{self._seen:,} test pairs are also in the training data")
+        if seen := len(set(self.corpus.splits["test"]) & set(self.corpus.splits["train"])):
+            notes.append(f"{seen:,} test pairs are also in the training data")
         return notes
 
     def data_hash(self) -> str:
@@ -223,10 +223,6 @@ class TranslationTask:
         """Batches of the pairs that are not too long for the network."""
         fitting = [pair for pair in self._ids(split) if max(map(len, pair)) <= self.settings.longest]
         return [batch for _, batch in in_order(fitting, self.settings.max_tokens)]
-
-    @cached_property
-    def _seen(self) -> int:
-        return len(set(self.corpus.splits["test"]) & set(self.corpus.splits["train"]))
 
     @cached_property
     def _valid(self) -> list[TokenBatch]:
