@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from partialsgd.lab.recipes.translation.settings import of_preset
+from partialsgd.lab.recipes.translation.settings import PRESETS
 from partialsgd.lab.runs.run import Run
 from studies import pages, recipes, results, write
 
@@ -22,7 +23,7 @@ SUMMARY = {
 
 
 def made(folder: Path) -> Run:
-    settings = of_preset("laptop", data=str(folder / "multi30k"), source="de", target="en", ratio=("1/8", "1/4"))
+    settings = replace(PRESETS["laptop"], data=str(folder / "multi30k"), source="de", target="en", ratio=("1/8", "1/4"))
     run = Run.new(settings.__class__(**{**vars(settings), "out": str(folder / "run")}))
     run.write("summary.json", SUMMARY)
     return run

@@ -40,45 +40,30 @@ def hash_texts(*texts: str) -> str:
     return total.hexdigest()
 
 
-Schedule: TypeAlias = Callable[[int], float]
-"""Step t to the factor of the peak learning rate."""
-
-
-def inverse_sqrt(warm_up: int, initial: float = 0.0) -> Schedule:
+def inverse_sqrt(t: int, warm_up: int, initial: float = 0.0) -> float:
     """Rise linearly from `initial` to 1 over `warm_up` steps, then fall as √(warm_up / t), as fairseq's inverse_sqrt.
 
-    The paper's warmup_init_lr is `initial` times the peak learning rate; −1 there means 0.
+    Schedules are functions of the step, so that there is no state to save; they give the factor of the peak rate. The
+    paper's warmup_init_lr is `initial` times the peak learning rate; −1 there means 0.
     """
-
-    def factor(t: int) -> float:
-        if t < warm_up:
-            return initial + (1.0 - initial) * t / warm_up
-        return math.sqrt(max(warm_up, 1) / max(t, 1))
-
-    return factor
+    if t < warm_up:
+        return initial + (1.0 - initial) * t / warm_up
+    return math.sqrt(max(warm_up, 1) / max(t, 1))
 
 
-def linear(total: int, warm_up: int = 0, initial: float = 0.0) -> Schedule:
+def linear(t: int, total: int, warm_up: int = 0, initial: float = 0.0) -> float:
     """Rise linearly from `initial` to 1 over `warm_up` steps, then fall linearly to 0 at step `total`."""
-
-    def factor(t: int) -> float:
-        if t < warm_up:
-            return initial + (1.0 - initial) * t / warm_up
-        return max(0.0, (total - t) / max(total - warm_up, 1))
-
-    return factor
+    if t < warm_up:
+        return initial + (1.0 - initial) * t / warm_up
+    return max(0.0, (total - t) / max(total - warm_up, 1))
 
 
-def cosine(total: int, warm_up: int = 0) -> Schedule:
+def cosine(t: int, total: int, warm_up: int = 0) -> float:
     """Rise linearly from 0 over `warm_up` steps, then follow half a cosine from 1 to 0 at step `total`."""
-
-    def factor(t: int) -> float:
-        if t < warm_up:
-            return (t + 1) / (warm_up + 1)
-        done = (t - warm_up) / max(total - warm_up, 1)
-        return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
-
-    return factor
+    if t < warm_up:
+        return (t + 1) / (warm_up + 1)
+    done = (t - warm_up) / max(total - warm_up, 1)
+    return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
 
 
 MakeSpec: TypeAlias = Callable[[tuple[float, ...]], Spec]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
 from partialsgd.lab.training.settings import LevelOptions, Settings, require_at_least, require_in
@@ -101,10 +101,3 @@ PRESETS: dict[str, Images] = {
     "narrow": Images(preset="narrow", **_CIFAR, width=16, limit=10_000, epochs=30),
     "cifar10": Images(preset="cifar10", **_CIFAR, width=64, epochs=200),
 }
-
-
-def of_preset(name: str, **changes: Any) -> Images:
-    """The settings of a preset with some changes."""
-    if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
-    return replace(PRESETS[name], **changes)

@@ -68,7 +68,7 @@ class ImageTask:
         return hash_tensors(*(tensor for part in parts for tensor in (part.images, part.labels)))
 
     def learning_rate(self, t: int, total: int) -> float:
-        return cosine(total, self.settings.warm_up)(t)
+        return cosine(t, total, self.settings.warm_up)
 
     def loss(self, model: nn.Module, batch: ImageBatch, g: GradientPass) -> Tensor:
         """Cross-entropy with the labels, or with a teacher's outputs."""

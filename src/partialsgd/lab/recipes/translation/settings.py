@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
 
 from partialsgd.lab.training.settings import LevelOptions, Settings, parse_ratio, require_at_least, require_in
@@ -188,13 +188,6 @@ PRESETS: dict[str, Translation] = {
         tie=False,
     ),
 }
-
-
-def of_preset(name: str, **changes: Any) -> Translation:
-    """The settings of a preset with some changes."""
-    if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
-    return replace(PRESETS[name], **changes)
 
 
 class Row(NamedTuple):

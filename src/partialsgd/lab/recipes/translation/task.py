@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab.recipes.translation import earlier_runs, losses, model, phrases, scores, tokens
+from partialsgd.lab.recipes.translation import losses, model, phrases, scores, tokens
 from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash, read_folder
 from partialsgd.lab.recipes.translation.losses import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
@@ -44,7 +44,7 @@ def build(settings: Translation) -> TranslationTask:
     """Read the corpus, train the tokenizer, and make the network with fresh weights or those of --start."""
     corpus = read_corpus(settings)
     tokenizer = tokens.train_cached(corpus, settings.vocabulary)
-    earlier = earlier_runs.load_networks(settings, tokenizer)
+    earlier = model.load_networks(settings, tokenizer)
     torch.manual_seed(settings.seed)
     plain = model.build(settings, tokenizer.get_vocab_size())
     if "start" in earlier:
@@ -88,7 +88,7 @@ class TranslationTask:
         corpus: Corpus,
         tokenizer: Tokenizer,
         network: Nested,
-        earlier: earlier_runs.Networks = MappingProxyType({}),
+        earlier: model.Networks = MappingProxyType({}),
     ) -> None:
         self.settings, self.corpus, self.tokenizer, self.network = settings, corpus, tokenizer, network
         self.optimizers: Sequence[torch.optim.Optimizer] = [make_optimizer(network, settings)]
@@ -100,7 +100,7 @@ class TranslationTask:
         self._teacher: losses.Teacher | None = None
         if "teacher" in earlier:
             self._teacher = losses.Teacher(earlier["teacher"], settings.teacher_weight)
-        self._earlier_hashes = [f"{option}:{earlier_runs.weights_hash(plain)}" for option, plain in earlier.items()]
+        self._earlier_hashes = [f"{option}:{model.weights_hash(plain)}" for option, plain in earlier.items()]
 
     @property
     def signature(self) -> str | None:
@@ -123,8 +123,8 @@ class TranslationTask:
     def learning_rate(self, t: int, total: int) -> float:
         initial = self.settings.warmup_init_lr / self.settings.lr
         if self.settings.schedule == "linear":
-            return linear(total, self.settings.warm_up, initial)(t)
-        return inverse_sqrt(self.settings.warm_up, initial)(t)
+            return linear(t, total, self.settings.warm_up, initial)
+        return inverse_sqrt(t, self.settings.warm_up, initial)
 
     def loss(self, model: nn.Module, batch: TokenBatch, g: GradientPass) -> Tensor:
         g.outputs = losses.run(model, batch)
@@ -186,7 +186,7 @@ class TranslationTask:
         return statistics.median(times[1:] or times)
 
     def sidecar_files(self) -> dict[str, str]:
-        return {earlier_runs.TOKENIZER: self.tokenizer.to_str(pretty=True)}
+        return {model.TOKENIZER: self.tokenizer.to_str(pretty=True)}
 
     def export_details(self, level: str, format: str) -> ExportDetails:
         settings, is_original = self.settings, level == self.network.levels[-1] and self.settings.alone in (None, FULL)
