@@ -80,7 +80,12 @@ def _files(folder: Path, source: str, target: str) -> dict[Place, Path]:
     """The file of each split and language; an error names the one that is missing."""
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}: give one with train.{source}, train.{target} and so on")
-    files = _matching_files(folder, {f"{source}-{target}", f"{target}-{source}"})
+    files: dict[Place, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        name = _NAME.fullmatch(path.name)
+        if name and path.is_file() and name["pair"] in (None, f"{source}-{target}", f"{target}-{source}"):
+            split = "valid" if name["split"] == "dev" else name["split"]
+            files.setdefault((split, name["language"]), []).append(path)
     there = ", ".join(sorted(path.name for paths in files.values() for path in paths)) or "none of that kind"
     for language in (source, target):
         if not any(place[1] == language for place in files):
@@ -93,16 +98,6 @@ def _files(folder: Path, source: str, target: str) -> dict[Place, Path]:
                 names = " and ".join(path.name for path in paths)
                 raise ValueError(f"{folder} has {names}, and only one can be the {split} split: remove the others")
     return {(split, language): files[split, language][0] for split in SPLITS for language in (source, target)}
-
-
-def _matching_files(folder: Path, pairs: set[str]) -> dict[Place, list[Path]]:
-    files: dict[Place, list[Path]] = {}
-    for path in sorted(folder.iterdir()):
-        name = _NAME.fullmatch(path.name)
-        if name and path.is_file() and (name["pair"] is None or name["pair"] in pairs):
-            split = "valid" if name["split"] == "dev" else name["split"]
-            files.setdefault((split, name["language"]), []).append(path)
-    return files
 
 
 def _lines(file: Path) -> list[str]:

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 def build(settings: Translation, vocabulary: int) -> PreTrainedModel:
     """Make a network of the settings' size, initialised as in fairseq."""
-    model: PreTrainedModel = _marian(settings, vocabulary) if settings.norm == "post" else _mbart(settings, vocabulary)
+    if settings.norm == "post":
+        own_embeddings = {"decoder_vocab_size": vocabulary, "share_encoder_decoder_embeddings": False}
+        sizes = {**_sizes(settings, vocabulary), **own_embeddings, "tie_word_embeddings": settings.tie}
+        model: PreTrainedModel = MarianMTModel(MarianConfig(**sizes))
+    else:
+        model = _mbart(settings, vocabulary)
     model.generation_config = _generation(settings)
     initialise(model)
     return model
@@ -85,16 +90,6 @@ def _sizes(settings: Translation, vocabulary: int) -> dict[str, Any]:
         "decoder_start_token_id": EOS,
         "forced_eos_token_id": None,
     }
-
-
-def _marian(settings: Translation, vocabulary: int) -> PreTrainedModel:
-    config = MarianConfig(
-        **_sizes(settings, vocabulary),
-        decoder_vocab_size=vocabulary,
-        share_encoder_decoder_embeddings=False,
-        tie_word_embeddings=settings.tie,
-    )
-    return MarianMTModel(config)
 
 
 def _mbart(settings: Translation, vocabulary: int) -> PreTrainedModel:
@@ -152,45 +147,37 @@ def load_full_network(option: str, settings: Translation, tokenizer: Tokenizer) 
     except NotThere as error:
         raise NotThere(f"--{option}: {error}") from error
     earlier = run.settings
+
+    def wrong_run(reason: str) -> ValueError:
+        return ValueError(f"--{option}: {run.path} {reason}")
+
     if not isinstance(earlier, Translation):
-        raise ValueError(f"--{option}: {run.path} is a run of {earlier.recipe}; give one of {settings.recipe}")
+        raise wrong_run(f"is a run of {earlier.recipe}; give one of {settings.recipe}")
     if run.summary is None:
-        raise ValueError(
-            f"--{option}: {run.path} is not finished, and its best weights may still change; first run "
-            f"`partialsgd resume {run.path}`"
-        )
+        resume = f"first run `partialsgd resume {run.path}`"
+        raise wrong_run(f"is not finished, and its best weights may still change; {resume}")
     if earlier.alone not in (None, FULL):
-        raise ValueError(
-            f"--{option}: {run.path} trained only the level {earlier.alone!r}, but its {FULL} network is needed; give "
-            "a run of --nest none, or one that trained all levels"
-        )
+        other = "give a run of --nest none, or one that trained all levels"
+        raise wrong_run(f"trained only the level {earlier.alone!r}, but its {FULL} network is needed; {other}")
     for name in _MUST_AGREE[option]:
-        if getattr(earlier, name) != getattr(settings, name):
-            raise ValueError(
-                f"--{option}: {run.path} has {name} {getattr(earlier, name)}, and this training has {name} "
-                f"{getattr(settings, name)}; use the same, or another run"
-            )
+        before, now = getattr(earlier, name), getattr(settings, name)
+        if before != now:
+            raise wrong_run(f"has {name} {before}, and this training has {name} {now}; use the same, or another run")
     if earlier.longest < settings.longest:
-        raise ValueError(
-            f"--{option}: {run.path} has longest {earlier.longest}, which is less than this training's longest "
-            f"{settings.longest}; give --longest {earlier.longest}"
-        )
+        limit = f"this training's longest {settings.longest}; give --longest {earlier.longest}"
+        raise wrong_run(f"has longest {earlier.longest}, which is less than {limit}")
     network, its_tokenizer = load_model(run, run.best)
-    _require_same_tokenizer(option, run, its_tokenizer, tokenizer)
+    if its_tokenizer.to_str() != tokenizer.to_str():
+        its, this = (
+            f"{each.get_vocab_size():,} tokens, hash {hash_texts(each.to_str())[:8]}"
+            for each in (its_tokenizer, tokenizer)
+        )
+        raise ValueError(
+            f"--{option}: the tokenizer of {run.path} ({its}) is not that of these data ({this}); train both with the "
+            "same data and --vocabulary"
+        )
     return network.extract(FULL).eval()
 
 
 def weights_hash(network: nn.Module) -> str:
     return hash_tensors(*(tensor for _, tensor in sorted(network.state_dict().items())))
-
-
-def _require_same_tokenizer(option: str, run: Run, first: Tokenizer, second: Tokenizer) -> None:
-    if first.to_str() != second.to_str():
-        one, two = (
-            f"{tokenizer.get_vocab_size():,} tokens, hash {hash_texts(tokenizer.to_str())[:8]}"
-            for tokenizer in (first, second)
-        )
-        raise ValueError(
-            f"--{option}: the tokenizer of {run.path} ({one}) is not that of these data ({two}); train both with the "
-            "same data and --vocabulary"
-        )
