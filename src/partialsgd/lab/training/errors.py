@@ -14,6 +14,8 @@ from types import FrameType
 
 from partialsgd.lab.training.settings import Settings
 
+_REPEAT_SECONDS = 1.0
+"""A second signal within this time counts as the first one: launchers forward a signal that the worker already got."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -67,10 +69,6 @@ def _remedies(settings: Settings) -> list[str]:
     remedies += ["--clip-norm 1"] if settings.clip_norm is None else ["a smaller --clip-norm"]
     remedies += ["another --init"] if "init" in names else []
     return remedies + (["--precision fp32"] if settings.precision != "fp32" else [])
-
-
-_REPEAT_SECONDS = 1.0
-"""A second signal within this time counts as the first one: launchers forward a signal that the worker already got."""
 
 
 @contextmanager

@@ -22,6 +22,27 @@ from partialsgd._util.files import sha256
 Pair: TypeAlias = tuple[str, str]
 
 SPLITS = ("train", "valid", "test")
+Place: TypeAlias = tuple[str, str]
+"""A split and a language."""
+
+_NAME = re.compile(r"(?P<split>train|valid|dev|test)(\.(?P<pair>[\w-]+))?\.(?P<language>(?!gz$)[\w-]+)(\.gz)?")
+MOSES = 0.9
+"""Text is taken for Moses-tokenised if at least this share of its marks stand alone."""
+_LOOK_AT = 10_000  # lines: enough to know
+
+_BPE = re.compile(r"@@( |$)")
+_ESCAPES = {
+    "&#124;": "|",
+    "&lt;": "<",
+    "&gt;": ">",
+    "&quot;": '"',
+    "&apos;": "'",
+    "&#91;": "[",
+    "&#93;": "]",
+    "&amp;": "&",  # the last, because Moses escapes it first
+}
+_QUOTES = {"'": "'", '"': '"', "``": "``", "`": "`", "''": "''", "„": '"', "“": '"'}
+_ELIDING = {"fr", "it", "ga"}
 
 
 @final
@@ -45,11 +66,6 @@ def corpus_hash(corpus: Corpus) -> str:
         pairs = corpus.splits[split]
         parts += [split, str(len(pairs)), *(text for pair in pairs for text in pair)]
     return sha256(*parts)
-
-
-_NAME = re.compile(r"(?P<split>train|valid|dev|test)(\.(?P<pair>[\w-]+))?\.(?P<language>(?!gz$)[\w-]+)(\.gz)?")
-Place: TypeAlias = tuple[str, str]
-"""A split and a language."""
 
 
 def read_folder(folder: str | os.PathLike[str], source: str, target: str) -> Corpus:
@@ -161,25 +177,6 @@ def _dropped(split: str, names: tuple[str, str], pairs: Sequence[Pair]) -> list[
         return []
     counts = ", ".join(f"{count:,} {place}" for place, count in where.items() if count)
     return [f"{split}: {sum(where.values()):,} of {len(pairs):,} pairs dropped, because a line is empty: {counts}"]
-
-
-MOSES = 0.9
-"""Text is taken for Moses-tokenised if at least this share of its marks stand alone."""
-_LOOK_AT = 10_000  # lines: enough to know
-
-_BPE = re.compile(r"@@( |$)")
-_ESCAPES = {
-    "&#124;": "|",
-    "&lt;": "<",
-    "&gt;": ">",
-    "&quot;": '"',
-    "&apos;": "'",
-    "&#91;": "[",
-    "&#93;": "]",
-    "&amp;": "&",  # the last, because Moses escapes it first
-}
-_QUOTES = {"'": "'", '"': '"', "``": "``", "`": "`", "''": "''", "„": '"', "“": '"'}
-_ELIDING = {"fr", "it", "ga"}
 
 
 def has_bpe(lines: Sequence[str]) -> bool:

@@ -29,6 +29,17 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+Networks: TypeAlias = Mapping[str, nn.Module]
+"""Full networks of earlier runs by the setting that names the run: "start" or "teacher"."""
+
+TOKENIZER = "tokenizer.json"
+
+_MUST_AGREE = {
+    "start": ("source", "target", "norm", "layers", "d_model", "ffn", "heads", "tie", "longest"),
+    "teacher": ("source", "target"),
+}
+
+
 def build(settings: Translation, vocabulary: int) -> PreTrainedModel:
     """Make a network of the settings' size, initialised as in fairseq."""
     if settings.norm == "post":
@@ -112,17 +123,6 @@ def _generation(settings: Translation) -> GenerationConfig:
         eos_token_id=EOS,
         decoder_start_token_id=EOS,
     )
-
-
-Networks: TypeAlias = Mapping[str, nn.Module]
-"""Full networks of earlier runs by the setting that names the run: "start" or "teacher"."""
-
-TOKENIZER = "tokenizer.json"
-
-_MUST_AGREE = {
-    "start": ("source", "target", "norm", "layers", "d_model", "ffn", "heads", "tie", "longest"),
-    "teacher": ("source", "target"),
-}
 
 
 def load_model(run: Run, directory: Path) -> tuple[Nested, Tokenizer]:

@@ -44,7 +44,28 @@ _TIMES: tuple[tuple[_Unit, int, int], ...] = (  # of what, how many at most, how
     ("minute", 59, 60),
     ("second", 59, 1),
 )
+_LARGEST = (1, 9, 99, 999, 99_999)  # one of them is drawn as the largest number
 _WITH_SIGN = ("USD", "EUR", "GBP", "JPY", "INR", "CNY", "BRL", "KRW", "CAD", "AUD", "MXN", "ILS")
+_UNSEEN = re.compile("[\u061c\u200e\u200f]")  # marks of direction
+_FRUITLESS = 20_000  # draws without a new pair, after which there are no more
+_NO_TERRITORIES = {"EU", "EZ", "QO", "UN", "XA", "XB", "ZZ"}
+_DAY_OF_MONEY = date(2024, 1, 1)  # the currencies that were in use then: today would be another corpus
+_UNITS = {
+    "length": ("millimeter", "centimeter", "meter", "kilometer", "inch", "foot", "yard", "mile"),
+    "mass": ("gram", "kilogram", "tonne", "ounce", "pound", "carat"),
+    "volume": ("milliliter", "liter", "hectoliter", "cubic-meter", "gallon", "cup", "tablespoon"),
+    "area": ("square-meter", "square-kilometer", "square-mile", "hectare", "acre"),
+    "speed": ("kilometer-per-hour", "meter-per-second", "mile-per-hour", "knot"),
+    "temperature": ("celsius", "fahrenheit"),
+    "pressure": ("hectopascal", "bar"),
+    "energy": ("kilowatt-hour", "kilojoule", "calorie"),
+    "power": ("watt", "kilowatt", "horsepower"),
+    "electric": ("volt", "ampere", "ohm"),
+    "frequency": ("hertz", "kilohertz"),
+    "digital": ("byte", "kilobyte", "megabyte", "gigabyte"),
+    "angle": ("degree",),
+    "consumption": ("liter-per-100-kilometer",),
+}
 
 
 @final
@@ -68,8 +89,6 @@ class Draw:
         whole, digits = self.random.randint(1, self.random.choice(_LARGEST)), self.random.choice((0, 0, 1, 2))
         return Decimal(whole * 10**digits + self.random.randrange(10**digits)) / 10**digits if digits else whole
 
-
-_LARGEST = (1, 9, 99, 999, 99_999)
 
 Kind: TypeAlias = Callable[[Draw], Saying]
 
@@ -212,28 +231,6 @@ def _names(draw: Draw, codes: Sequence[str], names: Callable[[Locale], Mapping[s
 def _timedelta(seconds: int, unit: _Unit, locale: Locale, *, add_direction: bool = False) -> str:
     """Format a duration in this unit: a threshold that no number reaches keeps Babel from a larger unit."""
     return dates.format_timedelta(seconds, unit, 10**9, add_direction, locale=locale)
-
-
-_UNSEEN = re.compile("[\u061c\u200e\u200f]")  # marks of direction
-_FRUITLESS = 20_000  # draws without a new pair, after which there are no more
-_NO_TERRITORIES = {"EU", "EZ", "QO", "UN", "XA", "XB", "ZZ"}
-_DAY_OF_MONEY = date(2024, 1, 1)  # the currencies that were in use then: today would be another corpus
-_UNITS = {
-    "length": ("millimeter", "centimeter", "meter", "kilometer", "inch", "foot", "yard", "mile"),
-    "mass": ("gram", "kilogram", "tonne", "ounce", "pound", "carat"),
-    "volume": ("milliliter", "liter", "hectoliter", "cubic-meter", "gallon", "cup", "tablespoon"),
-    "area": ("square-meter", "square-kilometer", "square-mile", "hectare", "acre"),
-    "speed": ("kilometer-per-hour", "meter-per-second", "mile-per-hour", "knot"),
-    "temperature": ("celsius", "fahrenheit"),
-    "pressure": ("hectopascal", "bar"),
-    "energy": ("kilowatt-hour", "kilojoule", "calorie"),
-    "power": ("watt", "kilowatt", "horsepower"),
-    "electric": ("volt", "ampere", "ohm"),
-    "frequency": ("hertz", "kilohertz"),
-    "digital": ("byte", "kilobyte", "megabyte", "gigabyte"),
-    "angle": ("degree",),
-    "consumption": ("liter-per-100-kilometer",),
-}
 
 
 def generate(
