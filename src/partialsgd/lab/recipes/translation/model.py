@@ -42,12 +42,7 @@ _MUST_AGREE = {
 
 def build(settings: Translation, vocabulary: int) -> PreTrainedModel:
     """Make a network of the settings' size, initialised as in fairseq."""
-    if settings.norm == "post":
-        own_embeddings = {"decoder_vocab_size": vocabulary, "share_encoder_decoder_embeddings": False}
-        sizes = {**_sizes(settings, vocabulary), **own_embeddings, "tie_word_embeddings": settings.tie}
-        model: PreTrainedModel = MarianMTModel(MarianConfig(**sizes))
-    else:
-        model = _mbart(settings, vocabulary)
+    model: PreTrainedModel = _marian(settings, vocabulary) if settings.norm == "post" else _mbart(settings, vocabulary)
     model.generation_config = _generation(settings)
     initialise(model)
     return model
@@ -101,6 +96,12 @@ def _sizes(settings: Translation, vocabulary: int) -> dict[str, Any]:
         "decoder_start_token_id": EOS,
         "forced_eos_token_id": None,
     }
+
+
+def _marian(settings: Translation, vocabulary: int) -> PreTrainedModel:
+    own_embeddings = {"decoder_vocab_size": vocabulary, "share_encoder_decoder_embeddings": False}
+    sizes = {**_sizes(settings, vocabulary), **own_embeddings, "tie_word_embeddings": settings.tie}
+    return MarianMTModel(MarianConfig(**sizes))
 
 
 def _mbart(settings: Translation, vocabulary: int) -> PreTrainedModel:
