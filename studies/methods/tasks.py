@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from partialsgd.lab.recipes.images import cifar, data
+from partialsgd.lab.recipes.images import data
 from partialsgd.lab.training.errors import NotThere, WrongCall
 
 
@@ -94,7 +94,7 @@ def cifar10(folder: Path | None) -> Data:
 def _batch(path: Path) -> data.Part:
     if not path.exists():
         raise NotThere(f"{path} does not exist; --data is the folder with the binary version of CIFAR-10")
-    return cifar.batch(path)
+    return data.read_cifar_batch(path)
 
 
 def mlp() -> nn.Sequential:

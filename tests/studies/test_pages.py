@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.recipes.translation.settings import of_preset
+from partialsgd.lab.recipes.translation.settings import PRESETS
 from partialsgd.lab.reproduce import make_experiment
 from partialsgd.lab.reproduce.experiment import Request
 from partialsgd.lab.reproduce.numbers import collect
@@ -32,7 +33,7 @@ SUMMARY = {
 
 
 def finished_run(folder: Path) -> Run:
-    settings = of_preset("laptop", data=str(folder / "multi30k"), source="de", target="en", ratio=("1/8", "1/4"))
+    settings = replace(PRESETS["laptop"], data=str(folder / "multi30k"), source="de", target="en", ratio=("1/8", "1/4"))
     run = Run.new(settings.__class__(**{**vars(settings), "out": str(folder / "run")}))
     run.write_json("summary.json", SUMMARY)
     return run

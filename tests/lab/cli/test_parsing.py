@@ -208,5 +208,5 @@ def test_the_options_reach_the_training(call: Call, monkeypatch: pytest.MonkeyPa
     assert call("compare", "images", "--seeds", "2", "--budget", "updates") == (0, "", "")
     assert call("resume", str(run.path)) == (0, "", "")
     assert calls[0] == (read("images", "--seed", "3"), {})
-    assert calls[1] == (read("images"), {"budget": "updates", "seeds": 2})
+    assert calls[1] == (read("images"), {"budget": "updates", "seeds": 2, "jobs": 1})
     assert calls[2][0].path == run.path

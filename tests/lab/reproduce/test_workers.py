@@ -140,7 +140,7 @@ def test_a_second_interruption_leaves_no_process(
 
 IN_ITS_LAST_STEP = """
 import time
-from partialsgd.lab.training.stopping import stop_on_signal
+from partialsgd.lab.training.errors import stop_on_signal
 
 def run():
     with stop_on_signal(lambda line: None) as is_asked:

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from partialsgd.export import files
-from partialsgd.lab.runs import final_scores
+from partialsgd.lab.runs import use_run as final_scores
 from partialsgd.lab.runs.use_run import load_weights
 from partialsgd.lab.training import loop
 from tests.lab.toy import Toy, ToyTask, build

@@ -10,7 +10,8 @@ import torch
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.runs.run import Run
-from partialsgd.lab.training import data_hash, loop
+from partialsgd.lab.training import loop
+from partialsgd.lab.training import recipe_tools as data_hash
 
 
 def test_a_digest_is_of_numbers_types_and_shapes() -> None:

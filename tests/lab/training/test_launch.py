@@ -40,7 +40,7 @@ def test_alone_one_agrees_with_oneself() -> None:
     here = launch.make_accelerator(Toy(), Path("runs"))
     assert (here.num_processes, here.is_main_process, here.scaler) == (1, True, None)
     assert launch.from_main("path") == "path"
-    assert launch.any_rank(here, True) is True and launch.any_rank(here, False) is False
+    assert launch.total(here, True) == 1 and launch.total(here, False) == 0
     assert launch.total(here, 3.0) == 3.0 and launch.mean(here, torch.tensor(2.0)) == 2.0
 
 

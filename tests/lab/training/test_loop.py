@@ -18,7 +18,8 @@ import torch
 import partialsgd as ps
 from partialsgd import logging as report
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab.runs import checkpoints, final_scores
+from partialsgd.lab.runs import checkpoints
+from partialsgd.lab.runs import use_run as final_scores
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.method_text import parse_method

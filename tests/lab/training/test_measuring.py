@@ -18,7 +18,7 @@ from partialsgd.lab.reproduce.compare import compare
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
-from partialsgd.lab.training.measuring import LAYERS, make_meter
+from partialsgd.lab.training.loop import LAYERS, make_meter
 from partialsgd.lab.training.method_text import parse_method
 from tests.lab import toy
 from tests.lab.recipes.translation import tiny

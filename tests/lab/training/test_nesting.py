@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import partialsgd as ps
-from partialsgd.lab.training.nesting import MakeSpec, nest_model
+from partialsgd.lab.training.recipe_tools import MakeSpec, nest_model
 from partialsgd.lab.training.settings import LevelOptions
 from partialsgd.nested import Nested
 
@@ -52,7 +52,7 @@ def test_norms_and_seed_reach_the_nested_model(monkeypatch: pytest.MonkeyPatch) 
     [
         ({"nest": "depth"}, "nest must be one of width, low-rank, none; got 'depth'"),
         ({"ratio": ()}, "at least one ratio"),
-        ({"ratio": ("1/2", "0.5")}, "alike"),
+        ({"ratio": ("1/2", "0.5")}, "the same name"),
         ({"ratio": ("half",)}, "written like 1/32"),
         ({"ratio": ("1",)}, "is not smaller than 'full'"),
         ({"ratio": ("0.9", "1")}, "is not smaller than 'full'"),

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from partialsgd.lab.training import stopping
-from partialsgd.lab.training.stopping import stop_on_signal
+from partialsgd.lab.training import errors as stopping
+from partialsgd.lab.training.errors import stop_on_signal
 
 
 def ignore(line: str) -> None: ...

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from partialsgd.lab.training.timing import latency
+from partialsgd.lab.training.recipe_tools import latency
 
 
 class Slow(nn.Module):

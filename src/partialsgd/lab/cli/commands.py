@@ -178,8 +178,8 @@ class Export:
     """The weights that were best on the validation data, or the last ones."""
 
     def __call__(self) -> None:
-        from partialsgd.lab.runs.exporting import export_level
         from partialsgd.lab.runs.run import Run
+        from partialsgd.lab.runs.use_run import export_level
 
         run = Run.open(self.run)
         directory = export_level(run, self.level, format=self.format, to=self.to, checkpoint=self.checkpoint)

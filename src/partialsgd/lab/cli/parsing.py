@@ -82,8 +82,14 @@ def _start(argv: Sequence[str]) -> tuple[str, Settings, list[str]]:
     named, rest = (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else (None, list(argv))
     if named is not None:
         require_recipe(named)
-    config = _peek(rest, "config")
-    recipe_of_file, values = _read_config(config)
+    config, recipe_of_file, values = _peek(rest, "config"), None, dict[str, Any]()
+    if config is not None:
+        if not Path(config).is_file():
+            raise WrongCall(f"--config: {config} does not exist, or is not a file")
+        try:
+            recipe_of_file, values = settings_files.read(Path(config))
+        except ValueError as error:
+            raise WrongCall(f"--config: {error}") from error
     if None not in (named, recipe_of_file) and named != recipe_of_file:
         raise WrongCall(f"--config: {config} is for the recipe {recipe_of_file}, but the call names {named}")
     recipe = named or recipe_of_file or DEFAULT
@@ -94,17 +100,6 @@ def _start(argv: Sequence[str]) -> tuple[str, Settings, list[str]]:
         return recipe, settings_files.resolve(recipe, values), rest
     except ValueError as error:
         raise WrongCall(f"--config: {config}: {error}") from error
-
-
-def _read_config(config: str | None) -> tuple[str | None, settings_files.Values]:
-    if config is None:
-        return None, {}
-    if not Path(config).is_file():
-        raise WrongCall(f"--config: {config} does not exist, or is not a file")
-    try:
-        return settings_files.read(Path(config))
-    except ValueError as error:
-        raise WrongCall(f"--config: {error}") from error
 
 
 def _peek(argv: Sequence[str], option: str) -> str | None:

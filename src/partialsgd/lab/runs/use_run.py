@@ -1,23 +1,35 @@
-"""Use a trained run: load its model, score its levels, show what they cost."""
+"""Use a trained run: load its model, score its levels at the end of a training or later, show their cost, export one.
+
+An exported level is a directory of weights, sidecar files and a README that works without partialsgd.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from accelerate.utils import send_to_device
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
-from partialsgd.export import files, states
+from partialsgd import export
+from partialsgd._util import files
+from partialsgd.export import states
+from partialsgd.export.formats import Format
 from partialsgd.lab.recipes import build
-from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.run import Run, versions
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.launch import processes
-from partialsgd.lab.training.task import Numbers, Split, Task
+from partialsgd.lab.training.state import TrainingState
+from partialsgd.lab.training.task import ExportDetails, Numbers, Split, Task
+from partialsgd.method import Method
 from partialsgd.nested import Nested
 from partialsgd.nested.example_inputs import as_call
 
@@ -48,7 +60,7 @@ def weights(run: Run, checkpoint: Checkpoint) -> Path:
 
 def load_weights(network: Nested, directory: Path) -> None:
     """Load a saved nested model into one of the same kind."""
-    record, tensors = files.read(directory)
+    record, tensors = export.files.read(directory)
     states.fill(network.model, record["state"], tensors)
 
 
@@ -88,20 +100,184 @@ def profile(run: Run, console: Console) -> None:
     task = open_task(run)
     network = task.network
     example = example_on_device(task)
-    shown = Table()
-    for name in ("level", "parameters", "share", "forward", "training", "paper", "latency"):
-        shown.add_column(name, justify="left" if name == "level" else "right")
+    shown = _level_table("forward", "training", "paper", "latency")
     for row in network.profile(example).rows:
         latency = task.latency(network.extract(row.level, example=example).eval())
         counts = (f"{count:.3g}" for count in (row.forward, row.training, row.multiply_adds))
         shown.add_row(row.level, f"{row.parameters:,}", f"{row.share:.1%}", *counts, f"{1e3 * latency:.3g} ms")
     console.print(shown)
-    console.print(f"forward, training: FLOPs of a pass over {_shapes(example)}, as torch counts them", highlight=False)
-    console.print("paper: multiply-adds of the forward pass, as the paper counts them", highlight=False)
-    console.print("latency: one example through the extracted level", highlight=False)
+    for line in (
+        f"forward, training: FLOPs of a pass over {_shapes(example)}, as torch counts them",
+        "paper: multiply-adds of the forward pass, as the paper counts them",
+        "latency: one example through the extracted level",
+    ):
+        console.print(line, highlight=False)
 
 
 def _shapes(example: Any) -> str:
     args, kwargs = as_call(example)
     named = [("an input of", value) for value in args] + list(kwargs.items())
     return ", ".join(f"{name} {'×'.join(map(str, x.shape))}" for name, x in named if isinstance(x, Tensor))
+
+
+Summary: TypeAlias = dict[str, Any]
+
+
+def summarise(run: Run, state: TrainingState, method: Method, console: Console) -> Summary:
+    """Score the best model on the test data and write summary.json, which marks a run as finished."""
+    task = state.task
+    load_weights(task.network, run.best)
+    summary: Summary = {
+        "recipe": run.settings.recipe,
+        "checkpoint": "best",
+        "score": task.score,
+        "steps": state.position,
+        "seconds": round(state.seconds, 1),
+        "levels": {},
+        "versions": versions(),
+    }
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
+        line = progress.add_task("")
+        for level in task.network.levels:
+            progress.update(line, description=f"scoring {level} on the test data")
+            summary["levels"][level] = _level(state, level)
+        progress.update(line, description="computing further numbers")
+        summary["extras"] = task.extras(method)
+    summary["wall"] = round(state.wall, 1)
+    run.write_json("summary.json", summary)
+    return summary
+
+
+def _level(state: TrainingState, level: str) -> dict[str, Any]:
+    task, network = state.task, state.task.network
+    size = network.size(level)
+    return {
+        "parameters": size,
+        "share": size / network.size(network.levels[-1]),
+        "updates": state.updates.get(level, 0),
+        "flops": state.flops.get(level, 0.0),
+        "latency": task.latency(network.extract(level, example=example_on_device(task)).eval()),
+        "test": task.scores(level, "test"),
+    }
+
+
+def show(summary: Summary, console: Console) -> None:
+    """Print a table with a row for each level, and below it the other numbers of the recipe."""
+    score = summary["score"]
+    shown = _level_table("updates", "training FLOPs", score, "latency")
+    shown.title = f"{summary['recipe']}: every level on the test data"
+    for level, row in summary["levels"].items():
+        shown.add_row(
+            level,
+            f"{row['parameters']:,}",
+            f"{row['share']:.1%}",
+            f"{row['updates']:,}",
+            f"{row['flops']:.3g}",
+            f"{row['test'][score]:.4g}",
+            f"{1e3 * row['latency']:.3g} ms",
+        )
+    console.print(shown)
+    for name, value in summary["extras"].items():
+        _show_extra(name, value, console)
+
+
+def _level_table(*columns: str) -> Table:
+    """A table with a row for each level: its size, and these columns."""
+    shown = Table("level")
+    for name in ("parameters", "share", *columns):
+        shown.add_column(name, justify="right")
+    return shown
+
+
+def _show_extra(name: str, value: Any, console: Console) -> None:
+    """Print an entry unchanged: rich would read brackets in a translation as colours."""
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        shown = Table(title=Text(name))
+        for column in value[0]:
+            shown.add_column(Text(str(column)))
+        for row in value:
+            shown.add_row(*(Text(f"{cell:.4g}" if isinstance(cell, float) else str(cell)) for cell in row.values()))
+        console.print(shown)
+        return
+    for line in value if isinstance(value, (list, tuple)) else [value]:
+        console.print(f"{name}: {line}", highlight=False, markup=False)
+
+
+def export_level(
+    run: Run,
+    level: str,
+    *,
+    format: Format = "safetensors",
+    to: Path | None = None,
+    checkpoint: Checkpoint = "best",
+) -> Path:
+    """Write a level of a run to a directory, by default inside the run, and return that directory."""
+    if to is not None and any((to / name).exists() for name in ("metrics.jsonl", "checkpoints", "best")):
+        raise WrongCall(f"--to: {to} is a run, whose config.json would be overwritten; give another directory")
+    task = open_task(run, checkpoint)
+    if format not in task.formats:
+        raise WrongCall(
+            f"--format {format} is not for runs of {run.settings.recipe}, and {run.path} is one; "
+            f"use {' or '.join(task.formats)}"
+        )
+    require_level(task.network, level)
+    task.network.cpu()
+    details = task.export_details(level, format)
+    directory = to or run.path / "exports" / f"{level.replace('/', '_')}-{format}"
+    with _no_progress_bars() if format == "transformers" else nullcontext():
+        example, dynamic = task.example(), details.dynamic
+        export.export(task.network, level, directory, format=format, example=example, dynamic=dynamic)
+    readme = {"README.md": _readme(run, task, level, details, checkpoint)}
+    for name, text in {**task.sidecar_files(), **details.files, **readme}.items():
+        files.write_text(directory / name, text)
+    return directory
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Switch off transformers' progress bars: a single file is written and read in a moment."""
+    logging = import_module("transformers.utils.logging")
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+def _readme(run: Run, task: Task, level: str, details: ExportDetails, checkpoint: str) -> str:
+    settings = run.settings
+    return f"""# {settings.recipe}: {level}
+
+{details.about} {_size(task, level)} It was trained with the method `{settings.method}` of partialsgd, which is not \
+needed to use it.
+
+{_scores(run, level, checkpoint)}## Use
+
+In this directory, after `pip install {details.packages}`:
+
+```python
+{details.code}
+```
+{details.input_notes}"""
+
+
+def _size(task: Task, level: str) -> str:
+    levels = task.network.levels
+    size, full = task.network.size(level), task.network.size(levels[-1])
+    if len(levels) == 1:
+        return f"It has {size:,} parameters."
+    share = "the full network" if level == levels[-1] else f"{size / full:.1%} of the full network"
+    return f"It has {size:,} parameters, {share}, and was trained together with the levels {', '.join(levels)}."
+
+
+def _scores(run: Run, level: str, checkpoint: str) -> str:
+    """The test scores of summary.json, if they are those of the exported checkpoint."""
+    summary = run.summary
+    if summary is None or summary["checkpoint"] != checkpoint:
+        return ""
+    rows = "".join(f"| {name} | {value:.4g} |\n" for name, value in summary["levels"][level]["test"].items())
+    signature = summary["extras"].get("signature")
+    note = f"{summary['score']}: {signature}.\n\n" if signature else ""
+    return f"| on the test data | |\n| --- | --- |\n{rows}\n{note}"

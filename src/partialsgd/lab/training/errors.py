@@ -1,15 +1,21 @@
-"""Errors that end a command: a wrong call, a stop on request, and advice when a run cannot go on."""
+"""Errors that end a command, stops on request, and advice when a run cannot go on."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType
 
 from partialsgd.lab.training.settings import Settings
 
+_REPEAT_SECONDS = 1.0
+"""A second signal within this time counts as the first one: launchers forward a signal that the worker already got."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -63,3 +69,27 @@ def _remedies(settings: Settings) -> list[str]:
     remedies += ["--clip-norm 1"] if settings.clip_norm is None else ["a smaller --clip-norm"]
     remedies += ["another --init"] if "init" in names else []
     return remedies + (["--precision fp32"] if settings.precision != "fp32" else [])
+
+
+@contextmanager
+def stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Give a function that is true after the first signal. A second signal raises KeyboardInterrupt at once."""
+    signalled: list[float] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if signalled and time.monotonic() - signalled[0] > _REPEAT_SECONDS:
+            raise KeyboardInterrupt
+        if not signalled:
+            signalled.append(time.monotonic())
+            with suppress(RuntimeError):  # the signal may arrive in the middle of another print
+                say("Stopping after this step; signal again to stop at once, without saving.")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(signalled)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

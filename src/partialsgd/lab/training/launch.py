@@ -23,8 +23,6 @@ from partialsgd.lab.training.settings import Settings
 _TIMEOUT = timedelta(hours=24)
 """Other ranks wait while the first one evaluates; torch's default of ten minutes is too short for a beam search."""
 
-_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
-
 
 def processes() -> PartialState:
     """This process among those that torchrun or accelerate started."""
@@ -38,7 +36,7 @@ def make_accelerator(settings: Settings, path: Path) -> Accelerator:
     AcceleratorState._reset_state()  # an earlier run in this process may have had another precision
     return Accelerator(
         cpu=not torch.accelerator.is_available(),
-        mixed_precision=_PRECISION[settings.precision],
+        mixed_precision="no" if settings.precision == "fp32" else settings.precision,
         log_with=list(settings.track) or None,
         project_dir=path,
         # The loop accumulates gradients itself; if the environment asked accelerate to, it would divide the loss.
@@ -94,11 +92,6 @@ def from_main(value: Any) -> Any:
     if processes().num_processes > 1:
         broadcast_object_list(values)
     return values[0]
-
-
-def any_rank(accelerator: Accelerator, flag: bool) -> bool:
-    """True on all ranks if the flag is true on any, so that all leave the loop at the same step."""
-    return total(accelerator, flag) > 0
 
 
 def mean(accelerator: Accelerator, value: Tensor) -> Tensor:

@@ -1,15 +1,17 @@
-"""The training loop: `train` a new run, `resume` a stopped one, and `fit`, the steps themselves."""
+"""The training loop: `train` a new run, `resume` a stopped one, and `fit`, the steps themselves with their meter."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -21,21 +23,21 @@ import partialsgd as ps
 from partialsgd._util.snapshots import Modes, RandomState
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes import build
-from partialsgd.lab.runs import final_scores
+from partialsgd.lab.runs import use_run
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch
 from partialsgd.lab.training.batch_plan import BatchPlan, StepBatches
-from partialsgd.lab.training.errors import Stopped, WrongCall, advice_on_errors
-from partialsgd.lab.training.measuring import make_meter, mean_loss
+from partialsgd.lab.training.errors import Stopped, WrongCall, advice_on_errors, stop_on_signal
 from partialsgd.lab.training.method_text import parse_method
 from partialsgd.lab.training.progress import Display, say, show_warnings_on
 from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.state import TrainingState
-from partialsgd.lab.training.stopping import stop_on_signal
 from partialsgd.lab.training.task import Numbers, Task
 from partialsgd.logging import metrics_log
 from partialsgd.method import Method
+from partialsgd.nested import Nested
 from partialsgd.nested.switch import FULL
+from partialsgd.parameters import parameters_of
 
 __all__ = ["Stopped", "resume", "train"]
 
@@ -103,9 +105,9 @@ def _train_to_end(run: Run, settings: Settings, task: Task, method: Method, show
             say(console, note)
         state = fit(run, settings, task, method, accelerator, console)
         if accelerator.is_main_process:
-            summary = final_scores.summarise(run, state, method, console)
+            summary = use_run.summarise(run, state, method, console)
             if show:
-                final_scores.show(summary, Console())
+                use_run.show(summary, Console())
                 say(console, f"The run is in {run.path}")
         accelerator.wait_for_everyone()
     return run
@@ -146,7 +148,7 @@ def fit(
             log.write(step, **numbers)
             if settings.track:
                 accelerator.log(dict(metrics_log.scalars(metrics_log.record(step, **numbers))), step=step.t)
-            is_stopped = launch.any_rank(accelerator, is_signalled())
+            is_stopped = launch.total(accelerator, is_signalled()) > 0  # so that all ranks stop at the same step
             if is_last or is_stopped or state.position % settings.checkpoint_every == 0:
                 state.save(run, keep=settings.keep)
             if is_stopped and not is_last:
@@ -191,3 +193,46 @@ def _open_log(run: Run, settings: Settings, state: TrainingState) -> ps.MetricsL
     board = run.path / "tensorboard" if settings.tensorboard else None
     skips = state.sgd.state_dict()["skips"]
     return ps.MetricsLog(run.metrics, t=state.sgd.t, skips=skips, tensorboard=board)
+
+
+LAYERS = "layers"
+"""The name of the `measure_layers` group in the metrics."""
+
+
+def make_meter(
+    settings: Settings,
+    network: Nested,
+    batches_at: Callable[[int], StepBatches] | None = None,
+    loss: Callable[[StepBatches], Tensor] | None = None,
+) -> ps.CriteriaMeter | None:
+    """Make the meter, or return None if nothing is measured. Patterns and probes that do not fit are refused.
+
+    `batches_at` and `loss` are used when a measurement covers the batches of several steps.
+    """
+    if settings.measure_every is None:
+        return None
+    options: dict[str, Any] = {}
+    if settings.measure_layers:
+        with _error_names("measure_layers"):
+            parameters_of(network).match(settings.measure_layers)
+        options["groups"] = {LAYERS: settings.measure_layers}
+    if settings.measure_batches > 1 and batches_at is not None:
+        count = settings.measure_batches  # a function of t, so that a resumed run measures on the same batches
+        options |= {"batches": lambda t: [batches_at(t + k) for k in range(count)], "loss": loss}
+    with _error_names("probe"):
+        probe = None if settings.probe is None else parse_method(settings.probe).bind(network)
+    return ps.CriteriaMeter(settings.measure_every, probe, **options)
+
+
+def mean_loss(task: Task, model: nn.Module, step: StepBatches) -> Tensor:
+    """The loss of a step's batches without distillation: the criteria compare gradients of one function."""
+    g = cast(GradientPass, SimpleNamespace(teacher=None, outputs=None))
+    return torch.stack([task.loss(model, batch, g) * step.loss_scale for batch in step.batches]).sum()
+
+
+@contextmanager
+def _error_names(setting: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{setting}: {error.args[0]}") from error

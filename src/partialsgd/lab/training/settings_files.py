@@ -43,7 +43,11 @@ def _types(recipe: str) -> Mapping[str, Any]:
 
 def read(path: Path) -> tuple[str | None, Values]:
     """Read a file: the recipe that it names, if any, and its values, with underscores in their names."""
-    content = _read_json(path) if path.suffix == ".json" else _read_toml(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error})") from error
+    content = _parse_json(path, text) if path.suffix == ".json" else _parse_toml(path, text)
     recipe = content.pop("recipe", None)
     if recipe is not None:
         try:
@@ -72,32 +76,25 @@ def to_toml(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read_toml(path: Path) -> Values:
+def _parse_toml(path: Path, text: str) -> Values:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(_read_text(path))
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
 
 
-def _read_json(path: Path) -> Values:
-    """Read a run's config.json. The directory of that run is left out: a new run has its own."""
+def _parse_json(path: Path, text: str) -> Values:
+    """Parse a run's config.json. The directory of that run is left out: a new run has its own."""
     try:
-        config = json.loads(_read_text(path))
+        config = json.loads(text)
         values = {name: value for name, value in config["settings"].items() if name != "out"}
         return {"recipe": config["recipe"], **values}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not the config.json of a run ({error!r})") from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error})") from error
 
 
 def _check(recipe: str, name: str, value: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
 from typing import Any, Literal, Protocol, TypeAlias, final
 
 from torch import Tensor, nn
@@ -108,3 +110,8 @@ class ExportDetails:
     """Text files to write beside the weights."""
     dynamic: Mapping[str, Mapping[int, str]] | None = None
     """Axes of the inputs whose length may vary in an ONNX graph, beside the batch."""
+
+
+def fill_template(path: Path, **values: object) -> str:
+    """Fill in the code of an export's README, whose placeholders are written $name."""
+    return Template(path.read_text(encoding="utf-8")).substitute(values).strip("\n")

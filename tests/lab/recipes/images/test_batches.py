@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from partialsgd.lab.recipes.images.batches import Draws, ImageBatches, Standardise, augment, draw, windows
-from partialsgd.lab.recipes.images.data import Part
+from partialsgd.lab.recipes.images.data import Draws, ImageBatches, Part, Standardise, augment, draw, windows
 from partialsgd.lab.training.batch_plan import permutation
 from tests.lab.recipes.images import slow
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import partialsgd as ps
-from partialsgd.lab.recipes.images import scores
-from partialsgd.lab.recipes.images.batches import Standardise
+from partialsgd.lab.recipes.images import task as scores
+from partialsgd.lab.recipes.images.data import Standardise
 from partialsgd.lab.recipes.images.resnet import resnet
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])

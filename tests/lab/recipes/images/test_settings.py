@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from partialsgd.lab.recipes.images.settings import PRESETS, Images, Preset, of_preset
+from partialsgd.lab.recipes.images.settings import PRESETS, Images, Preset
 
 
 def test_presets_know_their_names_and_the_default_is_the_first() -> None:
@@ -20,13 +20,6 @@ def test_the_preset_cifar10_is_the_papers_with_what_is_usual_where_it_is_silent(
     assert (s.network, s.width, s.nest, s.ratio, s.norms) == ("resnet18", 64, "width", ("1/2",), "separate")
     assert (s.momentum, s.weight_decay, s.valid_share) == (0.9, 5e-4, 0.1)
     assert (s.lr, s.warm_up, s.epochs, s.batch, s.crop, s.flip, s.limit) == (0.1, 0, 200, 128, 4, True, None)
-
-
-def test_a_preset_is_changed_by_name() -> None:
-    changed = of_preset("narrow", lr=0.2)
-    assert (changed.preset, changed.lr, changed.width, changed.limit) == ("narrow", 0.2, 16, 10_000)
-    with pytest.raises(ValueError, match="there is no preset 'wide'; the presets are digits, narrow, cifar10"):
-        of_preset("wide")
 
 
 @pytest.mark.parametrize(

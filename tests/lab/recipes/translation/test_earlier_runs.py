@@ -12,7 +12,7 @@ from torch import nn
 
 import partialsgd as ps
 from partialsgd.lab.recipes import build
-from partialsgd.lab.recipes.translation import earlier_runs
+from partialsgd.lab.recipes.translation import model as earlier_runs
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training.errors import NotThere

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from partialsgd.lab.recipes.translation.flops import TranslationFlops
+from partialsgd.lab.recipes.translation.losses import TranslationFlops
 from partialsgd.nested.inspect import flops
 from tests.lab.recipes.translation.tiny import family, inputs
 

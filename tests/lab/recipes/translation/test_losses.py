@@ -9,7 +9,7 @@ import torch
 
 from partialsgd import soft_cross_entropy
 from partialsgd.lab.recipes.translation import losses
-from partialsgd.lab.recipes.translation.batches import TokenBatch, in_order
+from partialsgd.lab.recipes.translation.tokens import TokenBatch, in_order
 from tests.lab.recipes.translation.tiny import VOCABULARY, family
 
 PAIRS = [([5, 6, 7, 1], [8, 9, 1]), ([5, 1], [9, 10, 11, 12, 1]), ([7, 8, 1], [3, 1])]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacremoses import MosesDetokenizer
 
-from partialsgd.lab.recipes.translation.marks import MOSES, has_bpe, join_bpe, join_moses, share_alone
+from partialsgd.lab.recipes.translation.corpus import MOSES, has_bpe, join_bpe, join_moses, share_alone
 
 # What the detokeniser looks at, and words: of these every line is made.
 WORDS = (

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import babel
 import pytest
 
-from partialsgd.lab.recipes.translation import kinds, phrases
+from partialsgd.lab.recipes.translation import phrases
 from partialsgd.lab.recipes.translation.corpus import Corpus
-from partialsgd.lab.recipes.translation.kinds import Draw
-from partialsgd.lab.recipes.translation.phrases import generate
+from partialsgd.lab.recipes.translation.phrases import Draw, generate
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +143,7 @@ def test_a_split_has_at_least_one_pair(count: str) -> None:
 
 
 def test_more_than_there_are_is_refused_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_of_twelve(draw: Draw) -> kinds.Saying:
+    def one_of_twelve(draw: Draw) -> phrases.Saying:
         month = draw.random.randint(1, 12)
         return lambda locale: babel.dates.format_date(datetime.date(2000, month, 1), "MMMM", locale)
 
@@ -157,7 +156,7 @@ def test_more_than_there_are_is_refused_with_their_number(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("vague", ["en", "de"])
 def test_what_is_said_alike_of_two_things_is_said_once(monkeypatch: pytest.MonkeyPatch, vague: str) -> None:
-    def half_told(draw: Draw) -> kinds.Saying:
+    def half_told(draw: Draw) -> phrases.Saying:
         number = draw.random.randrange(20)
         return lambda locale: str(number // 2 if locale.language == vague else number)
 
@@ -169,7 +168,7 @@ def test_what_is_said_alike_of_two_things_is_said_once(monkeypatch: pytest.Monke
 
 
 def test_many_fruitless_draws_are_no_end_as_long_as_some_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_of_two_hundred(draw: Draw) -> kinds.Saying:
+    def one_of_two_hundred(draw: Draw) -> phrases.Saying:
         number = draw.random.randrange(200)
         return lambda locale: f"{number} {locale}"
 

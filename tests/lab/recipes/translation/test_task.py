@@ -13,7 +13,7 @@ from torch import nn
 
 import partialsgd as ps
 from partialsgd.lab.recipes.translation import losses, model, scores
-from partialsgd.lab.recipes.translation.flops import TranslationFlops
+from partialsgd.lab.recipes.translation.losses import TranslationFlops
 from partialsgd.lab.recipes.translation.task import TranslationTask, build
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 

@@ -13,9 +13,10 @@ from torch import Tensor
 import partialsgd as ps
 from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.translation import losses
-from partialsgd.lab.recipes.translation.flops import TranslationFlops
+from partialsgd.lab.recipes.translation.losses import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.runs import checkpoints, final_scores
+from partialsgd.lab.runs import checkpoints
+from partialsgd.lab.runs import use_run as final_scores
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.nested.inspect import flops

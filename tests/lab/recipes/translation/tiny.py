@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from partialsgd.lab.recipes.translation import model, tokens
 from partialsgd.lab.recipes.translation.corpus import Corpus
-from partialsgd.lab.recipes.translation.settings import Translation, of_preset
+from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
 from partialsgd.nested import Nested
 
 VOCABULARY = 60
@@ -23,7 +24,7 @@ def settings(**changes: Any) -> Translation:
         "d_model": 32, "ffn": 48, "heads": 4, "layers": 2, "longest": 32, "max_tokens": 200, "vocabulary": 300,
         "size": 40, "valid_size": 6, "test_size": 6, "ratio": ("1/4",), "dropout": 0.1,
     }  # fmt: skip
-    return of_preset("laptop", **{**tiny, **changes})
+    return replace(PRESETS["laptop"], **{**tiny, **changes})
 
 
 def family(**changes: Any) -> Nested:

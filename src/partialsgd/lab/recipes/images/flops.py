@@ -9,9 +9,9 @@ from typing import final
 
 import torch
 
-from partialsgd._util.snapshots import Modes
 from partialsgd.engine.rules import choose
-from partialsgd.method import Branch, Context, Method
+from partialsgd.lab.training.recipe_tools import evaluation_mode
+from partialsgd.method import Context, Method
 from partialsgd.nested import Nested
 from partialsgd.nested.inspect.flops import Flops, count, paper_epoch_flops
 from partialsgd.nested.specs import LowRank
@@ -54,14 +54,10 @@ class ImageFlops:
 
     def _count(self, level: str, images: int) -> Flops:
         if (level, images) not in self._counted:
-            device, modes = next(self.network.parameters()).device, Modes(self.network)
-            self.network.eval()  # in training mode BatchNorm refuses a single image; the FLOPs are the same
-            try:
-                with self.network.at(level):
-                    inputs = torch.zeros(images, *self.shape, device=device)
-                    self._counted[level, images] = count(self.network.model, inputs)
-            finally:
-                modes.restore()
+            inputs = torch.zeros(images, *self.shape, device=next(self.network.parameters()).device)
+            # In training mode BatchNorm refuses a single image; the FLOPs are the same.
+            with evaluation_mode(self.network), self.network.at(level):
+                self._counted[level, images] = count(self.network.model, inputs)
         return self._counted[level, images]
 
 
@@ -78,12 +74,8 @@ def passes_per_step(method: Method, network: Nested, seed: int) -> dict[str, flo
     for t in range(steps):
         for branch in method.branches_at(replace(context, t=t)):
             if branch.level not in gradients:
-                gradients[branch.level] = _gradients(method, branch, replace(context, t=t))
+                choice = choose(method, branch, replace(context, t=t, level=branch.level))
+                # Two if the gradient at x decides where the next one is taken, as in SAM.
+                gradients[branch.level] = 2 if choice.needs_gradient and choice.leaves_base else 1
             counts[branch.level if branch.level in network.levels else network.levels[-1]] += gradients[branch.level]
     return {level: counts[level] / steps for level in network.levels if counts[level]}
-
-
-def _gradients(method: Method, branch: Branch, context: Context) -> int:
-    """Two if the gradient at x decides where the next one is taken, as in SAM; otherwise one."""
-    choice = choose(method, branch, replace(context, level=branch.level))
-    return 2 if choice.needs_gradient and choice.leaves_base else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
 from partialsgd.lab.training.settings import LevelOptions, Settings, require_at_least, require_in
@@ -94,24 +94,10 @@ class Images(DataOptions, ModelOptions, LevelOptions, OptimizerOptions, Settings
         require_in("weight_decay", self.weight_decay, 0, float("inf"))
 
 
-_CIFAR: dict[str, Any] = {
-    "valid_share": 0.1,
-    "network": "resnet18",
-    "batch": 128,
-    "lr": 0.1,
-    "crop": 4,
-    "flip": True,
-}
+_CIFAR: dict[str, Any] = {"network": "resnet18", "valid_share": 0.1, "batch": 128, "lr": 0.1, "crop": 4, "flip": True}
 
 PRESETS: dict[str, Images] = {
     "digits": Images(),
     "narrow": Images(preset="narrow", **_CIFAR, width=16, limit=10_000, epochs=30),
     "cifar10": Images(preset="cifar10", **_CIFAR, width=64, epochs=200),
 }
-
-
-def of_preset(name: str, **changes: Any) -> Images:
-    """The settings of a preset with some changes."""
-    if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
-    return replace(PRESETS[name], **changes)

@@ -1,9 +1,11 @@
-"""The images recipe as a task for the loop: data, network, loss and scores."""
+"""The images recipe as a task for the loop: data, network, loss, scores and export."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -13,19 +15,28 @@ from torch.optim import Optimizer
 
 import partialsgd as ps
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab.recipes.images import cifar, export, scores
-from partialsgd.lab.recipes.images.batches import ImageBatch, ImageBatches, Standardise
-from partialsgd.lab.recipes.images.data import Data, Part, read_digits
+from partialsgd.lab.recipes.images import resnet
+from partialsgd.lab.recipes.images.data import (
+    Data,
+    ImageBatch,
+    ImageBatches,
+    Part,
+    Standardise,
+    read_cifar,
+    read_digits,
+)
 from partialsgd.lab.recipes.images.flops import ImageFlops, passes_per_step
-from partialsgd.lab.recipes.images.resnet import resnet
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.training import data_hash, rates
-from partialsgd.lab.training.nesting import MakeSpec, nest_model
-from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split, Task
-from partialsgd.lab.training.timing import latency
+from partialsgd.lab.training.recipe_tools import MakeSpec, cosine, evaluation_mode, hash_tensors, latency, nest_model
+from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split, Task, fill_template
 from partialsgd.method import Method
 from partialsgd.nested import Nested
+from partialsgd.nested.switch import FULL
 
+_EVALUATION_BATCH = 256
+_INPUT_NOTES = """
+`scores` takes pixels as they are in the data, (images, channels, height, width), and returns a number for each class.
+"""
 _BLOCKS = {"tiny": (2, 2), "resnet18": (2, 2, 2, 2)}
 
 
@@ -54,10 +65,10 @@ class ImageTask:
 
     def data_hash(self) -> str:
         parts = (self.data.train, self.data.valid, self.data.test)
-        return data_hash.hash_tensors(*(tensor for part in parts for tensor in (part.images, part.labels)))
+        return hash_tensors(*(tensor for part in parts for tensor in (part.images, part.labels)))
 
     def learning_rate(self, t: int, total: int) -> float:
-        return rates.cosine(total, self.settings.warm_up)(t)
+        return cosine(t, total, self.settings.warm_up)
 
     def loss(self, model: nn.Module, batch: ImageBatch, g: GradientPass) -> Tensor:
         """Cross-entropy with the labels, or with a teacher's outputs."""
@@ -68,7 +79,7 @@ class ImageTask:
         return ps.soft_cross_entropy(outputs.float(), teacher.float()) * len(labels)
 
     def quick_eval(self, level: str) -> Numbers:
-        return scores.loss_and_accuracy(self._outputs(level, "valid"), self.data.valid.labels)
+        return loss_and_accuracy(self._outputs(level, "valid"), self.data.valid.labels)
 
     def selection_score(self, evaluations: Mapping[str, Numbers]) -> float:
         """The mean accuracy of the levels."""
@@ -77,8 +88,8 @@ class ImageTask:
     def scores(self, level: str, split: Split) -> Numbers:
         """Loss, accuracy, and the accuracy of each class."""
         outputs, labels = self._outputs(level, split), self._part(split).labels
-        by_class = scores.accuracy_by_class(outputs, labels, self.data.names)
-        return {**scores.loss_and_accuracy(outputs, labels), **by_class}
+        by_class = accuracy_by_class(outputs, labels, self.data.names)
+        return {**loss_and_accuracy(outputs, labels), **by_class}
 
     def extras(self, method: Method) -> dict[str, Any]:
         """Disagreements of each smaller level with the full network, and the FLOPs of an epoch in both conventions."""
@@ -86,7 +97,7 @@ class ImageTask:
         test, names = self.data.test, self.data.names
         outputs = {level: self._outputs(level, "test") for level in self.network.levels}
         disagreements: dict[str, Any] = {
-            f"{level} and full on the test images": scores.disagreement(
+            f"{level} and full on the test images": disagreement(
                 level, outputs[level], outputs[full], test.labels, names
             )
             for level in smaller
@@ -112,18 +123,39 @@ class ImageTask:
         return {"inputs.json": json.dumps(inputs, indent=2, ensure_ascii=False) + "\n"}
 
     def export_details(self, level: str, format: str) -> ExportDetails:
+        """The README's code makes the level from the source of the network and the number of blocks in each stage."""
+        settings, is_plain = self.settings, format == "safetensors"
+        data = "scikit-learn's digits" if settings.data is None else f"the images in `{Path(settings.data).name}`"
+        is_original = level == self.network.levels[-1] and settings.alone in (None, FULL)
+        is_low_rank = settings.nest == "low-rank" and not is_original
+        templates = Path(__file__).parent / "templates"
+        shape = self.example().shape[1:]
         with self.network.at(level):
             model: Any = self.network.model
             blocks = tuple(len(stage) for stage in model.stages)
-        is_full = level == self.network.levels[-1]
-        shape = tuple(self.example().shape[1:])
-        return export.details(self.settings, format, blocks, shape, len(self.data.names), is_full=is_full)
+        code = fill_template(
+            templates / f"{format}.py.txt",
+            blocks=blocks,
+            width=settings.width,
+            classes=len(self.data.names),
+            channels=shape[0],
+            shape=", ".join(map(str, shape)),
+            norm=", norm=False" if settings.norms == "none" else "",
+            low_rank=(templates / "low-rank.py.txt").read_text(encoding="utf-8") if is_low_rank else "",
+        )
+        return ExportDetails(
+            about=f"Classifies images; trained on {data}.",
+            packages="torch safetensors" if is_plain else "onnxruntime numpy",
+            code=code,
+            input_notes=_INPUT_NOTES,
+            files={"network.py": inspect.getsource(resnet)} if is_plain else {},
+        )
 
     def _part(self, split: Split) -> Part:
         return self.data.valid if split == "valid" else self.data.test
 
     def _outputs(self, level: str, split: Split) -> Tensor:
-        return scores.outputs(self.network, level, self._part(split).images, self.standardise)
+        return outputs(self.network, level, self._part(split).images, self.standardise)
 
 
 def build(settings: Images) -> Task:
@@ -132,7 +164,7 @@ def build(settings: Images) -> Task:
     torch.manual_seed(settings.seed)
     blocks = _BLOCKS[settings.network]
     has_norm = settings.norms != "none"
-    model = resnet(blocks, settings.width, len(data.names), data.train.images.shape[1], norm=has_norm)
+    model = resnet.resnet(blocks, settings.width, len(data.names), data.train.images.shape[1], norm=has_norm)
     specs: dict[str, MakeSpec] = {
         "width": ps.Width,
         "low-rank": lambda ratios: ps.LowRank(ratios, init=settings.init),
@@ -147,10 +179,54 @@ def build(settings: Images) -> Task:
 def _data(settings: Images) -> Data:
     options = (settings.valid_share, settings.seed, settings.limit)
     if settings.data is not None:
-        return cifar.read(settings.data, *options)
+        return read_cifar(settings.data, *options)
     if settings.preset != "digits":
         raise ValueError(
             f"the preset {settings.preset!r} is for CIFAR-10; give --data, the folder with its binary version, or use "
             "--preset digits, which needs no files"
         )
     return read_digits(*options)
+
+
+@torch.no_grad()
+def outputs(network: Nested, level: str, images: Tensor, standardise: Standardise) -> Tensor:
+    """The logits of a level for each image, in evaluation mode, on the CPU."""
+    device = next(network.parameters()).device
+    with evaluation_mode(network), network.at(level):
+        batches = torch.split(images, _EVALUATION_BATCH)
+        return torch.cat([network(standardise(batch).to(device)).float().cpu() for batch in batches])
+
+
+def loss_and_accuracy(outputs: Tensor, labels: Tensor) -> Numbers:
+    loss = F.cross_entropy(outputs.double(), labels)
+    return {"loss": float(loss), "accuracy": float(_is_right(outputs, labels).double().mean())}
+
+
+def accuracy_by_class(outputs: Tensor, labels: Tensor, names: tuple[str, ...]) -> Numbers:
+    """The accuracy on the images of each class; a class without images is left out."""
+    right = _is_right(outputs, labels).double()
+    by_class = {name: right[labels == number] for number, name in enumerate(names)}
+    return {f"accuracy/{name}": float(each.mean()) for name, each in by_class.items() if len(each)}
+
+
+def disagreement(
+    level: str, smaller: Tensor, full: Tensor, labels: Tensor, names: tuple[str, ...]
+) -> list[dict[str, str | int]]:
+    """The number of images that both, one or none of two networks classify correctly: in total and by class."""
+    one, other = _is_right(smaller, labels), _is_right(full, labels)
+    cases = {
+        "both right": one & other,
+        f"only {level} right": one & ~other,
+        "only full right": ~one & other,
+        "both wrong": ~one & ~other,
+    }
+
+    def row(name: str, among: Tensor) -> dict[str, str | int]:
+        return {"class": name, **{case: int((where & among).sum()) for case, where in cases.items()}}
+
+    by_class = (row(name, labels == number) for number, name in enumerate(names))
+    return [row("all", torch.ones_like(one)), *by_class]
+
+
+def _is_right(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.argmax(1) == labels

@@ -51,7 +51,7 @@ COMMANDS = {"translate": Translate}
 
 def translate_lines(options: Translate, run: Run, chunks: Iterable[Sequence[str]]) -> Iterator[str]:
     """Translate lines in order; those of a chunk are translated together. The corpus is not read."""
-    from partialsgd.lab.recipes.translation import earlier_runs, scores
+    from partialsgd.lab.recipes.translation import model, scores
     from partialsgd.lab.runs import use_run
     from partialsgd.lab.training.errors import WrongCall
     from partialsgd.lab.training.launch import processes
@@ -61,7 +61,7 @@ def translate_lines(options: Translate, run: Run, chunks: Iterable[Sequence[str]
         raise WrongCall(f"{run.path} is a run of the recipe {settings.recipe}; only runs of translation can translate")
     if options.beam is not None and options.beam < 1:
         raise WrongCall(f"--beam must be at least 1, got {options.beam}")
-    network, tokenizer = earlier_runs.load_model(run, use_run.weights(run, options.checkpoint))
+    network, tokenizer = model.load_model(run, use_run.weights(run, options.checkpoint))
     network.to(processes().device).eval()
     use_run.require_level(network, options.level)
     search = {"beam": options.beam or settings.beam, "lenpen": settings.lenpen}

@@ -1,9 +1,13 @@
-"""The paper's Transformer from `transformers`: the class of Marian (post-norm) or of MBart (pre-norm)."""
+"""The paper's Transformer from `transformers`, new or from a finished run (--start, --teacher).
+
+It is the class of Marian (post-norm) or of MBart (pre-norm)."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -11,10 +15,29 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, MBartCon
 from transformers.modeling_utils import PreTrainedModel
 
 import partialsgd as ps
+from partialsgd.lab.recipes.translation import tokens
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.recipes.translation.tokens import EOS, PAD
-from partialsgd.lab.training.nesting import MakeSpec, nest_model
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.use_run import load_weights
+from partialsgd.lab.training.errors import NotThere
+from partialsgd.lab.training.recipe_tools import MakeSpec, hash_tensors, hash_texts, nest_model
 from partialsgd.nested import Nested
+from partialsgd.nested.switch import FULL
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+Networks: TypeAlias = Mapping[str, nn.Module]
+"""Full networks of earlier runs by the setting that names the run: "start" or "teacher"."""
+
+TOKENIZER = "tokenizer.json"
+
+_MUST_AGREE = {
+    "start": ("source", "target", "norm", "layers", "d_model", "ffn", "heads", "tie", "longest"),
+    "teacher": ("source", "target"),
+}
 
 
 def build(settings: Translation, vocabulary: int) -> PreTrainedModel:
@@ -37,6 +60,7 @@ def nest(plain: nn.Module, settings: Translation) -> Nested:
     return nest_model(plain, settings, specs, seed=settings.seed)
 
 
+@torch.no_grad()
 def initialise(model: PreTrainedModel) -> None:
     """Initialise linear layers by Xavier (1/√2 of it for query, key, value), embeddings by N(0, 1/d), biases by 0."""
     for name, module in model.named_modules():
@@ -45,14 +69,9 @@ def initialise(model: PreTrainedModel) -> None:
             nn.init.xavier_uniform_(module.weight, gain)
             nn.init.zeros_(module.bias)
         elif isinstance(module, (nn.Embedding, nn.Linear)) and module.weight.requires_grad:
-            _initialise_embedding(module)
-
-
-@torch.no_grad()
-def _initialise_embedding(module: nn.Embedding | nn.Linear) -> None:
-    nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
-    if getattr(module, "padding_idx", None) is not None:
-        module.weight[PAD] = 0
+            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+            if getattr(module, "padding_idx", None) is not None:
+                module.weight[PAD] = 0
 
 
 def _sizes(settings: Translation, vocabulary: int) -> dict[str, Any]:
@@ -80,13 +99,9 @@ def _sizes(settings: Translation, vocabulary: int) -> dict[str, Any]:
 
 
 def _marian(settings: Translation, vocabulary: int) -> PreTrainedModel:
-    config = MarianConfig(
-        **_sizes(settings, vocabulary),
-        decoder_vocab_size=vocabulary,
-        share_encoder_decoder_embeddings=False,
-        tie_word_embeddings=settings.tie,
-    )
-    return MarianMTModel(config)
+    own_embeddings = {"decoder_vocab_size": vocabulary, "share_encoder_decoder_embeddings": False}
+    sizes = {**_sizes(settings, vocabulary), **own_embeddings, "tie_word_embeddings": settings.tie}
+    return MarianMTModel(MarianConfig(**sizes))
 
 
 def _mbart(settings: Translation, vocabulary: int) -> PreTrainedModel:
@@ -109,3 +124,61 @@ def _generation(settings: Translation) -> GenerationConfig:
         eos_token_id=EOS,
         decoder_start_token_id=EOS,
     )
+
+
+def load_model(run: Run, directory: Path) -> tuple[Nested, Tokenizer]:
+    """Load the nested model and the tokenizer of a translation run without reading its corpus."""
+    settings: Any = run.settings
+    tokenizer = tokens.from_json((run.path / TOKENIZER).read_text(encoding="utf-8"))
+    network = nest(build(settings, tokenizer.get_vocab_size()), settings)
+    load_weights(network, directory)
+    return network, tokenizer
+
+
+def load_networks(settings: Translation, tokenizer: Tokenizer) -> Networks:
+    """Load the runs that the settings name. This draws random numbers: seed the generator afterwards."""
+    options = [option for option in settings.earlier_runs if getattr(settings, option) is not None]
+    return {option: load_full_network(option, settings, tokenizer) for option in options}
+
+
+def load_full_network(option: str, settings: Translation, tokenizer: Tokenizer) -> nn.Module:
+    """Load one earlier run. Its tokenizer must be the same, and for --start its sizes too."""
+    try:
+        run = Run.open(getattr(settings, option))
+    except NotThere as error:
+        raise NotThere(f"--{option}: {error}") from error
+    earlier = run.settings
+
+    def wrong_run(reason: str) -> ValueError:
+        return ValueError(f"--{option}: {run.path} {reason}")
+
+    if not isinstance(earlier, Translation):
+        raise wrong_run(f"is a run of {earlier.recipe}; give one of {settings.recipe}")
+    if run.summary is None:
+        resume = f"first run `partialsgd resume {run.path}`"
+        raise wrong_run(f"is not finished, and its best weights may still change; {resume}")
+    if earlier.alone not in (None, FULL):
+        other = "give a run of --nest none, or one that trained all levels"
+        raise wrong_run(f"trained only the level {earlier.alone!r}, but its {FULL} network is needed; {other}")
+    for name in _MUST_AGREE[option]:
+        before, now = getattr(earlier, name), getattr(settings, name)
+        if before != now:
+            raise wrong_run(f"has {name} {before}, and this training has {name} {now}; use the same, or another run")
+    if earlier.longest < settings.longest:
+        limit = f"this training's longest {settings.longest}; give --longest {earlier.longest}"
+        raise wrong_run(f"has longest {earlier.longest}, which is less than {limit}")
+    network, its_tokenizer = load_model(run, run.best)
+    if its_tokenizer.to_str() != tokenizer.to_str():
+        its, this = (
+            f"{each.get_vocab_size():,} tokens, hash {hash_texts(each.to_str())[:8]}"
+            for each in (its_tokenizer, tokenizer)
+        )
+        raise ValueError(
+            f"--{option}: the tokenizer of {run.path} ({its}) is not that of these data ({this}); train both with the "
+            "same data and --vocabulary"
+        )
+    return network.extract(FULL).eval()
+
+
+def weights_hash(network: nn.Module) -> str:
+    return hash_tensors(*(tensor for _, tensor in sorted(network.state_dict().items())))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from partialsgd._util.snapshots import Modes
 from partialsgd.lab.recipes.translation.corpus import Pair
 from partialsgd.lab.recipes.translation.tokens import EOS, PAD, decode_all, encode_all
+from partialsgd.lab.training.recipe_tools import evaluation_mode
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -43,14 +43,10 @@ def translate(
     longest = network_.config.max_position_embeddings
     sources = _truncate(encode_all(tokenizer, lines), longest)
     translated: list[list[int]] = [[] for _ in sources]
-    modes = Modes(network)
-    network.eval()
-    try:
+    with evaluation_mode(network):
         for places in _batches([len(source) for source in sources], max_tokens // beam, longest):
             for place, ids in zip(places, _search(network_, [sources[i] for i in places], beam, lenpen), strict=True):
                 translated[place] = ids
-    finally:
-        modes.restore()
     texts = decode_all(tokenizer, translated)
     return [text if line.strip() else "" for text, line in zip(texts, lines, strict=True)]
 

@@ -1,11 +1,12 @@
-"""Settings and presets of the translation recipe."""
+"""Settings and presets of the translation recipe, and the paper's Table 4 beside them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias, final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
 
-from partialsgd.lab.training.settings import LevelOptions, Settings, require_at_least, require_in
+from partialsgd.lab.training.settings import LevelOptions, Settings, parse_ratio, require_at_least, require_in
 
 Preset: TypeAlias = Literal["laptop", "iwslt14", "wmt17"]
 
@@ -153,21 +154,11 @@ class Translation(
 
     def comments(self) -> list[str]:
         """The paper's Table 4 beside these settings."""
-        from partialsgd.lab.recipes.translation.table_4 import as_lines
-
         return as_lines(self)
 
 
-_PAPER: dict[str, Any] = {
-    "layers": 6,
-    "d_model": 512,
-    "vocabulary": 10_000,
-    "longest": 1024,
-    "warm_up": 4000,
-    "schedule": "inverse-sqrt",
-    "threads": None,
-    "ratio": ("1/32",),
-}
+_SIZES: dict[str, Any] = {"layers": 6, "d_model": 512, "longest": 1024, "ratio": ("1/32",), "threads": None}
+_PAPER: dict[str, Any] = {**_SIZES, "warm_up": 4000, "schedule": "inverse-sqrt"}
 
 PRESETS: dict[str, Translation] = {
     "laptop": Translation(),
@@ -176,36 +167,92 @@ PRESETS: dict[str, Translation] = {
         source="de",
         target="en",
         **_PAPER,
-        heads=4,
+        vocabulary=10_000,
         ffn=1024,
         dropout=0.3,
         lr=5e-4,
         epochs=30,
         max_tokens=12_000,
         weight_decay=1e-4,
-        warmup_init_lr=0.0,
-        tie=True,
     ),
     "wmt17": Translation(
         preset="wmt17",
-        source="en",
-        target="de",
-        **{**_PAPER, "vocabulary": 40_000},
+        **_PAPER,
+        vocabulary=40_000,
         heads=8,
         ffn=2048,
-        dropout=0.1,
         lr=7e-4,
         epochs=22,
         max_tokens=18_000,
-        weight_decay=0.0,
         warmup_init_lr=1e-7,
         tie=False,
     ),
 }
 
 
-def of_preset(name: str, **changes: Any) -> Translation:
-    """The settings of a preset with some changes."""
-    if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
-    return replace(PRESETS[name], **changes)
+class Row(NamedTuple):
+    """One line of the table."""
+
+    parameter: str
+    """The name of fairseq's option."""
+    paper: str
+    """The paper's value for the preset's data; for the preset "laptop", its value for IWSLT14."""
+    ours: str
+    remark: str = ""
+
+
+_Ours: TypeAlias = Callable[[Translation], object]
+
+_MODULES = {"width": "PartitionedLinear", "low-rank": "PartitionedRankLinear"}
+
+
+def _module(settings: Translation) -> object:
+    return _MODULES.get(settings.nest, settings.nest)
+
+
+def _ratio(settings: Translation) -> object:
+    return "none" if settings.nest == "none" else ", ".join(f"{parse_ratio(ratio):g}" for ratio in settings.ratio)
+
+
+# The parameter, its value for WMT17 and for IWSLT14 (one if they are the same), ours, and a remark.
+_TABLE: tuple[tuple[str, tuple[str, ...], _Ours, str], ...] = (
+    ("adam_betas", ("(0.9, 0.98)",), lambda s: (s.beta1, s.beta2), ""),
+    ("adam_eps", ("1e-09",), lambda s: s.eps, ""),
+    ("alternate_lr_coef", ("1.0",), lambda s: s.method if "lr=" in s.method else "1.0", "set by the method"),
+    ("criterion", ("label_smoothed_cross_entropy",), lambda s: "the same", "the mean over the tokens of a step"),
+    ("decoder_attention_heads", ("8", "4"), lambda s: s.heads, ""),
+    ("decoder_embed_dim", ("512",), lambda s: s.d_model, ""),
+    ("decoder_ffn_embed_dim", ("2048", "1024"), lambda s: s.ffn, ""),
+    ("decoder_layers", ("6",), lambda s: s.layers, ""),
+    ("dropout", ("0.1", "0.3"), lambda s: s.dropout, "none in attention or after ReLU, fairseq's default"),
+    ("encoder_attention_heads", ("8", "4"), lambda s: s.heads, ""),
+    ("encoder_embed_dim", ("512",), lambda s: s.d_model, ""),
+    ("encoder_ffn_embed_dim", ("2048", "1024"), lambda s: s.ffn, ""),
+    ("encoder_layers", ("6",), lambda s: s.layers, ""),
+    ("label_smoothing", ("0.1",), lambda s: s.label_smoothing, "over all tokens; fairseq: over the wrong ones"),
+    ("lr", ("0.0007", "0.0005"), lambda s: s.lr, "the peak"),
+    ("lr_scheduler", ("inverse_sqrt",), lambda s: s.schedule.replace("-", "_"), "counts the steps of all levels"),
+    ("max_epoch", ("22", "30"), lambda s: s.epochs, ""),
+    ("max_tokens", ("18000", "12000"), lambda s: s.max_tokens, "sentences × the longest of the batch"),
+    ("optimizer", ("adam_for_partitioned_model",), lambda s: "AdamW", "moves nothing outside the level"),
+    ("partitioned_linear_module_name", (" or ".join(_MODULES.values()),), _module, "width or low-rank"),
+    ("share_decoder_input_output_embed", ("False", "True"), lambda s: s.tie, "the encoder has its own"),
+    ("small_ratio", ("0.03125",), _ratio, ""),
+    ("task", ("translation_with_partitioned_model",), lambda s: s.recipe, ""),
+    ("warmup_init_lr", ("1e-07", "-1"), lambda s: s.warmup_init_lr, "-1 is 0 in fairseq"),
+    ("warmup_updates", ("4000",), lambda s: s.warm_up, ""),
+    ("weight_decay", ("0.0", "0.0001"), lambda s: s.weight_decay, "decoupled"),
+)
+
+
+def table_4(settings: Translation) -> list[Row]:
+    """Every line of the paper's Table 4 for the preset's data, with the value of these settings."""
+    column = 0 if settings.preset == "wmt17" else -1
+    return [Row(name, values[column], str(ours(settings)), remark) for name, values, ours, remark in _TABLE]
+
+
+def as_lines(settings: Translation) -> list[str]:
+    """The table as lines of text, in columns."""
+    rows = [("the paper's Table 4", "paper", "here", ""), *table_4(settings)]
+    widths = [*(max(len(row[k]) for row in rows) for k in range(3)), 0]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

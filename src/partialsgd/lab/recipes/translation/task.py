@@ -1,4 +1,4 @@
-"""The translation recipe as a task for the loop: corpus, tokenizer, network, loss and scores."""
+"""The translation recipe as a task for the loop: corpus, tokenizer, network, loss, scores and export."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
@@ -13,28 +16,35 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab.recipes.translation import earlier_runs, export, folder, losses, model, phrases, scores, tokens
-from partialsgd.lab.recipes.translation.batches import Ids, TokenBatch, TokenBatches, in_order
-from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash
-from partialsgd.lab.recipes.translation.flops import TranslationFlops
+from partialsgd.lab.recipes.translation import losses, model, phrases, scores, tokens
+from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash, read_folder
+from partialsgd.lab.recipes.translation.losses import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.training import data_hash, rates
-from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split
+from partialsgd.lab.recipes.translation.tokens import Ids, TokenBatch, TokenBatches, in_order
+from partialsgd.lab.training.recipe_tools import hash_texts, inverse_sqrt, linear
+from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split, fill_template
 from partialsgd.method import Method
 from partialsgd.nested import Nested
+from partialsgd.nested.switch import FULL
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _SAMPLES = 3  # test phrases shown with the translation of each level
 _TIMED = 9  # sentences whose latency is measured
+_PACKAGES = {
+    "safetensors": "torch transformers tokenizers safetensors",
+    "onnx": "onnxruntime tokenizers numpy",
+    "transformers": "torch transformers",
+}
+_DYNAMIC = {"input_ids": {1: "source"}, "attention_mask": {1: "source"}, "decoder_input_ids": {1: "target"}}
 
 
 def build(settings: Translation) -> TranslationTask:
     """Read the corpus, train the tokenizer, and make the network with fresh weights or those of --start."""
     corpus = read_corpus(settings)
     tokenizer = tokens.train_cached(corpus, settings.vocabulary)
-    earlier = earlier_runs.load_networks(settings, tokenizer)
+    earlier = model.load_networks(settings, tokenizer)
     torch.manual_seed(settings.seed)
     plain = model.build(settings, tokenizer.get_vocab_size())
     if "start" in earlier:
@@ -47,7 +57,7 @@ def read_corpus(settings: Translation) -> Corpus:
     if settings.data is None and settings.preset != "laptop":
         raise ValueError(f"the preset {settings.preset} needs its corpus; give the folder with --data")
     if settings.data is not None:
-        return folder.read(settings.data, settings.source, settings.target)
+        return read_folder(settings.data, settings.source, settings.target)
     sizes = {"size": settings.size, "valid": settings.valid_size, "test": settings.test_size}
     return phrases.generate(settings.source, settings.target, **sizes, seed=settings.corpus_seed)
 
@@ -78,7 +88,7 @@ class TranslationTask:
         corpus: Corpus,
         tokenizer: Tokenizer,
         network: Nested,
-        earlier: earlier_runs.Networks = MappingProxyType({}),
+        earlier: model.Networks = MappingProxyType({}),
     ) -> None:
         self.settings, self.corpus, self.tokenizer, self.network = settings, corpus, tokenizer, network
         self.optimizers: Sequence[torch.optim.Optimizer] = [make_optimizer(network, settings)]
@@ -90,7 +100,7 @@ class TranslationTask:
         self._teacher: losses.Teacher | None = None
         if "teacher" in earlier:
             self._teacher = losses.Teacher(earlier["teacher"], settings.teacher_weight)
-        self._earlier_hashes = [f"{option}:{earlier_runs.weights_hash(plain)}" for option, plain in earlier.items()]
+        self._earlier_hashes = [f"{option}:{model.weights_hash(plain)}" for option, plain in earlier.items()]
 
     @property
     def signature(self) -> str | None:
@@ -102,19 +112,19 @@ class TranslationTask:
         if self._left_out:
             longest = self.settings.longest
             notes.append(f"{self._left_out:,} training pairs with more than {longest} tokens are left out")
-        if self._seen:
-            notes.append(f"{self._seen:,} test pairs are also in the training data")
+        if seen := len(set(self.corpus.splits["test"]) & set(self.corpus.splits["train"])):
+            notes.append(f"{seen:,} test pairs are also in the training data")
         return notes
 
     def data_hash(self) -> str:
-        texts = data_hash.hash_texts(corpus_hash(self.corpus), self.tokenizer.to_str())
+        texts = hash_texts(corpus_hash(self.corpus), self.tokenizer.to_str())
         return " ".join([texts, *self._earlier_hashes])
 
     def learning_rate(self, t: int, total: int) -> float:
         initial = self.settings.warmup_init_lr / self.settings.lr
         if self.settings.schedule == "linear":
-            return rates.linear(total, self.settings.warm_up, initial)(t)
-        return rates.inverse_sqrt(self.settings.warm_up, initial)(t)
+            return linear(t, total, self.settings.warm_up, initial)
+        return inverse_sqrt(t, self.settings.warm_up, initial)
 
     def loss(self, model: nn.Module, batch: TokenBatch, g: GradientPass) -> Tensor:
         g.outputs = losses.run(model, batch)
@@ -176,11 +186,28 @@ class TranslationTask:
         return statistics.median(times[1:] or times)
 
     def sidecar_files(self) -> dict[str, str]:
-        return {earlier_runs.TOKENIZER: self.tokenizer.to_str(pretty=True)}
+        return {model.TOKENIZER: self.tokenizer.to_str(pretty=True)}
 
     def export_details(self, level: str, format: str) -> ExportDetails:
-        text = self.corpus.splits["test"][0][0]
-        return export.details(self.settings, format, self.tokenizer, text, is_full=level == self.network.levels[-1])
+        settings, is_original = self.settings, level == self.network.levels[-1] and self.settings.alone in (None, FULL)
+        data = "phrases generated from the Unicode locale data"
+        if settings.data is not None:
+            data = f"the sentences in `{Path(settings.data).name}`"
+        templates = Path(__file__).parent / "templates"
+        smaller = "" if is_original or settings.nest not in ("low-rank", "width") else f"{settings.nest}.py.txt"
+        code = fill_template(
+            templates / f"{format}.py.txt",
+            text=repr(self.corpus.splits["test"][0][0]),
+            longest=settings.longest,
+            smaller=smaller and (templates / smaller).read_text(encoding="utf-8"),
+        )
+        return ExportDetails(
+            about=f"Translates {settings.source} to {settings.target}; trained on {data}.",
+            packages=_PACKAGES[format],
+            code=code,
+            files=_auto_tokenizer(self.tokenizer) if format == "transformers" else {},
+            dynamic=_DYNAMIC,
+        )
 
     def translate(self, network: nn.Module, lines: Sequence[str]) -> list[str]:
         """Translate with the nested model at its current level, or with an extracted one."""
@@ -198,10 +225,6 @@ class TranslationTask:
         return [batch for _, batch in in_order(fitting, self.settings.max_tokens)]
 
     @cached_property
-    def _seen(self) -> int:
-        return len(set(self.corpus.splits["test"]) & set(self.corpus.splits["train"]))
-
-    @cached_property
     def _valid(self) -> list[TokenBatch]:
         return self._in_order("valid")
 
@@ -214,3 +237,18 @@ class TranslationTask:
             for row, text in zip(rows, translations, strict=True):
                 row[level] = text
         return rows
+
+
+def _auto_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
+    """The files from which `AutoTokenizer.from_pretrained` loads the tokenizer."""
+    transformers: Any = import_module("transformers")
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    with TemporaryDirectory() as folder:
+        wrapped.save_pretrained(folder)
+        return {file.name: file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}

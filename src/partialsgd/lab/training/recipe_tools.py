@@ -1,0 +1,133 @@
+"""Helpers of recipes: learning-rate schedules, hashes of data, nesting by the settings, evaluation mode, latency."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+import partialsgd as ps
+from partialsgd._util.snapshots import Modes
+from partialsgd.lab.training.settings import LevelOptions, parse_ratio
+from partialsgd.nested import Nested
+from partialsgd.nested.layers.batch_norm import Norms
+from partialsgd.nested.specs import Spec
+
+
+def hash_tensors(*tensors: Tensor) -> str:
+    """Hash the dtypes, shapes and values of tensors."""
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def hash_texts(*texts: str) -> str:
+    """Hash texts with their lengths. config.json of existing runs has such hashes, so that it must not change."""
+    total = hashlib.sha256()
+    for text in texts:
+        total.update(f"{len(text)} {text}".encode())
+    return total.hexdigest()
+
+
+def inverse_sqrt(t: int, warm_up: int, initial: float = 0.0) -> float:
+    """Rise linearly from `initial` to 1 over `warm_up` steps, then fall as √(warm_up / t), as fairseq's inverse_sqrt.
+
+    Schedules are functions of the step, so that there is no state to save; they give the factor of the peak rate. The
+    paper's warmup_init_lr is `initial` times the peak learning rate; −1 there means 0.
+    """
+    if t < warm_up:
+        return initial + (1.0 - initial) * t / warm_up
+    return math.sqrt(max(warm_up, 1) / max(t, 1))
+
+
+def linear(t: int, total: int, warm_up: int = 0, initial: float = 0.0) -> float:
+    """Rise linearly from `initial` to 1 over `warm_up` steps, then fall linearly to 0 at step `total`."""
+    if t < warm_up:
+        return initial + (1.0 - initial) * t / warm_up
+    return max(0.0, (total - t) / max(total - warm_up, 1))
+
+
+def cosine(t: int, total: int, warm_up: int = 0) -> float:
+    """Rise linearly from 0 over `warm_up` steps, then follow half a cosine from 1 to 0 at step `total`."""
+    if t < warm_up:
+        return (t + 1) / (warm_up + 1)
+    done = (t - warm_up) / max(total - warm_up, 1)
+    return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
+
+
+MakeSpec: TypeAlias = Callable[[tuple[float, ...]], Spec]
+"""Makes the spec with these ratios for the layers that the recipe chooses."""
+
+
+def nest_model(
+    model: nn.Module,
+    levels: LevelOptions,
+    specs: Mapping[str, MakeSpec],
+    *,
+    seed: int,
+    norms: Norms = "separate",
+    example: Any = None,
+) -> Nested:
+    """Nest the model. `nest="none"` and `alone` give a nested model with a single level."""
+    if levels.nest == "none":
+        if levels.alone is not None:
+            raise ValueError(f'alone is {levels.alone!r}, but with nest="none" there are no levels; drop one of them')
+        return ps.nest(model, levels={})
+    if levels.nest not in specs:
+        raise ValueError(f"nest must be one of {', '.join([*specs, 'none'])}; got {levels.nest!r}")
+    ratios = tuple(sorted(parse_ratio(ratio) for ratio in levels.ratio))
+    nested = ps.nest(model, specs[levels.nest](ratios), norms=norms, seed=seed)
+    for small, large in pairwise(nested.levels):
+        if nested.size(small) >= nested.size(large):
+            raise ValueError(f"level {small!r} is not smaller than {large!r}; use a smaller ratio or a larger network")
+    if levels.alone is None:
+        return nested
+    if levels.alone not in nested.levels:
+        raise ValueError(f"alone must be one of the levels {', '.join(nested.levels)}; got {levels.alone!r}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the statistics of .* never updated")  # the level is about to be trained
+        return ps.nest(nested.extract(levels.alone, example=example), levels={})
+
+
+_REPEATS = 20
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation mode, and each of its modules back at the end."""
+    modes = Modes(model)
+    model.eval()
+    try:
+        yield
+    finally:
+        modes.restore()
+
+
+def latency(plain: nn.Module, *args: Any) -> float:
+    """The median time of 20 calls in evaluation mode, in seconds, after two warm-up calls."""
+    with evaluation_mode(plain), torch.inference_mode():
+        return statistics.median([_seconds(plain, args) for _ in range(_REPEATS + 2)][2:])
+
+
+def _seconds(plain: nn.Module, args: tuple[Any, ...]) -> float:
+    _synchronise()
+    start = time.perf_counter()
+    plain(*args)
+    _synchronise()
+    return time.perf_counter() - start
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
