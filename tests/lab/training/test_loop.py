@@ -320,11 +320,6 @@ def test_a_loss_that_is_nan_stops_with_step_level_and_what_to_try(tmp_path: Path
         loop.resume(run)
 
 
-def test_in_a_lower_precision_the_higher_is_worth_a_try(tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match="--clip-norm 1, --precision fp32, or a check"):
-        trained(tmp_path / "a", nan_at=1, precision="bf16")
-
-
 @pytest.mark.parametrize("evaluated", [False, True])
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path, evaluated: bool) -> None:
     """The gradient is finite, the step is not: the next loss would tell, after the checkpoint."""
@@ -383,18 +378,6 @@ def test_a_run_at_its_end_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureF
     assert loop.resume(run) == run
     assert f"{run.path} is finished; there is nothing to resume." in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
-
-
-def test_a_run_that_is_there_or_in_other_hands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_batch(2, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
-    with pytest.raises(loop.Stopped):
-        trained(tmp_path / "a")
-    with pytest.raises(FileExistsError, match="it is a run; `partialsgd resume"):
-        trained(tmp_path / "a")
-    run = Run.open(tmp_path / "a")
-    with run.locked(), pytest.raises(RuntimeError, match="another process is training"):
-        loop.resume(run)
-    loop.resume(run)
 
 
 @pytest.mark.parametrize(

@@ -162,10 +162,6 @@ def test_layers_are_one_group_beside_the_whole_network(tmp_path: Path) -> None:
         assert one["groups"].keys() == {LAYERS} and 0 < one["groups"][LAYERS]["whole"] < one["whole"]
 
 
-def test_without_measuring_there_is_no_meter() -> None:
-    assert make_meter(Toy(), toy.build(Toy()).network) is None
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

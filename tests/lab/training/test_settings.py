@@ -13,7 +13,7 @@ import pytest
 from partialsgd.lab import recipes
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.training.settings import parse_ratio, require_at_least
+from partialsgd.lab.training.settings import parse_ratio
 from partialsgd.lab.training.settings_files import groups
 
 RECIPES = (Translation, Images)
@@ -38,12 +38,6 @@ def test_every_setting_is_in_one_group_and_is_given_by_name(recipe: type[Any]) -
         recipe("runs/a")
     unset = recipe(**dict.fromkeys(OPTIONAL))
     assert all(getattr(unset, name) is None for name in OPTIONAL)
-
-
-def test_the_least_may_be_anything() -> None:
-    require_at_least("warm_up", 0, 0)
-    with pytest.raises(ValueError, match="vocabulary must be a whole number of at least 259, got 258"):
-        require_at_least("vocabulary", 258, 259)
 
 
 @pytest.mark.parametrize(("text", "value"), [("1/32", 0.03125), ("0.03125", 0.03125), ("1", 1.0), ("2e-1", 0.2)])
@@ -76,10 +70,3 @@ def test_shared_code_does_not_name_a_recipe() -> None:
         source = file.read_text(encoding="utf-8")
         for name in recipes.RECIPES:
             assert f'"{name}"' not in source and f"recipes.{name}" not in source, (file.name, name)
-
-
-def test_a_removed_recipe_is_refused_with_the_example_that_replaces_it() -> None:
-    with pytest.raises(ValueError, match=r"the recipe 'tabular' was removed; examples/wide_and_deep\.py shows"):
-        recipes.require_recipe("tabular")
-    with pytest.raises(ValueError, match="there is no recipe 'cooking'; the recipes are translation, images"):
-        recipes.require_recipe("cooking")

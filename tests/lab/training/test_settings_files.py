@@ -122,12 +122,6 @@ def test_a_file_may_be_short_and_have_dashes(tmp_path: Path) -> None:
     assert found == dataclasses.replace(presets("images")["digits"], max_steps=5, ratio=("1/4",), lr=1.0)
 
 
-def test_the_values_go_over_those_of_the_preset() -> None:
-    found: Any = resolve("translation", {"preset": "iwslt14", "epochs": 1})
-    assert found == dataclasses.replace(presets("translation")["iwslt14"], epochs=1)
-    assert found.d_model == 512 and resolve("translation", {}) == presets("translation")["laptop"]
-
-
 def test_what_a_preset_has_and_the_settings_have_not_is_written_too() -> None:
     narrow: Any = presets("images")["narrow"]
     assert narrow.limit is not None and 'limit = "None"' in to_toml(dataclasses.replace(narrow, limit=None))

@@ -35,12 +35,6 @@ def test_a_limit_takes_some_of_all_and_validation_from_these() -> None:
     assert len(split_off_validation(numbered(10), 0.2, 0, limit=99)[0]) == 8
 
 
-def test_images_stay_with_their_labels() -> None:
-    part = Part(torch.arange(50, dtype=torch.uint8).view(-1, 1, 1, 1), torch.arange(50))
-    for found in split_off_validation(part, 0.2, 5):
-        assert torch.equal(found.images.flatten().long(), found.labels)
-
-
 @pytest.mark.parametrize(("count", "share", "held"), [(4, 0.1, 0), (4, 0.7, 3)])
 def test_a_split_that_leaves_nothing_is_refused(count: int, share: float, held: int) -> None:
     with pytest.raises(ValueError, match=rf"valid_share {share} of {count} training images is {held}; at least one"):

@@ -52,12 +52,6 @@ def test_one_image_is_counted_where_batch_norm_refuses_to_train_on_it() -> None:
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
 
 
-def test_low_rank_is_not_as_many_times_one_image() -> None:
-    """The test above would not see the difference otherwise."""
-    work = ImageFlops(family(SPECS["low-rank"]), (1, 8, 8))
-    assert work.training("full", 40) < 40 * work.training("full", 1)
-
-
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
@@ -75,13 +69,6 @@ def test_low_rank_is_not_as_many_times_one_image() -> None:
 def test_how_often_a_method_runs_each_level(method: str, expected: dict[str, float]) -> None:
     network = family()
     assert passes_per_step(parse_method(method), network, seed=0) == expected
-
-
-def test_three_levels_take_turns() -> None:
-    network = family(SPECS["hierarchy"])
-    assert passes_per_step(parse_method("alternating"), network, 0) == pytest.approx(
-        dict.fromkeys(network.levels, 1 / 3)
-    )
 
 
 def test_an_epoch_is_the_sum_over_its_batches() -> None:

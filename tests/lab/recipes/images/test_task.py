@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 import partialsgd as ps
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab import recipes
 from partialsgd.lab.recipes.images.settings import Images, of_preset
 from partialsgd.lab.recipes.images.task import ImageTask, build
 from partialsgd.lab.training.measuring import make_meter
@@ -57,11 +56,6 @@ def test_building_twice_gives_the_same_weights_and_batches_and_another_seed_othe
     for a, b in zip(first.batches.make(1, 2), again.batches.make(1, 2), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(first.batches.make(1, 2)[0], other.batches.make(1, 2)[0])
-
-
-def test_the_registry_builds_it() -> None:
-    task = recipes.build(settings())
-    assert isinstance(task, ImageTask) and (task.unit, task.score) == ("images", "accuracy")
 
 
 @pytest.mark.parametrize(

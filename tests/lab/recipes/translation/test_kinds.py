@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -67,13 +66,6 @@ def test_a_time_keeps_its_unit(count: int, unit: Any, seconds: int) -> None:
 def test_signs_of_a_pattern_are_not_said() -> None:
     """CLDR writes {1} 'kl'. {0}."""
     assert kinds.moment(draw(1))(babel.Locale("nn")) == "laurdag 9. februar 1974 kl. 08:07"
-
-
-def test_a_number_is_exact() -> None:
-    numbers = [draw(seed).number() for seed in range(500)]
-    assert any(number == 1 for number in numbers) and any(number > 1000 for number in numbers)
-    assert {len(str(number).partition(".")[2]) for number in numbers} == {0, 1, 2}
-    assert all(isinstance(number, int | Decimal) for number in numbers)
 
 
 def test_without_babel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,11 +118,6 @@ def test_layers_start_by_xavier_and_embeddings_with_one_over_d(norm: str) -> Non
     assert not network.final_logits_bias.any()
 
 
-def test_the_same_seed_draws_the_same_weights() -> None:
-    one, two = (built(settings()).state_dict() for _ in range(2))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
 @pytest.mark.parametrize(
     ("nest", "layers"),
     [

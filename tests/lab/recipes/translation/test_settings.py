@@ -63,7 +63,3 @@ def test_an_unknown_preset_names_the_others() -> None:
 def test_a_start_is_kept_by_whatever_reads_the_weights() -> None:
     for kept in ({"init": "svd"}, {"init": "matched"}, {"nest": "none"}, {"nest": "width"}, {"nest": "depth"}):
         assert of_preset("laptop", start="runs/a", **kept).start == "runs/a"
-
-
-def test_one_network_by_itself_needs_no_ratio() -> None:
-    assert of_preset("laptop", nest="none", ratio=()).ratio == ()

@@ -13,7 +13,6 @@ from torch import nn
 
 import partialsgd as ps
 from partialsgd.lab.recipes.translation import losses, model, scores
-from partialsgd.lab.recipes.translation.flops import TranslationFlops
 from partialsgd.lab.recipes.translation.task import TranslationTask, build
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 
@@ -141,13 +140,6 @@ def test_adam_is_told_what_the_settings_say_and_has_every_trained_parameter() ->
     parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     torch.testing.assert_close(parameter.detach(), before * (1 - 3e-4 * 0.25))  # decoupled
-
-
-def test_work_is_that_of_the_batch_with_its_padding() -> None:
-    made = task()
-    batch = made.batches.make(0, 0)
-    shape = (*batch["input_ids"].shape, batch["decoder_input_ids"].shape[1])
-    assert made.flops("core", batch) == TranslationFlops(made.network)("core", shape)
 
 
 def test_building_is_a_function_of_the_settings() -> None:
