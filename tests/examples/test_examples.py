@@ -72,13 +72,6 @@ def test_digits_prints_a_table_of_what_was_measured() -> None:
     assert "\x1b" not in printed
 
 
-def test_digits_shows_a_bar_and_no_lines_on_a_terminal() -> None:
-    console = Console(file=StringIO(), width=120, force_terminal=True, color_system=None)
-    example("digits").main(console, epochs=1)
-    assert "100%" in console.file.getvalue()
-    assert "epochs in" not in console.file.getvalue()
-
-
 def test_digits_plain_is_the_loop_without_partialsgd() -> None:
     digits = example("digits")
     data, model = digits.digits(), digits.network()

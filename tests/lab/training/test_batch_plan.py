@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from partialsgd._util import randomness
+from partialsgd.lab.training import rates
 from partialsgd.lab.training.batch_plan import BatchPlan, EvenSlices, permutation
 
 
@@ -100,3 +101,38 @@ def test_batches_are_alike_and_none_has_a_single_example(count: int, size: int) 
 def test_a_batch_that_is_not_there_is_named(index: int) -> None:
     with pytest.raises(IndexError, match=f"there is no batch {index}; an epoch has 3"):
         _ = EvenSlices(9, 3)[index]
+
+
+@pytest.mark.parametrize(("warm_up", "initial"), [(4, 0.0), (10, 1e-7 / 5e-4), (1, 0.0)])
+def test_inverse_sqrt_is_fairseqs(warm_up: int, initial: float) -> None:
+    """lr_step and decay_factor as its scheduler has them, set after each update for the next."""
+    lr, stepped = initial, []
+    for updates in range(1, 60):
+        stepped.append(lr)
+        lr = initial + updates * (1 - initial) / warm_up if updates < warm_up else warm_up**0.5 * updates**-0.5
+    rate = rates.inverse_sqrt(warm_up, initial)
+    assert [rate(t) for t in range(59)] == pytest.approx(stepped)
+    assert max(map(rate, range(1000))) == rate(warm_up) == 1.0
+
+
+def test_inverse_sqrt_without_warm_up_begins_at_the_top() -> None:
+    rate = rates.inverse_sqrt(0)
+    assert [rate(t) for t in (0, 1, 4, 100)] == [1.0, 1.0, 0.5, 0.1]
+
+
+def test_cosine_grows_falls_and_ends_at_zero() -> None:
+    rate = rates.cosine(total=100, warm_up=3)
+    assert [rate(t) for t in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert all(rate(t) > rate(t + 1) for t in range(3, 100))
+    assert rates.cosine(100)(0) == 1.0 and rates.cosine(100)(50) == pytest.approx(0.5)
+    assert rate(99) > 0 and rate(100) == rate(10_000) == pytest.approx(0.0)
+    assert rates.cosine(3, warm_up=5)(4) == pytest.approx(5 / 6)  # a run that ends before it is warm
+
+
+def test_a_line_goes_up_from_the_first_rate_and_down_to_nothing() -> None:
+    rate = rates.linear(10, 4, 0.2)
+    assert [rate(t) for t in range(12)] == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0]
+    )
+    assert [rates.linear(2)(t) for t in range(3)] == [1, 0.5, 0]
+    assert rates.linear(2, 4)(1) == 0.25  # a run that ends in its warm-up
