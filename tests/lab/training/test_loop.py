@@ -17,12 +17,12 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
-from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.runs import checkpoints, final_scores
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.method_text import parse_method
 from tests.lab import toy
+from tests.lab.by_hand import steps_by_hand
 from tests.lab.nursery import ROOT
 from tests.lab.remains import leftovers, remains
 from tests.lab.toy import Toy, ToyBatches, ToyTask
@@ -48,31 +48,14 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def by_hand(settings: Toy) -> ToyTask:
-    """Algorithm 1 over the batches, and nothing else."""
-    task = toy.build(settings)
-    sgd = ps.PartialSGD(task.network, list(task.optimizers), parse_method(settings.method), seed=settings.seed)
-    torch.manual_seed(settings.seed)
-    for epoch in range(settings.epochs):
-        for index in range(len(task.batches)):
-            batch = task.batches.make(epoch, index)
-            for group in task.optimizers[0].param_groups:
-                group["lr"] = settings.lr * task.learning_rate(sgd.t, settings.epochs * len(task.batches))
-
-            def closure(g: GradientPass, batch: torch.Tensor = batch) -> torch.Tensor:
-                loss = task.loss(task.network, batch, g) / len(batch)
-                loss.backward()
-                return loss
-
-            sgd.step(closure)
-    return task
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_algorithm_1_over_the_batches(tmp_path: Path, method: str) -> None:
     settings: dict[str, Any] = {"method": method, "norm": True, "seed": 3}
     found = weights(trained(tmp_path / "a", **settings))
-    expected = by_hand(Toy(**settings)).network.model.state_dict()
+    task = toy.build(Toy(**settings))
+    torch.manual_seed(3)
+    steps_by_hand(task, parse_method(method), 14, lr=0.01, seed=3)
+    expected = task.network.model.state_dict()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)  # the mean is taken in another order
 

@@ -13,7 +13,6 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
-from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.reproduce.compare import compare
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
@@ -21,6 +20,7 @@ from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.measuring import LAYERS, make_meter
 from partialsgd.lab.training.method_text import parse_method
 from tests.lab import toy
+from tests.lab.by_hand import steps_by_hand
 from tests.lab.recipes.translation import tiny
 from tests.lab.remains import remains
 from tests.lab.toy import Toy, ToyBatches
@@ -50,25 +50,11 @@ def measured(run: Run) -> list[tuple[int, dict[str, Any]]]:
 
 
 def by_hand(settings: Toy, probe: str | None) -> list[tuple[int, dict[str, Any]]]:
-    """A loop that knows nothing of recipes, with a meter."""
     task = toy.build(settings)
-    method = parse_method(settings.method)
     meter = ps.CriteriaMeter(2, None if probe is None else parse_method(probe))
-    sgd = ps.PartialSGD(task.network, list(task.optimizers), method, seed=settings.seed, meter=meter)
     torch.manual_seed(settings.seed)
-    found = []
-    for t in range(settings.epochs * len(task.batches)):
-        batch = task.batches.make(*divmod(t, len(task.batches)))
-        task.optimizers[0].param_groups[0]["lr"] = settings.lr * task.learning_rate(t, 0)
-
-        def closure(g: GradientPass, batch: torch.Tensor = batch) -> torch.Tensor:
-            loss = task.loss(task.network, batch, g) / len(batch)
-            loss.backward()
-            return loss
-
-        step = sgd.step(closure)
-        found += [(t, one.numbers()) for one in step.measurements if hasattr(one, "numbers")]
-    return found
+    steps = steps_by_hand(task, parse_method(settings.method), 14, lr=settings.lr, seed=settings.seed, meter=meter)
+    return [(t, one.numbers()) for t, step in enumerate(steps) for one in step.measurements if hasattr(one, "numbers")]
 
 
 def leaves(value: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from partialsgd.lab.runs import checkpoints, final_scores
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.nested.inspect import flops
+from tests.lab.by_hand import steps_by_hand
 from tests.lab.made_runs import TINY, made_run
 from tests.lab.recipes.translation.tiny import VOCABULARY, family
 
@@ -94,16 +95,10 @@ def told(run: Run, **changes: Any) -> Translation:
 
 
 def loss_of(task: Any, method: ps.Method) -> dict[str | None, float]:
-    """Of one step on the first batch, in evaluation mode, by level."""
-    sgd = ps.PartialSGD(task.network.eval(), list(task.optimizers), method)
-    batch = task.batches.make(0, 0)
-
-    def closure(g: Any) -> Tensor:
-        found: Tensor = task.loss(task.network, batch, g)
-        found.backward()
-        return found
-
-    return {level: float(loss) for level, loss in sgd.step(closure).losses}
+    """The summed loss of one step on the first batch, in evaluation mode, by level."""
+    task.network.eval()
+    (step,) = steps_by_hand(task, method, 1)
+    return {level: float(loss) * task.batches.units(0, 0) for level, loss in step.losses}
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])

@@ -16,6 +16,7 @@ from partialsgd.lab.recipes.translation import losses, model, scores
 from partialsgd.lab.recipes.translation.task import TranslationTask, build, make_optimizer
 from partialsgd.lab.runs.use_run import load_weights
 from partialsgd.lab.training import loop
+from tests.lab.by_hand import steps_by_hand
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 
 
@@ -28,21 +29,7 @@ def task(**changes: Any) -> TranslationTask:
 
 
 def train(made: TranslationTask, steps: int, method: str = "alternating", **options: Any) -> list[ps.Step]:
-    sgd = ps.PartialSGD(made.network, list(made.optimizers), getattr(ps.methods, method)(**options))
-    done = []
-    for t in range(steps):
-        epoch, index = divmod(t, len(made.batches))
-        batch, units = made.batches.make(epoch, index), made.batches.units(epoch, index)
-        for group in made.optimizers[0].param_groups:
-            group["lr"] = made.settings.lr * made.learning_rate(t, steps)
-
-        def closure(g: Any, batch: Any = batch, units: int = units) -> torch.Tensor:
-            loss = made.loss(made.network, batch, g) / units
-            loss.backward()
-            return loss
-
-        done.append(sgd.step(closure))
-    return done
+    return steps_by_hand(made, getattr(ps.methods, method)(**options), steps, lr=made.settings.lr)
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +81,9 @@ def test_the_loss_is_summed_and_smoothed() -> None:
     made = task()
     made.network.eval()
     batch = made.batches.make(0, 0)
-    step = ps.PartialSGD(made.network, made.optimizers[0], ps.methods.plain())
-    seen: list[torch.Tensor] = []
-
-    def closure(g: Any) -> torch.Tensor:
-        seen.append(made.loss(made.network, batch, g))
-        seen[0].backward()
-        return seen[0]
-
-    logits = losses.run(made.network, batch).logits
-    step.step(closure)
-    torch.testing.assert_close(seen[0], losses.cross_entropy(logits, batch["labels"], 0.1))
+    expected = losses.cross_entropy(losses.run(made.network, batch).logits, batch["labels"], 0.1).detach()
+    (step,) = train(made, 1, "plain")
+    torch.testing.assert_close(step.loss * made.batches.units(0, 0), expected)
 
 
 @pytest.mark.parametrize("method", ["alternating", "slimmable", "sandwich"])
