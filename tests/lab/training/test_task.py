@@ -86,7 +86,7 @@ def test_norms_and_seed_reach_the_nested_model(monkeypatch: pytest.MonkeyPatch) 
     [
         ({"nest": "depth"}, "nest must be one of width, low-rank, none; got 'depth'"),
         ({"ratio": ()}, "at least one ratio"),
-        ({"ratio": ("1/2", "0.5")}, "alike"),
+        ({"ratio": ("1/2", "0.5")}, "two levels would have the same name: 1/2, 1/2"),
         ({"ratio": ("half",)}, "written like 1/32"),
         ({"ratio": ("1",)}, "is not smaller than 'full'"),
         ({"ratio": ("0.9", "1")}, "is not smaller than 'full'"),

@@ -20,11 +20,11 @@ from partialsgd.lab.recipes.translation.phrases import generate
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return generate(size=3000, valid=200, test=100)
+    return generate(size=600, valid=200, test=100)
 
 
 def test_the_sizes_are_those_asked_for(corpus: Corpus) -> None:
-    assert {split: len(pairs) for split, pairs in corpus.splits.items()} == {"train": 3000, "valid": 200, "test": 100}
+    assert {split: len(pairs) for split, pairs in corpus.splits.items()} == {"train": 600, "valid": 200, "test": 100}
     assert (corpus.source, corpus.target) == ("en", "de")
     assert corpus.notes == (f"phrases from CLDR {babel.core.get_cldr_version()} by Babel {babel.__version__}",)
 
