@@ -72,13 +72,6 @@ def test_digits_prints_a_table_of_what_was_measured() -> None:
     assert "\x1b" not in printed
 
 
-def test_digits_shows_a_bar_and_no_lines_on_a_terminal() -> None:
-    console = Console(file=StringIO(), width=120, force_terminal=True, color_system=None)
-    example("digits").main(console, epochs=1)
-    assert "100%" in console.file.getvalue()
-    assert "epochs in" not in console.file.getvalue()
-
-
 def test_digits_plain_is_the_loop_without_partialsgd() -> None:
     digits = example("digits")
     data, model = digits.digits(), digits.network()
@@ -202,15 +195,15 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return hf_trainer
 
 
-def arguments(output: Path, *, accumulate: int = 1) -> Any:
+def arguments(output: Path, *, accumulate: int = 1, steps: int = 32) -> Any:
     from transformers import TrainingArguments
 
     return TrainingArguments(
         str(output),
-        max_steps=64,
+        max_steps=steps,
         learning_rate=3e-3,
         logging_steps=1,
-        save_steps=32,
+        save_steps=16,
         per_device_train_batch_size=8 // accumulate,
         gradient_accumulation_steps=accumulate,
         dataloader_pin_memory=False,
@@ -226,7 +219,7 @@ def test_hf_trainer_is_step_with_clip_norm(
 ) -> None:
     from transformers import get_scheduler
 
-    trainer = recorded(monkeypatch).main(method, arguments(tmp_path, accumulate=accumulate))
+    trainer = recorded(monkeypatch).main(method, arguments(tmp_path, accumulate=accumulate, steps=64))
     assert trainer.sgd.t == trainer.state.global_step == 64
     assert all(state["step"] == 64 for state in trainer.optimizer.state.values())
     assert trainer.forwards == 64 * gradients * accumulate
@@ -271,8 +264,8 @@ def test_hf_trainer_with_the_plain_method_is_the_trainer(tmp_path: Path, monkeyp
 def test_hf_trainer_resumes_to_the_bit(tmp_path: Path, method: ps.Method, gradients: int) -> None:
     hf_trainer = example("hf_trainer")
     whole = hf_trainer.main(method, arguments(tmp_path))
-    parts = hf_trainer.main(method, arguments(tmp_path), resume=str(tmp_path / "checkpoint-32"))
-    assert parts.sgd.t == parts.state.global_step == 64
+    parts = hf_trainer.main(method, arguments(tmp_path), resume=str(tmp_path / "checkpoint-16"))
+    assert parts.sgd.t == parts.state.global_step == 32
     assert parts.state.log_history[:-1] == whole.state.log_history[:-1]  # the last one tells the time
     assert_same(whole.model, parts.model)
 
@@ -294,8 +287,8 @@ def nested_trainer(output: Path, *, resume: str | None = None) -> tuple[Any, ps.
 
 def test_the_trainer_trains_a_family_resumes_it_to_the_bit_and_each_level_comes_out(tmp_path: Path) -> None:
     whole, nested = nested_trainer(tmp_path)
-    parts, again = nested_trainer(tmp_path, resume=str(tmp_path / "checkpoint-32"))
-    assert whole.sgd.t == parts.sgd.t == 64
+    parts, again = nested_trainer(tmp_path, resume=str(tmp_path / "checkpoint-16"))
+    assert whole.sgd.t == parts.sgd.t == 32
     assert_same(nested, again)
     tokens = torch.randint(16, (3, 8))
     core = nested.extract("core", example={"input_ids": tokens}).eval()

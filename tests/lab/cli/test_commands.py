@@ -1,15 +1,25 @@
-"""Commands on runs and methods: what they print and refuse."""
+"""Commands on runs, methods, reports and experiments: what they print and refuse."""
 
 from __future__ import annotations
 
 import re
+import webbrowser
+from dataclasses import asdict
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from partialsgd import methods
-from partialsgd.lab.training import method_text
+from partialsgd.lab.cli.commands import preset_values
+from partialsgd.lab.cli.reproduce import Reproduce, _summarise
+from partialsgd.lab.recipes import RECIPES, presets
+from partialsgd.lab.reproduce import EXPERIMENTS
+from partialsgd.lab.reproduce.experiment import Scale
+from partialsgd.lab.training import loop, method_text
+from tests.lab.cli import calls
 from tests.lab.cli.calls import Call, as_text, require_wrong
+from tests.lab.page import example_runs as made
 
 
 @pytest.mark.parametrize(
@@ -18,10 +28,23 @@ from tests.lab.cli.calls import Call, as_text, require_wrong
         (["methods", "adma"], "there is no method 'adma'"),
         (["evaluate"], "RUN"),
         (["evaluate", "runs", "--split", "train"], "--split"),
+        (["report"], "RUN: give at least one run directory"),
+        (["report", "nowhere"], "nowhere is not a run directory: it does not exist"),
+        (["report", "."], "is not a run directory: it has no config.json"),
+        (["reproduce"], "NAME"),
+        (["reproduce", "table7"], "table7"),
+        (["reproduce", "table1a", "--scale", "huge"], "--scale"),
+        (["reproduce", "table1a", "--seeds", "0"], "--seeds must be a whole number of at least 1, got 0"),
+        (["reproduce", "table1a", "--epochs", "0"], "--epochs must be a whole number of at least 1, got 0"),
+        (["reproduce", "table1a", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),
+        (["reproduce", "table3", "--rows", "tabel"], "has no such row; it has alternating, slimmable"),
     ],
     ids=as_text,
 )
-def test_a_wrong_call_names_what_is_wrong(call: Call, argv: list[str], message: str) -> None:
+def test_a_wrong_call_names_what_is_wrong(
+    call: Call, argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     require_wrong(call, argv, message)
 
 
@@ -42,3 +65,70 @@ def test_one_method_is_told_as_wide_as_the_terminal(call: Call, monkeypatch: pyt
     monkeypatch.setenv("COLUMNS", "200")
     _, out, _ = call("methods", long)
     assert out == method_text.describe_method(long, 200) + "\n" != method_text.describe_method(long, 80) + "\n"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that a browser was asked for."""
+    asked: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda uri: not asked.append(uri))
+    return asked
+
+
+def test_the_page_is_in_the_first_run_and_its_path_is_printed(call: Call, tmp_path: Path, opened: list[str]) -> None:
+    joint, *others = made.three(tmp_path)
+    to = joint / "report.html"
+    assert call("report", str(joint), *map(str, others)) == (0, f"{to}\n", "")
+    assert "<h1>joint, core-alone and full-alone</h1>" in to.read_text(encoding="utf-8") and opened == []
+
+
+def test_it_goes_where_it_is_told_and_opens_as_a_file(call: Call, tmp_path: Path, opened: list[str]) -> None:
+    to = tmp_path / "a page.html"
+    assert call("report", str(made.run(tmp_path, measures=False)), "--to", str(to), "--open")[0] == 0
+    assert opened == [to.as_uri()] and opened[0].startswith("file://") and "%20" in opened[0]
+
+
+def test_where_there_is_no_browser_it_is_said(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda uri: False)
+    path = made.run(tmp_path, ends=False, measures=False)
+    code, out, _ = call("report", str(path), "--open")
+    assert code == 0 and out.splitlines()[1] == f"no browser was found; open {path / 'report.html'} in one"
+
+
+def test_a_page_cannot_take_the_place_of_a_directory(call: Call, tmp_path: Path) -> None:
+    path = made.run(tmp_path, measures=False)
+    require_wrong(call, ["report", str(path), "--to", str(tmp_path)], f"{tmp_path} is a directory")
+
+
+@pytest.mark.parametrize("recipe", calls.RECIPES)
+def test_what_is_usual_is_the_preset(recipe: str) -> None:
+    for name, preset in presets(recipe).items():
+        assert preset_values(recipe, {"preset": name}) == asdict(preset)
+    assert preset_values("another", {}) == {}
+
+
+def test_a_real_run_is_shown_with_what_was_said_to_it(call: Call, tmp_path: Path) -> None:
+    """The files are those that a training writes today, not those that a test thinks it does."""
+    settings = RECIPES["images"](out=str(tmp_path / "run"), max_steps=12, measure_every=2, threads=1)
+    run = loop.train(settings, show=False)
+    assert call("report", str(run.path))[0] == 0
+    text = (run.path / "report.html").read_text(encoding="utf-8")
+    assert "Settings that differ from the preset" in text and text.count("<figure>") == 8
+    assert "core" in text and "Core and full on the test images" in text
+
+
+def test_every_experiment_and_scale_is_offered() -> None:
+    hints = get_type_hints(Reproduce)
+    assert list(get_args(hints["name"])) == list(EXPERIMENTS)
+    assert get_args(hints["scale"]) == get_args(Scale)
+
+
+def test_what_was_never_begun_is_not_shown(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "nothing"
+    require_wrong(call, ["reproduce", "table3", "--show", "--out", str(out)], "nothing has no finished run of table3")
+    assert not out.exists()
+
+
+def test_a_reason_that_many_runs_share_is_told_once() -> None:
+    said = _summarise(["a, seed 0: no file; see x", "a, seed 1: no file; see x", "b: no memory"])
+    assert said == "a, seed 0 and 1 more: no file; see x; b: no memory"

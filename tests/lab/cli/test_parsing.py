@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from partialsgd.lab.cli.commands import COMMANDS, WITH_SETTINGS, Compare, Evaluate, Methods, Train
-from partialsgd.lab.cli.parsing import _examples, _resolve, _wrap, parse, parse_settings
+from partialsgd.lab.cli.commands import COMMANDS, WITH_SETTINGS, Evaluate, Methods, Train
+from partialsgd.lab.cli.parsing import parse, parse_settings
 from partialsgd.lab.recipes import RECIPES, presets
 from partialsgd.lab.reproduce import compare as comparing
 from partialsgd.lab.training import settings_files
-from partialsgd.lab.training.errors import WrongCall
 from tests.lab.cli import calls
 from tests.lab.cli.calls import Call, as_text, require_wrong, without_space
 
@@ -62,25 +61,6 @@ def test_the_first_page_lists_every_command_and_train_every_recipe(call: Call) -
     assert "(default: translation)" in out and all(f"• {recipe} " in out for recipe in calls.RECIPES)
 
 
-@pytest.mark.parametrize(("command", "name"), [(Train, "train"), (Compare, "compare")], ids=["train", "compare"])
-def test_an_example_is_on_the_page_of_its_recipe_and_on_no_other(command: type, name: str) -> None:
-    shown = {recipe: re.findall(r"^\$.*", _examples(command, name, recipe), re.M) for recipe in calls.RECIPES}
-    every = re.findall(r"^ *(\$.*)", command.__doc__ or "", re.M)
-    assert sorted(line for lines in shown.values() for line in lines) == sorted(every)
-    for recipe, lines in shown.items():
-        named = {word for line in lines for word in line.split()[3:4]} & set(calls.RECIPES)
-        assert lines and named == (set() if recipe == "translation" else {recipe})
-        assert "Every training is a run" in _examples(Compare, "compare", recipe)
-
-
-def test_paragraphs_are_wrapped_and_examples_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    example = "$ partialsgd train " + "x" * 60
-    monkeypatch.setenv("COLUMNS", "40")
-    assert _wrap(f"{'word ' * 10}\n\n{example}\n$ b") == f"{'word ' * 7}word\nword word\n\n  {example}\n  $ b\n"
-    monkeypatch.setenv("COLUMNS", "300")
-    assert max(map(len, _wrap("word " * 90).splitlines())) == 99
-
-
 def test_help_shows_the_values_of_the_preset_and_of_the_file(call: Call, tmp_path: Path) -> None:
     for preset, width in (("laptop", 128), ("iwslt14", 512)):
         _, out, _ = call("train", "translation", "--preset", preset, "--help")
@@ -119,6 +99,8 @@ WRONG = [
     (["train", "--probe", "plain"], "--probe has no effect without measure_every; set both, or neither"),
     (["train", "--config", "none.toml"], "none.toml does not exist"),
     (["train", "--config"], "--config"),
+    (["train", "--d-model", "10"], "--d-model must be even and a multiple of heads"),
+    (["train", "--heads", "7"], "--heads: d_model must be even and a multiple of heads"),
     (["train", "--epoch", "1"], "--epochs"),
     (["train", "--epochs", "1.5"], "--epochs"),
     (["train", "--nest", "deep"], "--nest"),
@@ -176,13 +158,6 @@ def test_the_run_comes_before_or_after_the_options() -> None:
     assert parse(Evaluate, "evaluate", ["runs/r", "--level", "core", "full", "--split", "valid"]) == expected
     assert parse(Evaluate, "evaluate", ["--split", "valid", "runs/r", "--level", "core", "full"]) == expected
     assert parse(Methods, "methods", ["sam"]) == Methods(name="sam") and parse(Methods, "methods", []) == Methods()
-
-
-def test_a_setting_that_was_not_given_is_no_option() -> None:
-    with pytest.raises(WrongCall, match=r"^--d-model must be even and a multiple of heads"):
-        _resolve("translation", {"d_model": 10})
-    with pytest.raises(WrongCall, match=r"^--heads: d_model must be even and a multiple of heads"):
-        _resolve("translation", {"heads": 7})
 
 
 def test_the_settings_that_are_shown_are_a_file_for_config(call: Call, tmp_path: Path) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from partialsgd.lab.cli import main
 from partialsgd.lab.recipes import build
-from partialsgd.lab.recipes.translation import tokens
+from partialsgd.lab.runs.exporting import export_level
 from partialsgd.lab.runs.run import Run
-from partialsgd.lab.runs.use_run import export_level, open_task
+from partialsgd.lab.runs.use_run import open_task
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.made_runs import made_run
 
@@ -220,11 +219,6 @@ def test_the_readme_says_how_a_level_was_trained(tmp_path: Path) -> None:
     assert "parameters. It was trained with the method `plain`" in text and "trained together" not in text
 
 
-def test_a_core_alone_is_loaded_as_the_small_network_that_it_is(tmp_path: Path) -> None:
-    core, full = (readme(made_run(tmp_path / alone, "translation", alone=alone), "full") for alone in ("core", "full"))
-    assert "a low-rank layer is two layers" in core and "is two layers" not in full
-
-
 def test_the_default_directory_is_in_the_run(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", "images", ratio=("1/4", "1/2"))
     assert export_level(run, "1/4") == run.path / "exports" / "1_4-safetensors"
@@ -259,17 +253,3 @@ def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_the_files_that_using_it_needs_are_beside_it(tmp_path: Path, recipe: str, names: set[str]) -> None:
     directory = export_level(made_run(tmp_path / "run", recipe), "full")
     assert {path.name for path in directory.iterdir()} == {"README.md", "config.json", "model.safetensors", *names}
-
-
-def test_sidecar_files_are_enough_to_make_the_inputs(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "translation", "translation")
-    task: Any = build(run.settings)
-    lines = [text for pair in task.corpus.splits["test"] for text in pair]
-    tokenizer = Tokenizer.from_file(str(run.path / "tokenizer.json"))
-    assert [tokenizer.encode(line).ids for line in lines] == tokens.encode_all(task.tokenizer, lines)
-    images = made_run(tmp_path / "images", "images")
-    task, inputs = build(images.settings), json.loads((images.path / "inputs.json").read_text())
-    mean, deviation = (torch.tensor(inputs[name]).view(1, -1, 1, 1) for name in ("mean", "deviation"))
-    pixels = task.data.test.images[:5]
-    torch.testing.assert_close((pixels - mean) / deviation, task.standardise(pixels), rtol=1e-4, atol=1e-5)
-    assert inputs["classes"] == list(map(str, range(10)))

@@ -53,15 +53,6 @@ def test_a_row_says_what_a_level_is_and_took(tmp_path: Path) -> None:
     ]
 
 
-def test_a_method_of_several_passes_takes_as_much_more(tmp_path: Path) -> None:
-    sam = loop.train(Toy(out=str(tmp_path / "sam"), method="sam", max_steps=4)).summary
-    both = loop.train(Toy(out=str(tmp_path / "both"), method="slimmable", max_steps=4)).summary
-    assert sam is not None and both is not None
-    assert sam["levels"]["full"]["flops"] == 2 * 2 * 18 and sam["levels"]["core"]["updates"] == 0
-    assert [both["levels"][level]["flops"] for level in ("core", "full")] == [18, 36]
-    assert [both["levels"][level]["updates"] for level in ("core", "full")] == [4, 4]
-
-
 def test_extras_are_shown_as_what_they_are(tmp_path: Path) -> None:
     run = loop.train(Toy(out=str(tmp_path / "a"), max_steps=1))
     assert run.summary is not None

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from partialsgd.lab.recipes import build
+from partialsgd.lab.runs.metrics import evaluation
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.runs.use_run import evaluate, open_task, profile, scores_table
 from partialsgd.lab.training.errors import WrongCall
@@ -87,3 +88,8 @@ def test_a_profile_has_the_parameters_and_the_work_of_each_level(images: Run) ->
         assert shown[1:3] == [f"{row.parameters:,}", f"{row.share:.1%}"]
         assert shown[3:6] == [f"{n:.3g}" for n in (row.forward, row.training, row.multiply_adds)]
     assert "2×1×8×8" in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_an_evaluation_is_told_by_level_also_with_a_slash_in_its_name() -> None:
+    record = {"t": 3, "valid/core/loss": 1, "valid/1/4/BLEU": 2.5, "valid/core/BLEU": 9.0, "lr": 0.1}
+    assert evaluation(record) == {"core": {"loss": 1.0, "BLEU": 9.0}, "1/4": {"BLEU": 2.5}}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from partialsgd._util import randomness
+from partialsgd.lab.training import rates
 from partialsgd.lab.training.batch_plan import BatchPlan, EvenSlices, permutation
 
 
@@ -73,21 +74,15 @@ def test_a_step_without_units_has_a_share_that_is_a_number() -> None:
 
 
 def test_a_permutation_belongs_to_its_place_alone() -> None:
-    torch.manual_seed(1)
+    before = torch.get_rng_state()
     first = permutation(100, 3, 7, "order")
-    torch.manual_seed(2)
+    assert torch.equal(before, torch.get_rng_state()), "the global generator stays"
     assert torch.equal(first, permutation(100, 3, 7, "order"))
     assert sorted(first.tolist()) == list(range(100))
     for other in ((4, 7, "order"), (3, 8, "order"), (3, 7, "validation")):
         assert not torch.equal(first, permutation(100, *other))
     generator = torch.Generator().manual_seed(randomness.key(3, 7, "order"))
     assert torch.equal(first, torch.randperm(100, generator=generator))
-
-
-def test_drawing_an_order_does_not_move_the_global_generator() -> None:
-    before = torch.get_rng_state()
-    permutation(10, 0, "order")
-    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 64, 65, 129, 1000])
@@ -102,12 +97,42 @@ def test_batches_are_alike_and_none_has_a_single_example(count: int, size: int) 
     assert (len(slices) - 1) * size < count, "no more batches than needed"
 
 
-def test_the_papers_epoch() -> None:
-    slices = EvenSlices(45_000, 128)
-    assert len(slices) == 352 and {slices[k].stop - slices[k].start for k in range(352)} == {127, 128}
-
-
 @pytest.mark.parametrize("index", [-1, 3])
 def test_a_batch_that_is_not_there_is_named(index: int) -> None:
     with pytest.raises(IndexError, match=f"there is no batch {index}; an epoch has 3"):
         _ = EvenSlices(9, 3)[index]
+
+
+@pytest.mark.parametrize(("warm_up", "initial"), [(4, 0.0), (10, 1e-7 / 5e-4), (1, 0.0)])
+def test_inverse_sqrt_is_fairseqs(warm_up: int, initial: float) -> None:
+    """lr_step and decay_factor as its scheduler has them, set after each update for the next."""
+    lr, stepped = initial, []
+    for updates in range(1, 60):
+        stepped.append(lr)
+        lr = initial + updates * (1 - initial) / warm_up if updates < warm_up else warm_up**0.5 * updates**-0.5
+    rate = rates.inverse_sqrt(warm_up, initial)
+    assert [rate(t) for t in range(59)] == pytest.approx(stepped)
+    assert max(map(rate, range(1000))) == rate(warm_up) == 1.0
+
+
+def test_inverse_sqrt_without_warm_up_begins_at_the_top() -> None:
+    rate = rates.inverse_sqrt(0)
+    assert [rate(t) for t in (0, 1, 4, 100)] == [1.0, 1.0, 0.5, 0.1]
+
+
+def test_cosine_grows_falls_and_ends_at_zero() -> None:
+    rate = rates.cosine(total=100, warm_up=3)
+    assert [rate(t) for t in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert all(rate(t) > rate(t + 1) for t in range(3, 100))
+    assert rates.cosine(100)(0) == 1.0 and rates.cosine(100)(50) == pytest.approx(0.5)
+    assert rate(99) > 0 and rate(100) == rate(10_000) == pytest.approx(0.0)
+    assert rates.cosine(3, warm_up=5)(4) == pytest.approx(5 / 6)  # a run that ends before it is warm
+
+
+def test_a_line_goes_up_from_the_first_rate_and_down_to_nothing() -> None:
+    rate = rates.linear(10, 4, 0.2)
+    assert [rate(t) for t in range(12)] == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0]
+    )
+    assert [rates.linear(2)(t) for t in range(3)] == [1, 0.5, 0]
+    assert rates.linear(2, 4)(1) == 0.25  # a run that ends in its warm-up

@@ -17,13 +17,12 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
-from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab.runs import checkpoints
-from partialsgd.lab.runs import use_run as final_scores
+from partialsgd.lab.runs import checkpoints, final_scores
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.method_text import parse_method
 from tests.lab import toy
+from tests.lab.by_hand import steps_by_hand
 from tests.lab.nursery import ROOT
 from tests.lab.remains import leftovers, remains
 from tests.lab.toy import Toy, ToyBatches, ToyTask
@@ -49,31 +48,14 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def by_hand(settings: Toy) -> ToyTask:
-    """Algorithm 1 over the batches, and nothing else."""
-    task = toy.build(settings)
-    sgd = ps.PartialSGD(task.network, list(task.optimizers), parse_method(settings.method), seed=settings.seed)
-    torch.manual_seed(settings.seed)
-    for epoch in range(settings.epochs):
-        for index in range(len(task.batches)):
-            batch = task.batches.make(epoch, index)
-            for group in task.optimizers[0].param_groups:
-                group["lr"] = settings.lr * task.learning_rate(sgd.t, settings.epochs * len(task.batches))
-
-            def closure(g: GradientPass, batch: torch.Tensor = batch) -> torch.Tensor:
-                loss = task.loss(task.network, batch, g) / len(batch)
-                loss.backward()
-                return loss
-
-            sgd.step(closure)
-    return task
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_algorithm_1_over_the_batches(tmp_path: Path, method: str) -> None:
     settings: dict[str, Any] = {"method": method, "norm": True, "seed": 3}
     found = weights(trained(tmp_path / "a", **settings))
-    expected = by_hand(Toy(**settings)).network.model.state_dict()
+    task = toy.build(Toy(**settings))
+    torch.manual_seed(3)
+    steps_by_hand(task, parse_method(method), 14, lr=0.01, seed=3)
+    expected = task.network.model.state_dict()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)  # the mean is taken in another order
 
@@ -321,11 +303,6 @@ def test_a_loss_that_is_nan_stops_with_step_level_and_what_to_try(tmp_path: Path
         loop.resume(run)
 
 
-def test_in_a_lower_precision_the_higher_is_worth_a_try(tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match="--clip-norm 1, --precision fp32, or a check"):
-        trained(tmp_path / "a", nan_at=1, precision="bf16")
-
-
 @pytest.mark.parametrize("evaluated", [False, True])
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path, evaluated: bool) -> None:
     """The gradient is finite, the step is not: the next loss would tell, after the checkpoint."""
@@ -384,18 +361,6 @@ def test_a_run_at_its_end_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureF
     assert loop.resume(run) == run
     assert f"{run.path} is finished; there is nothing to resume." in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
-
-
-def test_a_run_that_is_there_or_in_other_hands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_batch(2, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
-    with pytest.raises(loop.Stopped):
-        trained(tmp_path / "a")
-    with pytest.raises(FileExistsError, match="it is a run; `partialsgd resume"):
-        trained(tmp_path / "a")
-    run = Run.open(tmp_path / "a")
-    with run.locked(), pytest.raises(RuntimeError, match="another process is training"):
-        loop.resume(run)
-    loop.resume(run)
 
 
 @pytest.mark.parametrize(

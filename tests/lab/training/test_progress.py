@@ -130,10 +130,3 @@ def test_the_handler_of_warnings_goes_again() -> None:
     with pytest.raises(ValueError, match="x"), show_warnings_on(console(terminal=False)):
         raise ValueError("x")
     assert logging.getLogger("partialsgd").handlers == before
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3_599.6, "1:00:00"), (90_061, "25:01:01")]
-)
-def test_clocks(seconds: float, shown: str) -> None:
-    assert progress._clock(seconds) == shown

@@ -82,3 +82,8 @@ def test_when_another_level_is_trained_the_best_is_chosen_anew(state: TrainingSt
     assert state.selection_score() == -1.0 and state.best_score == -1.0
     state.updates["core"] = 1
     assert state.selection_score() == -6.0 and state.best_score is None
+
+
+def test_each_run_of_a_process_has_its_own_precision() -> None:
+    found = [launch.make_accelerator(Toy(precision=p), Path("runs")).mixed_precision for p in ("bf16", "fp32", "bf16")]
+    assert found == ["bf16", "no", "bf16"]

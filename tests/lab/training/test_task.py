@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import time
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import partialsgd as ps
 from partialsgd.lab.recipes import RECIPES, build
+from partialsgd.lab.training.nesting import MakeSpec, nest_model
+from partialsgd.lab.training.settings import LevelOptions
 from partialsgd.lab.training.task import Batches, Task
+from partialsgd.lab.training.timing import latency
+from partialsgd.nested import Nested
 from tests.lab.made_runs import TINY
 
 
@@ -37,3 +45,84 @@ def test_a_task_keeps_the_promises_that_the_loop_builds_on(recipe: str) -> None:
     assert made.selection_score(glances) > made.selection_score(worse)
     small, *_, full = made.network.levels
     assert 0 < made.flops(small, batches.make(0, 0)) <= made.flops(full, batches.make(0, 0))
+
+
+SPECS: dict[str, MakeSpec] = {"width": lambda ratios: ps.Width(ratios), "low-rank": lambda ratios: ps.LowRank(ratios)}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def nested(nest: Any = "width", ratio: tuple[str, ...] = ("1/2",), alone: str | None = None, **options: Any) -> Nested:
+    return nest_model(model(), LevelOptions(nest=nest, ratio=ratio, alone=alone), SPECS, **{"seed": 0, **options})
+
+
+def test_one_ratio_gives_a_core_and_several_are_named_smallest_first() -> None:
+    assert nested().levels == ("core", "full")
+    assert nested("low-rank", ("0.5", "1/4")).levels == ("1/4", "1/2", "full")
+
+
+def test_none_is_the_plain_network() -> None:
+    network, x = nested("none"), torch.randn(5, 6)
+    assert network.levels == ("full",)
+    with network.at("full"):
+        assert torch.equal(network(x), model()(x))
+
+
+def test_norms_and_seed_reach_the_nested_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPECS, "low-rank", lambda ratios: ps.LowRank(ratios, init="matched"))  # it draws factors
+    one, two, three = (
+        torch.cat([p.flatten() for p in nested("low-rank", seed=seed).parameters()]) for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, two) and not torch.equal(one, three)
+    shared, separate = (nested(norms=norms) for norms in ("shared", "separate"))
+    assert len(list(shared.buffers())) < len(list(separate.buffers()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nest": "depth"}, "nest must be one of width, low-rank, none; got 'depth'"),
+        ({"ratio": ()}, "at least one ratio"),
+        ({"ratio": ("1/2", "0.5")}, "two levels would have the same name: 1/2, 1/2"),
+        ({"ratio": ("half",)}, "written like 1/32"),
+        ({"ratio": ("1",)}, "is not smaller than 'full'"),
+        ({"ratio": ("0.9", "1")}, "is not smaller than 'full'"),
+        ({"alone": "tiny"}, "alone must be one of the levels core, full; got 'tiny'"),
+        ({"nest": "none", "alone": "core"}, "there are no levels"),
+    ],
+)
+def test_levels_that_cannot_be_made_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        nested(**options)
+
+
+def test_a_level_alone_starts_as_it_does_in_the_nested_model() -> None:
+    x = torch.randn(5, 6)
+    joint, alone = (nested(alone=level, example=x) for level in (None, "core"))
+    assert alone.levels == ("full",) and alone.size("full") == joint.size("core") < joint.size("full")
+    with joint.at("core"):
+        assert torch.equal(alone(x), joint(x))
+
+
+class Slow(nn.Module):
+    """The first calls are slower, and one later call is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.modes = 0, set[tuple[bool, bool]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.modes.add((self.training, torch.is_inference_mode_enabled()))
+        time.sleep(0.1 if self.calls in (1, 2, 7) else 0.002)
+        return x
+
+
+def test_it_is_the_median_of_calls_in_evaluation_and_the_mode_stays() -> None:
+    network = Slow().train()
+    found = latency(network, torch.zeros(1))
+    assert 0.002 <= found < 0.05
+    assert network.modes == {(False, True)} and network.training

@@ -35,11 +35,6 @@ def test_an_epoch_has_each_image_once_in_the_order_of_seed_and_epoch(seed: int, 
     )
 
 
-def test_the_last_batch_is_kept_and_never_a_single_image() -> None:
-    found = batches(count=65, size=64)
-    assert [len(found.make(0, index)[1]) for index in range(len(found))] == [32, 33]
-
-
 def test_each_image_is_cut_mirrored_and_standardised_by_its_own_index() -> None:
     train, found = part(23), batches()
     mean, deviation = found.standardise.mean, 1 / found.standardise.factor
@@ -116,12 +111,6 @@ def test_images_are_those_of_the_definition(padding: int, flip: bool) -> None:
     found = augment(windows(images, padding), chosen, drawn.at(chosen))
     expected = [slow.augmented(images[i], padding, *slow.draws(3, 1, i, padding, flip)) for i in chosen.tolist()]
     assert found.dtype is torch.uint8 and found.tolist() == expected
-
-
-def test_without_padding_and_mirror_it_is_the_image() -> None:
-    images, chosen = pictures(4, 1, 8, 8), torch.tensor([2, 1])
-    drawn = draw(0, 0, 4, 0, flip=False).at(chosen)
-    assert torch.equal(augment(windows(images, 0), chosen, drawn), images[chosen])
 
 
 def test_all_cuts_of_the_images_take_no_more_room_than_the_images_with_their_frame() -> None:

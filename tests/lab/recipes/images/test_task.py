@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -15,12 +14,15 @@ from torch.nn import functional as F
 
 import partialsgd as ps
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab import recipes
-from partialsgd.lab.recipes.images.settings import PRESETS, Images
+from partialsgd.lab.recipes.images import scores
+from partialsgd.lab.recipes.images.batches import Standardise
+from partialsgd.lab.recipes.images.resnet import resnet
+from partialsgd.lab.recipes.images.settings import PRESETS, Images, Preset, of_preset
 from partialsgd.lab.recipes.images.task import ImageTask, build
-from partialsgd.lab.training.loop import make_meter
+from partialsgd.lab.training.measuring import make_meter
 from partialsgd.lab.training.method_text import parse_method
 from partialsgd.meters.criteria import Criteria
+from tests.lab.by_hand import steps_by_hand
 from tests.lab.recipes.images.made import NAMES, write
 
 
@@ -29,18 +31,8 @@ def settings(**changes: Any) -> Images:
     return Images(**{"width": 4, "limit": 100, "batch": 20, "epochs": 2, **changes})
 
 
-def steps(task: ImageTask, method: str, count: int) -> ps.PartialSGD:
-    sgd = ps.PartialSGD(task.network, task.optimizers, parse_method(method), seed=0)
-    for t in range(count):
-        batch = task.batches.make(0, t % len(task.batches))
-
-        def closure(g: GradientPass, batch: Any = batch) -> Tensor:
-            loss = task.loss(task.network, batch, g) / len(batch[1])
-            loss.backward()
-            return loss
-
-        sgd.step(closure)
-    return sgd
+def steps(task: ImageTask, method: str, count: int, **options: Any) -> list[ps.Step]:
+    return steps_by_hand(task, parse_method(method), count, seed=0, **options)
 
 
 def given(teacher: Tensor | None = None) -> GradientPass:
@@ -60,11 +52,6 @@ def test_building_twice_gives_the_same_weights_and_batches_and_another_seed_othe
     assert not torch.equal(first.batches.make(1, 2)[0], other.batches.make(1, 2)[0])
 
 
-def test_the_registry_builds_it() -> None:
-    task = recipes.build(settings())
-    assert isinstance(task, ImageTask) and (task.unit, task.score) == ("images", "accuracy")
-
-
 @pytest.mark.parametrize(
     ("changes", "levels"),
     [
@@ -73,12 +60,19 @@ def test_the_registry_builds_it() -> None:
         ({"nest": "low-rank", "ratio": ("1/4",)}, ("core", "full")),
         ({"nest": "depth"}, ("core", "full")),
         ({"nest": "none"}, ("full",)),
+        ({"norms": "none"}, ("core", "full")),
+        ({"nest": "low-rank", "norms": "none"}, ("core", "full")),
+        ({"nest": "depth", "norms": "none"}, ("core", "full")),
+        ({"nest": "none", "norms": "none"}, ("full",)),
     ],
 )
 def test_every_kind_of_family_trains_scores_and_comes_out(changes: dict[str, Any], levels: tuple[str, ...]) -> None:
     task = build(settings(**changes))
     assert task.network.levels == levels
+    is_bare = changes.get("norms") == "none"
+    assert is_bare != any(isinstance(module, nn.BatchNorm2d) for module in task.network.modules())
     steps(task, "alternating", 2 * len(levels))
+    assert all(p.isfinite().all() for p in task.network.parameters())
     evaluations = {level: task.quick_eval(level) for level in levels}
     assert all(numbers.keys() == {"loss", "accuracy"} for numbers in evaluations.values())
     assert task.selection_score(evaluations) == pytest.approx(
@@ -97,14 +91,6 @@ def test_norms_are_separate_unless_they_are_asked_to_be_shared() -> None:
     assert not any(name.startswith("model.bn1.core") for name in shared.state_dict())
 
 
-@pytest.mark.parametrize("nest", ["width", "low-rank", "depth", "none"])
-def test_a_family_of_any_kind_can_be_without_norms(nest: str) -> None:
-    task = build(settings(nest=nest, norms="none"))
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in task.network.modules())
-    steps(task, "alternating", 4)
-    assert all(p.isfinite().all() for p in task.network.parameters())
-
-
 @pytest.mark.parametrize("norms", ["none", "separate"])
 def test_neurons_of_one_network_are_dropped_and_probed(norms: str) -> None:
     """The paper's Figures 2 and 3: the one measures what it trains, the other the same masks beside plain training."""
@@ -113,16 +99,7 @@ def test_neurons_of_one_network_are_dropped_and_probed(norms: str) -> None:
     for method, probe in ((dropout, None), ("plain", dropout)):
         task = build(settings(nest="none", norms=norms))
         told = settings(measure_every=1, probe=probe)
-        options: dict[str, Any] = {"seed": 0, "meter": make_meter(told, task.network)}
-        sgd = ps.PartialSGD(task.network, task.optimizers, parse_method(method), **options)
-        batch = task.batches.make(0, 0)
-
-        def closure(g: GradientPass, task: ImageTask = task, batch: Any = batch) -> Tensor:
-            loss = task.loss(task.network, batch, g) / len(batch[1])
-            loss.backward()
-            return loss
-
-        first.append(sgd.step(closure).criteria)
+        first.append(steps(task, method, 1, meter=make_meter(told, task.network))[0].criteria)
     own, probed = first
     assert isinstance(own, Criteria) and isinstance(probed, Criteria) and 0 < own.masked < own.whole
     assert (probed.masked, probed.perturbed, probed.inner) == (own.masked, own.perturbed, own.inner)
@@ -161,7 +138,7 @@ def test_a_teacher_takes_the_place_of_the_labels() -> None:
         task.loss(task.network, (images, labels), given()),
     )
     for method in ("alternating(distill=True)", "slimmable(distill=True)"):
-        assert steps(task, method, 2).t == 2
+        assert all(step.loss.isfinite() for step in steps(task, method, 2))
 
 
 def test_a_core_step_moves_the_core_alone() -> None:
@@ -228,7 +205,7 @@ def test_the_latency_is_of_one_image_through_a_level_taken_out() -> None:
 
 def test_cifar_in_a_folder(tmp_path: Path) -> None:
     write(tmp_path, {1: 30})
-    task = build(replace(PRESETS["cifar10"], data=str(tmp_path), width=2, batch=9))
+    task = build(of_preset("cifar10", data=str(tmp_path), width=2, batch=9))
     assert len(task.batches) == 3 and list(task.data.names) == NAMES
     images, labels = task.batches.make(0, 0)
     assert images.shape == (9, 3, 32, 32) and labels.shape == (9,)
@@ -239,22 +216,110 @@ def test_cifar_in_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", ["narrow", "cifar10"])
 def test_a_preset_for_cifar_asks_for_its_files(preset: str) -> None:
     with pytest.raises(ValueError, match=f"the preset '{preset}' is for CIFAR-10; give --data"):
-        build(PRESETS[preset])
+        build(of_preset(preset))
 
 
 @pytest.mark.slow
 def test_both_levels_learn_the_digits_in_the_default_training() -> None:
     task = build(Images())
-    sgd = ps.PartialSGD(task.network, task.optimizers, parse_method("alternating"), seed=0)
-    total = Images().epochs * len(task.batches)
-    for t in range(total):
-        task.optimizers[0].param_groups[0]["lr"] = Images().lr * task.learning_rate(t, total)
-        batch = task.batches.make(*divmod(t, len(task.batches)))
-
-        def closure(g: GradientPass, batch: Any = batch) -> Tensor:
-            loss = task.loss(task.network, batch, g) / len(batch[1])
-            loss.backward()
-            return loss
-
-        sgd.step(closure)
+    steps(task, "alternating", Images().epochs * len(task.batches), lr=Images().lr)
     assert min(task.scores(level, "test")["accuracy"] for level in task.network.levels) > 0.97
+
+
+def test_presets_know_their_names_and_the_default_is_the_first() -> None:
+    assert tuple(PRESETS) == get_args(Preset)
+    assert all(settings.preset == name for name, settings in PRESETS.items())
+    assert PRESETS["digits"] == Images() and Images().data is None
+
+
+def test_the_preset_cifar10_is_the_papers_with_what_is_usual_where_it_is_silent() -> None:
+    s = PRESETS["cifar10"]
+    assert (s.network, s.width, s.nest, s.ratio, s.norms) == ("resnet18", 64, "width", ("1/2",), "separate")
+    assert (s.momentum, s.weight_decay, s.valid_share) == (0.9, 5e-4, 0.1)
+    assert (s.lr, s.warm_up, s.epochs, s.batch, s.crop, s.flip, s.limit) == (0.1, 0, 200, 128, 4, True, None)
+
+
+def test_a_preset_is_changed_by_name() -> None:
+    changed = of_preset("narrow", lr=0.2)
+    assert (changed.preset, changed.lr, changed.width, changed.limit) == ("narrow", 0.2, 16, 10_000)
+    with pytest.raises(ValueError, match="there is no preset 'wide'; the presets are digits, narrow, cifar10"):
+        of_preset("wide")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 1}, "batch must be a whole number of at least 2, got 1"),
+        ({"width": 0}, "width must be a whole number of at least 1, got 0"),
+        ({"crop": -1}, "crop must be a whole number of at least 0, got -1"),
+        ({"warm_up": -1}, "warm_up must be a whole number of at least 0, got -1"),
+        ({"limit": 1}, "limit must be a whole number of at least 2, got 1"),
+        ({"valid_share": 0.0}, r"valid_share must be in \(0, 1\), got 0.0"),
+        ({"valid_share": 1.0}, r"valid_share must be in \(0, 1\), got 1.0"),
+        ({"lr": 0.0}, "lr must be positive, got 0.0"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
+        ({"weight_decay": -1.0}, r"weight_decay must be in \[0, inf\), got -1.0"),
+        ({"ratio": ()}, "ratio is empty"),
+        ({"ratio": ("2",)}, r"ratio must be in \(0, 1\], got '2'"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Images(**change)
+
+
+def test_one_network_by_itself_needs_no_ratio() -> None:
+    assert Images(nest="none", ratio=()).ratio == ()
+
+
+LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
+CLASSES = ("cat", "dog", "frog", "ship")
+
+
+def saying(*classes: int) -> Tensor:
+    """Outputs whose largest is that of these classes."""
+    return 3.0 * F.one_hot(torch.tensor(classes), len(CLASSES))
+
+
+def test_loss_and_accuracy_are_means_over_the_images() -> None:
+    said = saying(0, 1, 0, 1, 1, 3)
+    found = scores.loss_and_accuracy(said, LABELS)
+    assert found["accuracy"] == pytest.approx(4 / 6)
+    each = [-F.log_softmax(row.double(), 0)[label].item() for row, label in zip(said, LABELS, strict=True)]
+    assert found["loss"] == pytest.approx(sum(each) / 6)
+
+
+def test_a_class_without_images_has_no_accuracy() -> None:
+    found = scores.accuracy_by_class(saying(0, 1, 0, 1, 1, 3), LABELS, CLASSES)
+    assert found == {"accuracy/cat": pytest.approx(2 / 3), "accuracy/dog": 1.0, "accuracy/frog": 0.0}
+
+
+def test_disagreement_counts_who_is_right_in_all_and_by_class() -> None:
+    core, full = saying(0, 0, 1, 1, 0, 3), saying(0, 1, 0, 1, 1, 0)
+    rows = scores.disagreement("core", core, full, LABELS, CLASSES)
+    names = ("both right", "only core right", "only full right", "both wrong")
+    assert {row["class"]: tuple(row[name] for name in names) for row in rows} == {
+        "all": (2, 1, 2, 1),
+        "cat": (1, 1, 1, 0),
+        "dog": (1, 0, 1, 0),
+        "frog": (0, 0, 0, 1),
+        "ship": (0, 0, 0, 0),
+    }
+
+
+def test_outputs_are_those_of_the_level_in_evaluation_and_nothing_moves() -> None:
+    torch.manual_seed(0)
+    network = ps.nest(resnet((1, 1), 4, channels=1), ps.Width(1 / 2)).train()
+    images = torch.randint(17, (300, 1, 8, 8), dtype=torch.uint8)  # more than go at once
+    standard = Standardise(images)
+    for level in network.levels:
+        with network.at(level):
+            network(standard(images))  # statistics of its own
+    network.model.get_submodule("stages.0").eval()
+    modes = [module.training for module in network.modules()]
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    for level in network.levels:
+        found = scores.outputs(network, level, images, standard)
+        torch.testing.assert_close(found, network.extract(level).eval()(standard(images)), rtol=1e-4, atol=1e-5)
+    assert [module.training for module in network.modules()] == modes and network.level == "full"
+    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from partialsgd._util import randomness
-from partialsgd.lab.recipes.translation.tokens import EOS, PAD, Ids, TokenBatch, TokenBatches, in_order
-from partialsgd.lab.training.task import Batches
+from partialsgd.lab.recipes.translation.batches import Ids, TokenBatch, TokenBatches, in_order
+from partialsgd.lab.recipes.translation.tokens import EOS, PAD
 
 NAMES = ["input_ids", "attention_mask", "decoder_input_ids", "labels"]
 
@@ -91,6 +90,7 @@ def test_the_fast_batches_are_the_slow_ones(pairs: list[Ids], max_tokens: int, s
     order = torch.randperm(len(expected), generator=randomness.generator(randomness.key(seed, "order", 2)))
     for index, place in enumerate(order):
         assert are_equal(fast.make(2, index), slow_batch(expected[place]))
+        assert fast.units(2, index) == sum(len(target) for _, target in expected[place])
 
 
 def test_a_batch_by_hand() -> None:
@@ -101,30 +101,6 @@ def test_a_batch_by_hand() -> None:
     assert batch["decoder_input_ids"].tolist() == [[1, 10, 11, 12], [1, 8, 0, 0]]
     assert batch["labels"].tolist() == [[10, 11, 12, 1], [8, 1, -100, -100]]
     assert len(batches) == 1 and batches.units(0, 0) == 6
-
-
-def test_an_epoch_has_each_pair_once() -> None:
-    pairs = drawn()
-    batches: Batches = TokenBatches(pairs, max_tokens=150, seed=1, longest=30)
-    for epoch in (0, 1, 7):
-        seen = [pair for index in range(len(batches)) for pair in pairs_of(batches.make(epoch, index))]
-        assert Counter(seen) == Counter(frozen(pair) for pair in pairs)
-
-
-def test_no_batch_has_too_many_tokens_and_each_is_as_full_as_it_can_be() -> None:
-    batches = TokenBatches(drawn(), max_tokens=150, seed=1, longest=30)
-    made = [pairs_of(batches.make(0, index)) for index in range(len(batches))]
-    lengths = [[max(map(len, pair)) for pair in batch] for batch in made]
-    lengths.sort(key=lambda batch: (batch[0], batch[-1], -len(batch)))
-    assert all(len(batch) * max(batch) <= 150 for batch in lengths)
-    assert all((len(batch) + 1) * after[0] > 150 for batch, after in pairwise(lengths))
-
-
-def test_sentences_of_a_batch_are_about_equally_long() -> None:
-    batches = TokenBatches(drawn(2000), max_tokens=300, seed=0, longest=30)
-    made = [batches.make(0, index) for index in range(len(batches))]
-    longer = [torch.maximum(b["attention_mask"].sum(1), (b["labels"] >= 0).sum(1)) for b in made]
-    assert max(int(lengths.max() - lengths.min()) for lengths in longer if lengths.min() > 3) <= 2
 
 
 def test_pairs_that_are_too_long_are_left_out_and_counted() -> None:
@@ -141,15 +117,6 @@ def test_pairs_that_are_too_long_are_left_out_and_counted() -> None:
     assert TokenBatches(pairs, max_tokens=99, seed=0, longest=99).left_out == 0
 
 
-def test_units_are_the_labels_of_the_batch() -> None:
-    batches = TokenBatches(drawn(), max_tokens=150, seed=1, longest=30)
-    for epoch in (0, 3):
-        for index in range(len(batches)):
-            assert batches.units(epoch, index) == int((batches.make(epoch, index)["labels"] != -100).sum())
-    total = sum(len(target) for _, target in drawn())
-    assert sum(batches.units(5, index) for index in range(len(batches))) == total
-
-
 def test_seed_epoch_and_index_decide_whatever_was_asked_before() -> None:
     one, other = (TokenBatches(drawn(), max_tokens=150, seed=1, longest=30) for _ in range(2))
     asked = [(epoch, index) for epoch in (2, 0, 1) for index in (3, 0, 2)]
@@ -157,17 +124,6 @@ def test_seed_epoch_and_index_decide_whatever_was_asked_before() -> None:
     other.units(9, 0)
     assert all(are_equal(other.make(*place), expected[place]) for place in reversed(asked))
     assert all(are_equal(one.make(*place), expected[place]) for place in asked)
-
-
-def test_epochs_differ_in_the_order_of_the_same_batches_and_seeds_in_the_batches() -> None:
-    def batches_of(seed: int, epoch: int) -> list[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]]:
-        batches = TokenBatches(drawn(), max_tokens=150, seed=seed, longest=30)
-        return [tuple(pairs_of(batches.make(epoch, index))) for index in range(len(batches))]
-
-    first, second, other = batches_of(1, 0), batches_of(1, 1), batches_of(2, 0)
-    assert first != second and Counter(first) == Counter(second)
-    assert Counter(other) != Counter(first)
-    assert len(first) == len(second)
 
 
 def test_a_batch_may_be_changed_without_harm() -> None:
@@ -217,7 +173,3 @@ def test_in_order_gives_all_pairs_with_their_places(pairs: list[Ids], max_tokens
         found.update(zip(places, pairs_of(batch), strict=True))
     assert [found[place] for place in range(len(pairs))] == [frozen(pair) for pair in pairs]
     assert widths == sorted(widths)
-
-
-def test_in_order_of_nothing_is_nothing() -> None:
-    assert list(in_order([], 100)) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ from torch import nn
 
 from partialsgd import export
 from partialsgd.lab.recipes.translation import model
-from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
+from partialsgd.lab.recipes.translation.flops import TranslationFlops
+from partialsgd.lab.recipes.translation.settings import PRESETS, Translation, of_preset
+from partialsgd.nested.inspect import flops
 from tests.lab.recipes.translation.tiny import VOCABULARY, family, inputs, settings
 
 
@@ -63,7 +64,7 @@ def test_every_trained_parameter_gets_a_gradient(norm: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_dropout_is_where_fairseq_has_it(norm: str) -> None:
+def test_dropout_activation_and_scale_are_those_of_fairseq(norm: str) -> None:
     network = built(settings(norm=norm, dropout=0.3))
     config = network.config
     assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.3, 0.0, 0.0)
@@ -71,12 +72,6 @@ def test_dropout_is_where_fairseq_has_it(norm: str) -> None:
     layers = [*network.model.encoder.layers, *network.model.decoder.layers]
     assert {layer.dropout for layer in layers} == {0.3} and {layer.activation_dropout for layer in layers} == {0.0}
     assert {layer.self_attn.dropout for layer in layers} == {0.0}
-
-
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_the_activation_is_relu_and_embeddings_are_scaled_by_the_root_of_their_width(norm: str) -> None:
-    network = built(settings(norm=norm, dropout=0.0))
-    layers = [*network.model.encoder.layers, *network.model.decoder.layers]
     assert all(isinstance(layer.activation_fn, nn.ReLU) for layer in layers)
     for stack in (network.model.encoder, network.model.decoder):
         scale = stack.embed_scale if norm == "post" else stack.embed_tokens.embed_scale
@@ -119,11 +114,6 @@ def test_layers_start_by_xavier_and_embeddings_with_one_over_d(norm: str) -> Non
     assert not network.final_logits_bias.any()
 
 
-def test_the_same_seed_draws_the_same_weights() -> None:
-    one, two = (built(settings()).state_dict() for _ in range(2))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
 @pytest.mark.parametrize(
     ("nest", "layers"),
     [
@@ -140,12 +130,6 @@ def test_the_papers_layers_are_nested_and_no_others(nest: str, layers: set[str])
         assert len(found) == 4 * (2 + 2) + 2 * 2
     else:
         assert found == ["model.encoder.layers", "model.decoder.layers"]
-
-
-def test_several_ratios_are_a_hierarchy_and_none_is_a_network_alone() -> None:
-    assert family(ratio=("1/2", "1/8", "1/4")).levels == ("1/8", "1/4", "1/2", "full")
-    alone = family(nest="none")
-    assert alone.levels == ("full",) and not alone.nested_modules()
 
 
 def test_from_zero_the_whole_network_starts_as_its_core() -> None:
@@ -202,7 +186,40 @@ def test_positions_reach_as_far_as_the_longest_sentence() -> None:
 
 
 def test_the_search_is_told_in_the_generation_config() -> None:
-    config = built(replace(PRESETS["laptop"], beam=3, lenpen=0.6, d_model=16, heads=2)).generation_config
+    config = built(of_preset("laptop", beam=3, lenpen=0.6, d_model=16, heads=2)).generation_config
     assert (config.num_beams, config.length_penalty, config.early_stopping) == (3, 0.6, True)
     assert (config.pad_token_id, config.eos_token_id, config.decoder_start_token_id) == (0, 1, 1)
     assert config.forced_eos_token_id is None and config.forced_bos_token_id is None
+
+
+# A layer of 32 × 32 makes W + VU from 17 places on, one of 32 × 48 from 20: both sides of each are here, on each side.
+SHAPES = [(1, 16, 17), (1, 19, 16), (2, 10, 8), (1, 4, 20), (6, 5, 3)]
+FAMILIES: dict[str, dict[str, Any]] = {
+    "low rank, three levels": {"ratio": ("1/8", "1/4")},
+    "low rank, pre-norm": {"norm": "pre"},
+    "width": {"nest": "width"},
+    "depth": {"nest": "depth", "ratio": ("1/2",)},
+    "alone, not tied": {"nest": "none", "tie": False},
+}
+
+
+@pytest.mark.parametrize("told", FAMILIES.values(), ids=FAMILIES)
+def test_it_is_what_counting_gives(told: dict[str, Any]) -> None:
+    nested = family(**told, layers=1 if told.get("nest") != "depth" else 2)
+    work, forward = TranslationFlops(nested), TranslationFlops(nested, "forward")
+    for level in nested.levels:
+        for shape in SHAPES if level == "full" else SHAPES[-1:]:
+            with nested.at(level):
+                counted = flops.count(nested.model, **inputs(*shape), use_cache=False)
+            assert work(level, shape) == counted.training, (level, shape)
+            assert forward(level, shape) == counted.forward, (level, shape)
+    assert all(work(level, (9, 9, 9)) < work("full", (9, 9, 9)) for level in nested.levels[:-1])
+
+
+def test_counting_leaves_the_network_and_the_noise_alone() -> None:
+    nested = family().train()
+    torch.manual_seed(3)
+    noise = torch.get_rng_state()
+    TranslationFlops(nested)("core", (2, 3, 4))
+    assert torch.equal(torch.get_rng_state(), noise)
+    assert nested.level == "full" and nested.training and all(p.grad is None for p in nested.parameters())

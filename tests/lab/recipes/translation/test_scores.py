@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,10 +75,6 @@ def test_lines_come_back_in_their_order_whatever_the_batches() -> None:
     assert whole == alone == small
 
 
-def test_no_lines_are_no_translations() -> None:
-    assert scores.translate(network().model, tokenizer(), []) == []
-
-
 def test_a_level_translates_as_what_is_taken_out_of_it() -> None:
     nested = network(ratio=("1/8",), init="svd")
     plain = nested.extract("core")
@@ -131,16 +128,11 @@ def test_bleu_is_of_whole_words_and_cased() -> None:
     assert one_wrong == pytest.approx(100 * (10 / 11 * 7 / 9 * 5 / 7 * 3 / 5) ** (1 / 4))
 
 
-def test_the_signature_says_how_bleu_was_computed() -> None:
-    said = scores.signature("de")
-    assert "nrefs:1" in said and "case:mixed" in said and "tok:13a" in said and "version:" in said
-
-
 @pytest.mark.parametrize(
     ("target", "tokenizer"), [("de", "13a"), ("pt_BR", "13a"), ("zh_Hant", "zh"), ("ja", "char"), ("th-TH", "char")]
 )
 def test_bleu_counts_words_where_there_are_spaces_and_characters_elsewhere(target: str, tokenizer: str) -> None:
-    assert f"|tok:{tokenizer}|" in scores.signature(target)
+    assert re.match(rf"nrefs:1\|case:mixed\|.*\|tok:{tokenizer}\|.*version:", scores.signature(target))
 
 
 def test_one_wrong_character_of_a_language_without_spaces_is_not_all_of_it() -> None:
@@ -173,13 +165,6 @@ def test_the_translation_of_the_nearest_is_copied(line: str, copied: str) -> Non
 def test_order_of_words_counts_not_only_which_they_are() -> None:
     train = [("dog bites man", "1"), ("man bites dog", "2")]
     assert scores.copy_nearest(train, ["a man bites dog", "a dog bites man"]) == ["2", "1"]
-
-
-def test_many_lines_give_what_each_gives() -> None:
-    train = [(f"{n} of {n * n}", str(n)) for n in range(50)]
-    lines = [f"{n} of {n * n + 1}" for n in range(0, 50)] * 2
-    each = [scores.copy_nearest(train, [line])[0] for line in lines]
-    assert scores.copy_nearest(train, lines) == each and len(set(each)) > 10
 
 
 def test_of_a_large_corpus_evenly_spaced_pairs_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ from torch import nn
 
 import partialsgd as ps
 from partialsgd.lab.recipes.translation import losses, model, scores
-from partialsgd.lab.recipes.translation.losses import TranslationFlops
-from partialsgd.lab.recipes.translation.task import TranslationTask, build
+from partialsgd.lab.recipes.translation.task import TranslationTask, build, make_optimizer
+from partialsgd.lab.runs.use_run import load_weights
+from partialsgd.lab.training import loop
+from tests.lab.by_hand import steps_by_hand
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 
 
@@ -27,21 +29,7 @@ def task(**changes: Any) -> TranslationTask:
 
 
 def train(made: TranslationTask, steps: int, method: str = "alternating", **options: Any) -> list[ps.Step]:
-    sgd = ps.PartialSGD(made.network, list(made.optimizers), getattr(ps.methods, method)(**options))
-    done = []
-    for t in range(steps):
-        epoch, index = divmod(t, len(made.batches))
-        batch, units = made.batches.make(epoch, index), made.batches.units(epoch, index)
-        for group in made.optimizers[0].param_groups:
-            group["lr"] = made.settings.lr * made.learning_rate(t, steps)
-
-        def closure(g: Any, batch: Any = batch, units: int = units) -> torch.Tensor:
-            loss = made.loss(made.network, batch, g) / units
-            loss.backward()
-            return loss
-
-        done.append(sgd.step(closure))
-    return done
+    return steps_by_hand(made, getattr(ps.methods, method)(**options), steps, lr=made.settings.lr)
 
 
 @pytest.fixture(scope="module")
@@ -93,17 +81,9 @@ def test_the_loss_is_summed_and_smoothed() -> None:
     made = task()
     made.network.eval()
     batch = made.batches.make(0, 0)
-    step = ps.PartialSGD(made.network, made.optimizers[0], ps.methods.plain())
-    seen: list[torch.Tensor] = []
-
-    def closure(g: Any) -> torch.Tensor:
-        seen.append(made.loss(made.network, batch, g))
-        seen[0].backward()
-        return seen[0]
-
-    logits = losses.run(made.network, batch).logits
-    step.step(closure)
-    torch.testing.assert_close(seen[0], losses.cross_entropy(logits, batch["labels"], 0.1))
+    expected = losses.cross_entropy(losses.run(made.network, batch).logits, batch["labels"], 0.1).detach()
+    (step,) = train(made, 1, "plain")
+    torch.testing.assert_close(step.loss * made.batches.units(0, 0), expected)
 
 
 @pytest.mark.parametrize("method", ["alternating", "slimmable", "sandwich"])
@@ -143,13 +123,6 @@ def test_adam_is_told_what_the_settings_say_and_has_every_trained_parameter() ->
     torch.testing.assert_close(parameter.detach(), before * (1 - 3e-4 * 0.25))  # decoupled
 
 
-def test_work_is_that_of_the_batch_with_its_padding() -> None:
-    made = task()
-    batch = made.batches.make(0, 0)
-    shape = (*batch["input_ids"].shape, batch["decoder_input_ids"].shape[1])
-    assert made.flops("core", batch) == TranslationFlops(made.network)("core", shape)
-
-
 def test_building_is_a_function_of_the_settings() -> None:
     told = settings(layers=1)
     one, two, other = build(told), build(told), build(settings(layers=1, seed=1))
@@ -174,3 +147,61 @@ def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(
 
 def _equal(one: nn.Module, two: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+TOLD: dict[str, Any] = {"dropout": 0.0, "max_steps": 8, "epochs": 8, "init": "matched", "threads": 1, "warm_up": 3}
+TOLD |= {"longest": 64, "beam": 1}  # all phrases fit
+
+
+def test_it_is_the_extracted_core_in_a_plain_loop(tmp_path: Path) -> None:
+    """Written out: no family, no PartialSGD, one optimizer over the extracted network."""
+    told = settings(**TOLD)
+    task = build(told)
+    torch.manual_seed(told.seed)
+    core: Any = model.nest(model.build(told, task.tokenizer.get_vocab_size()), told).extract("core")
+    optimizer = make_optimizer(core, told)
+    core.train()
+    for t in range(8):
+        for group in optimizer.param_groups:
+            group["lr"] = told.lr * task.learning_rate(t, 8)
+        batch = task.batches.make(*divmod(t, len(task.batches)))
+        outputs = losses.run(core, batch)
+        loss = losses.cross_entropy(outputs.logits, batch["labels"], told.label_smoothing)
+        optimizer.zero_grad()
+        (loss / task.batches.units(*divmod(t, len(task.batches)))).backward()
+        optimizer.step()
+    run = loop.train(settings(**TOLD, alone="core", method="plain", out=str(tmp_path / "alone")), show=False)
+    trained = build(run.settings)  # type: ignore[arg-type]  # the settings of this recipe, as they were given
+    load_weights(trained.network, run.last)
+    found = dict(trained.network.extract("full").named_parameters())
+    expected = dict(core.named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_it_is_the_level_that_only_trains_inside_the_family(tmp_path: Path) -> None:
+    """With dropout too: both draw the same noise, for low-rank layers have the outputs of whole ones."""
+    more = {**TOLD, "dropout": 0.1}
+    alone = loop.train(settings(**more, alone="core", method="plain", out=str(tmp_path / "a")), show=False)
+    inside = loop.train(settings(**more, method="only('core')", out=str(tmp_path / "b")), show=False)
+    first, second = ([line["loss"] for line in _lines(run)] for run in (alone, inside))
+    assert [loss["model"] for loss in first] == [loss["core"] for loss in second]
+
+
+def test_bleu_along_the_training_is_of_the_first_validation_pairs_and_changes_nothing(tmp_path: Path) -> None:
+    with_look, without = (
+        loop.train(settings(**TOLD, look_bleu=pairs, out=str(tmp_path / f"{pairs}")), show=False) for pairs in (4, 0)
+    )
+    lines = _lines(with_look)
+    looked = [line for line in lines if "valid/core/BLEU" in line]
+    assert len(looked) == len([line for line in lines if "valid/core/loss" in line]) > 0
+    for line in lines:
+        for level in ("core", "full"):
+            line.pop(f"valid/{level}/BLEU", None)
+    assert lines == _lines(without)
+
+
+def _lines(run: Any) -> list[dict[str, Any]]:
+    from partialsgd.logging import read
+
+    return read(run.metrics)
