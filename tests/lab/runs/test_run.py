@@ -15,7 +15,7 @@ from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.runs import run as runs
 from partialsgd.lab.runs.run import Run
-from partialsgd.lab.training import data_hash, loop
+from partialsgd.lab.training import loop, recipe_tools
 from tests.lab.toy import Toy
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -138,9 +138,9 @@ def test_a_lock_that_the_system_does_not_have_is_not_taken_for_another_process(
 def test_a_digest_is_of_numbers_types_and_shapes() -> None:
     x = torch.arange(6.0)
     others = [x + (torch.arange(6) == 3), x.double(), x.reshape(2, 3), x[:5]]
-    assert len({data_hash.hash_tensors(tensor) for tensor in (x, *others)}) == 5
-    assert data_hash.hash_tensors(x, x) != data_hash.hash_tensors(x) == data_hash.hash_tensors(x.clone())
-    assert data_hash.hash_texts("a", "bc") != data_hash.hash_texts("ab", "c")
+    assert len({recipe_tools.hash_tensors(tensor) for tensor in (x, *others)}) == 5
+    assert recipe_tools.hash_tensors(x, x) != recipe_tools.hash_tensors(x) == recipe_tools.hash_tensors(x.clone())
+    assert recipe_tools.hash_texts("a", "bc") != recipe_tools.hash_texts("ab", "c")
 
 
 def test_other_data_are_refused_and_a_run_from_before_has_none_to_compare(tmp_path: Path) -> None:

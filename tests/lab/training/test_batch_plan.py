@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from partialsgd._util import randomness
-from partialsgd.lab.training import rates
+from partialsgd.lab.training import recipe_tools as rates
 from partialsgd.lab.training.batch_plan import BatchPlan, EvenSlices, permutation
 
 

@@ -19,10 +19,9 @@ from partialsgd.lab import cli
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.runs import checkpoints
-from partialsgd.lab.training import stopping
-from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall, advice_on_errors
+from partialsgd.lab.training import errors as stopping
+from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall, advice_on_errors, stop_on_signal
 from partialsgd.lab.training.settings import Settings
-from partialsgd.lab.training.stopping import stop_on_signal
 
 NAN = FloatingPointError("the loss is NaN at step 3; write another loop")
 

@@ -17,7 +17,7 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
-from partialsgd.lab.runs import checkpoints, final_scores
+from partialsgd.lab.runs import checkpoints, use_run
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.method_text import parse_method
@@ -202,7 +202,7 @@ def test_a_run_that_failed_anywhere_goes_on_to_the_bit(tmp_path: Path, monkeypat
             at_batch(position, fail, patch)
             loop.resume(run)
     with pytest.raises(KeyError), monkeypatch.context() as patch:
-        patch.setattr(final_scores, "table", lambda summary: fail())
+        patch.setattr(use_run, "table", lambda summary: fail())
         loop.resume(run)
     assert run.summary is not None and remains(run.path) == whole
     (run.path / "summary.json").unlink()

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 from partialsgd.lab.recipes import RECIPES, build
-from partialsgd.lab.training.nesting import MakeSpec, nest_model
+from partialsgd.lab.training.recipe_tools import MakeSpec, latency, nest_model
 from partialsgd.lab.training.settings import LevelOptions
 from partialsgd.lab.training.task import Batches, Task
-from partialsgd.lab.training.timing import latency
 from partialsgd.nested import Nested
 from tests.lab.made_runs import TINY
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -14,12 +15,12 @@ from torch.nn import functional as F
 
 import partialsgd as ps
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.lab.recipes.images import scores
-from partialsgd.lab.recipes.images.batches import Standardise
+from partialsgd.lab.recipes.images import task as scores
+from partialsgd.lab.recipes.images.data import Standardise
 from partialsgd.lab.recipes.images.resnet import resnet
-from partialsgd.lab.recipes.images.settings import PRESETS, Images, Preset, of_preset
+from partialsgd.lab.recipes.images.settings import PRESETS, Images, Preset
 from partialsgd.lab.recipes.images.task import ImageTask, build
-from partialsgd.lab.training.measuring import make_meter
+from partialsgd.lab.training.loop import make_meter
 from partialsgd.lab.training.method_text import parse_method
 from partialsgd.meters.criteria import Criteria
 from tests.lab.by_hand import steps_by_hand
@@ -205,7 +206,7 @@ def test_the_latency_is_of_one_image_through_a_level_taken_out() -> None:
 
 def test_cifar_in_a_folder(tmp_path: Path) -> None:
     write(tmp_path, {1: 30})
-    task = build(of_preset("cifar10", data=str(tmp_path), width=2, batch=9))
+    task = build(replace(PRESETS["cifar10"], data=str(tmp_path), width=2, batch=9))
     assert len(task.batches) == 3 and list(task.data.names) == NAMES
     images, labels = task.batches.make(0, 0)
     assert images.shape == (9, 3, 32, 32) and labels.shape == (9,)
@@ -216,7 +217,7 @@ def test_cifar_in_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", ["narrow", "cifar10"])
 def test_a_preset_for_cifar_asks_for_its_files(preset: str) -> None:
     with pytest.raises(ValueError, match=f"the preset '{preset}' is for CIFAR-10; give --data"):
-        build(of_preset(preset))
+        build(PRESETS[preset])
 
 
 @pytest.mark.slow
@@ -240,10 +241,8 @@ def test_the_preset_cifar10_is_the_papers_with_what_is_usual_where_it_is_silent(
 
 
 def test_a_preset_is_changed_by_name() -> None:
-    changed = of_preset("narrow", lr=0.2)
+    changed = replace(PRESETS["narrow"], lr=0.2)
     assert (changed.preset, changed.lr, changed.width, changed.limit) == ("narrow", 0.2, 16, 10_000)
-    with pytest.raises(ValueError, match="there is no preset 'wide'; the presets are digits, narrow, cifar10"):
-        of_preset("wide")
 
 
 @pytest.mark.parametrize(

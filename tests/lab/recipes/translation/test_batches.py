@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from partialsgd._util import randomness
-from partialsgd.lab.recipes.translation.batches import Ids, TokenBatch, TokenBatches, in_order
-from partialsgd.lab.recipes.translation.tokens import EOS, PAD
+from partialsgd.lab.recipes.translation.tokens import EOS, PAD, Ids, TokenBatch, TokenBatches, in_order
 
 NAMES = ["input_ids", "attention_mask", "decoder_input_ids", "labels"]
 

@@ -12,9 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacremoses import MosesDetokenizer
 
-from partialsgd.lab.recipes.translation.corpus import SPLITS, Corpus, Pair, corpus_hash
-from partialsgd.lab.recipes.translation.folder import read
-from partialsgd.lab.recipes.translation.marks import MOSES, has_bpe, join_bpe, join_moses, share_alone
+from partialsgd.lab.recipes.translation.corpus import (
+    MOSES,
+    SPLITS,
+    Corpus,
+    Pair,
+    corpus_hash,
+    has_bpe,
+    join_bpe,
+    join_moses,
+    read_folder,
+    share_alone,
+)
 
 CORPUS = Corpus(
     "en", "de", {"train": [("a b", "c"), ("d", "e")], "valid": [("f", "g")], "test": [("h", "i")]}, ("a note",)
@@ -76,8 +85,8 @@ def written(folder: Path, changes: dict[str, str | bytes | None] | None = None) 
 
 
 def test_lines_are_paired(tmp_path: Path) -> None:
-    assert read(written(tmp_path), "de", "en") == Corpus("de", "en", PAIRS, ())
-    backwards = read(str(tmp_path), "en", "de")
+    assert read_folder(written(tmp_path), "de", "en") == Corpus("de", "en", PAIRS, ())
+    backwards = read_folder(str(tmp_path), "en", "de")
     assert backwards.splits == {split: [(b, a) for a, b in pairs] for split, pairs in PAIRS.items()}
 
 
@@ -87,14 +96,14 @@ def test_names_may_hold_the_pair_and_valid_may_be_dev(tmp_path: Path, pair: str)
         split, language = name.replace("valid", "dev").split(".")
         (tmp_path / f"{split}.{pair}.{language}").write_text(text)
         (tmp_path / f"{split}.de-fr.{language}").write_text("of another pair\n")
-    assert read(tmp_path, "de", "en").splits == PAIRS
+    assert read_folder(tmp_path, "de", "en").splits == PAIRS
 
 
 def test_a_language_may_have_a_region(tmp_path: Path) -> None:
     for name, text in TEXT.items():
         compressed = gzip.compress(text.encode())
         (tmp_path / f"{name.replace('.de', '.de-AT').replace('.en', '.en-GB')}.gz").write_bytes(compressed)
-    assert read(tmp_path, "de-AT", "en-GB").splits == PAIRS
+    assert read_folder(tmp_path, "de-AT", "en-GB").splits == PAIRS
 
 
 def test_what_fairseq_leaves_is_read(tmp_path: Path) -> None:
@@ -110,7 +119,7 @@ def test_what_fairseq_leaves_is_read(tmp_path: Path) -> None:
     written(tmp_path, {**lines, "code": "#version: 0.2\n", "bpe.code": "e n\n"})
     (tmp_path / "tmp").mkdir()
     written(tmp_path / "tmp", {"train.tags.de-en.de": "<doc>"})
-    found = read(tmp_path, "de", "en")
+    found = read_folder(tmp_path, "de", "en")
     assert found.splits == {
         "train": [("guten tag, welt.", "hello, world."), ('er sagt: "ja".', "he's saying yes.")],
         "valid": [("ja, nein.", "yes, don't.")],
@@ -128,7 +137,7 @@ def test_what_fairseq_leaves_is_read(tmp_path: Path) -> None:
 
 def test_one_language_may_be_tokenised_and_the_other_not(tmp_path: Path) -> None:
     tokenised = {"train.de": "Ja , nein .\nA &amp; B\n.\n", "valid.de": "Ja , 1 .\n", "test.de": "Oh !\n"}
-    found = read(written(tmp_path, {**tokenised, "test.en": "A , b & &amp;\n"}), "de", "en")
+    found = read_folder(written(tmp_path, {**tokenised, "test.en": "A , b & &amp;\n"}), "de", "en")
     assert [source for source, _ in found.splits["train"]] == ["Ja, nein.", "A & B", "."]
     assert found.splits["test"] == [("Oh!", "A , b & &amp;")]
     assert [note[:9] for note in found.notes] == ["de: looks"]
@@ -140,7 +149,7 @@ def test_other_ends_of_lines_and_marks(tmp_path: Path) -> None:
         "train.de": "\ufeffeins\r\nzwei\u2028drei\x85vier\x0bfünf\r\nsechs",
         "train.en": "one\ntwo\nsix\n",
     }
-    pairs = read(written(tmp_path, changes), "de", "en").splits["train"]
+    pairs = read_folder(written(tmp_path, changes), "de", "en").splits["train"]
     assert pairs == [("eins", "one"), ("zwei\u2028drei\x85vier\x0bfünf", "two"), ("sechs", "six")]
 
 
@@ -151,7 +160,7 @@ def test_pairs_with_an_empty_line_are_dropped_and_counted_by_file(tmp_path: Path
         "valid.de": "a\nb\n",
         "valid.en": "A\n\n",
     }
-    found = read(written(tmp_path, changes), "de", "en")
+    found = read_folder(written(tmp_path, changes), "de", "en")
     assert found.splits["train"] == [("a", "A"), ("e", "E")]
     assert found.splits["valid"] == [("a", "A")]
     assert found.notes == (
@@ -162,7 +171,7 @@ def test_pairs_with_an_empty_line_are_dropped_and_counted_by_file(tmp_path: Path
 
 def refused(folder: Path, message: str, source: str = "de", target: str = "en") -> None:
     with pytest.raises((ValueError, FileNotFoundError), match="^" + re.escape(message)):
-        read(folder, source, target)
+        read_folder(folder, source, target)
 
 
 @pytest.mark.parametrize(("longer", "shorter"), [("de", "en"), ("en", "de")])

@@ -15,10 +15,10 @@ import partialsgd as ps
 from partialsgd import soft_cross_entropy
 from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.translation import losses
-from partialsgd.lab.recipes.translation.batches import TokenBatch, in_order
-from partialsgd.lab.recipes.translation.flops import TranslationFlops
+from partialsgd.lab.recipes.translation.losses import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.runs import checkpoints, final_scores
+from partialsgd.lab.recipes.translation.tokens import TokenBatch, in_order
+from partialsgd.lab.runs import checkpoints, use_run
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.nested.inspect import flops
@@ -188,7 +188,7 @@ def stopped(settings: Translation, calls: int) -> Run:
 def test_a_training_with_a_teacher_is_resumed_bit_by_bit_and_its_checkpoints_hold_the_pupil(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(final_scores, "summarise", lambda *_: {})  # which scores the levels, and takes its time
+    monkeypatch.setattr(use_run, "summarise", lambda *_: {})  # which scores the levels, and takes its time
     common = {"checkpoint_every": 3, "dropout": 0.2}
     through = loop.train(told(run, out=str(tmp_path / "through"), **common), show=False)
     again = stopped(told(run, out=str(tmp_path / "again"), **common), calls=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from torch import nn
 
 from partialsgd import export
 from partialsgd.lab.recipes.translation import model
-from partialsgd.lab.recipes.translation.flops import TranslationFlops
-from partialsgd.lab.recipes.translation.settings import PRESETS, Translation, of_preset
+from partialsgd.lab.recipes.translation.losses import TranslationFlops
+from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
 from partialsgd.nested.inspect import flops
 from tests.lab.recipes.translation.tiny import VOCABULARY, family, inputs, settings
 
@@ -186,7 +187,7 @@ def test_positions_reach_as_far_as_the_longest_sentence() -> None:
 
 
 def test_the_search_is_told_in_the_generation_config() -> None:
-    config = built(of_preset("laptop", beam=3, lenpen=0.6, d_model=16, heads=2)).generation_config
+    config = built(replace(PRESETS["laptop"], beam=3, lenpen=0.6, d_model=16, heads=2)).generation_config
     assert (config.num_beams, config.length_penalty, config.early_stopping) == (3, 0.6, True)
     assert (config.pad_token_id, config.eos_token_id, config.decoder_start_token_id) == (0, 1, 1)
     assert config.forced_eos_token_id is None and config.forced_bos_token_id is None
