@@ -180,8 +180,8 @@ def test_the_options_reach_the_training(call: Call, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, name, lambda what, **options: calls.append((what, options)))
     run = Run.new(read("images", "--out", str(tmp_path / "run")))
     assert call("train", "images", "--seed", "3") == (0, "", "")
-    assert call("compare", "images", "--seeds", "2", "--budget", "updates") == (0, "", "")
+    assert call("compare", "images", "--seeds", "2", "--budget", "updates", "--jobs", "3") == (0, "", "")
     assert call("resume", str(run.path)) == (0, "", "")
     assert calls[0] == (read("images", "--seed", "3"), {})
-    assert calls[1] == (read("images"), {"budget": "updates", "seeds": 2, "jobs": 1})
+    assert calls[1] == (read("images"), {"budget": "updates", "seeds": 2, "jobs": 3})
     assert calls[2][0].path == run.path
