@@ -32,17 +32,15 @@ class Vector(dict[str, Tensor]):
 def current(parameters: Parameters) -> Vector:
     """The gradients that are in `.grad` now; a sparse one raises."""
     gradients = Vector({name: p.grad for name, p in parameters.items() if p.grad is not None})
-    if any(gradient.layout is not torch.strided for gradient in gradients.values()):
-        for name, gradient in gradients.items():
-            require_strided(name, gradient)
+    for name, gradient in gradients.items():
+        require_strided(name, gradient)
     return gradients
 
 
 def take(parameters: Parameters, *, clone: bool) -> Vector:
     """Move the gradients out of `.grad`; `clone` where `.grad` is a view that the next backward overwrites."""
     gradients = current(parameters)
-    for parameter in parameters.values():
-        parameter.grad = None
+    put(parameters, {})
     return Vector({name: g.clone() for name, g in gradients.items()}) if clone else gradients
 
 

@@ -7,7 +7,7 @@ noise (a narrow level has smaller dropout masks), both are taken with dropout of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from partialsgd import perturbations, vectors
 from partialsgd._util.snapshots import RandomState, Snapshot, draws, dropout_off
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.engine.rules import BranchPlan, choose, rescale
+from partialsgd.engine.rules import BranchPlan, ask, choose
 from partialsgd.engine.step import StepInProgress
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Guard, Losses, Meter, Method, Remembered
@@ -85,7 +85,7 @@ class Measurement:
             elif not (refused and request.trained_only):  # nothing is remembered of a gradient that is refused
                 self._measure(who, pair)
             if who == "method":
-                rescale(step.method, plan)
+                plan.scale = ask(step.method.scale, plan.context, "scale", (int, float))
                 oracle.check(step, plan)
         noise.restore()
         return refused
@@ -161,11 +161,6 @@ class _Pair:
     def perturbation_norm(self, mask: Mask, at_x: Vector) -> float:
         """‖δx‖. What another structure leaves out is x outside of it, as far as the pass at x has used it."""
         return math.hypot(self.moved, norm_outside(self.inside or mask, at_x)) if self.structural else self.moved
-
-
-def on_trained_move(pairs: Sequence[_Pair]) -> Callable[[Displacement], None] | None:
-    """Measures ‖δx‖ when the trained pass perturbs x, for the pair whose gradient at x̃ that pass takes."""
-    return next((pair.record_move for pair in pairs if pair.moves), None)
 
 
 @final

@@ -103,12 +103,6 @@ class StepInProgress:
             return branch.weight / sum(b.weight for b in self.branches)
         return branch.weight
 
-    def switch_to(self, method: Method, context: Context) -> None:
-        """Continue as another method's step, before any branch is done."""
-        self.method, self.context = method, context
-        self.branches = method.branches_at(context)
-        self.losses.clear()
-
     def record(self, branch: Branch, losses: Sequence[Tensor | None], outputs: Any) -> None:
         """The first pass of a branch gives its loss, the first branch the teacher of the others."""
         self.passes += [(branch.level, loss) for loss in losses]
@@ -128,9 +122,13 @@ class StepInProgress:
         self.branches_done += 1
 
     def result(self, skipped: bool, lr: float) -> Step:
+        loss = self.losses[0][1] if self.losses else None
+        if len(self.losses) > 1:
+            weighted = zip(self.branches, self.losses, strict=False)
+            loss = torch.stack([self.weight(branch) * loss for branch, (_, loss) in weighted]).sum()
         return Step(
             self.context.t,
-            self._loss(),
+            loss,
             self.mask,
             self.level,
             self.backwards,
@@ -140,9 +138,3 @@ class StepInProgress:
             lr * self.scale,
             tuple(level for level, _ in self.passes),
         )
-
-    def _loss(self) -> Tensor | None:
-        if len(self.losses) < 2:
-            return self.losses[0][1] if self.losses else None
-        weights = [self.weight(branch) for branch in self.branches]
-        return torch.stack([w * loss for w, (_, loss) in zip(weights, self.losses, strict=False)]).sum()
