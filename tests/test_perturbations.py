@@ -136,3 +136,9 @@ def test_the_norm_of_a_move_is_measured_while_x_is_moved() -> None:
     name = next(iter(before))
     inside = masks.only(parameters, [name])
     assert norm(zeroed, inside) == pytest.approx(float(before[name].norm()), rel=1e-6)
+
+
+def test_adding_and_subtracting_would_not_restore() -> None:
+    """Why x is saved: (x + δ) − δ is not x."""
+    x, delta = torch.randn(10_000), torch.randn(10_000)
+    assert not torch.equal((x + delta) - delta, x)

@@ -95,8 +95,11 @@ class Mask(Mapping[str, Entry]):
 
 def everything(model: nn.Module | Parameters) -> Mask:
     """1: every coordinate moves."""
-    parameters = parameters_of(model)
-    return parameters.once("everything", lambda: Mask(parameters, dict.fromkeys(parameters, True)))
+    parameters = model if isinstance(model, Parameters) else Parameters(model)
+    mask: Mask | None = parameters.cache.get("everything")  # without a call: every step asks
+    if mask is None:
+        mask = parameters.cache["everything"] = Mask(parameters, dict.fromkeys(parameters, True))
+    return mask
 
 
 def nothing(model: nn.Module | Parameters) -> Mask:

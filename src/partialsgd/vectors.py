@@ -32,8 +32,9 @@ class Vector(dict[str, Tensor]):
 def current(parameters: Parameters) -> Vector:
     """The gradients that are in `.grad` now; a sparse one raises."""
     gradients = Vector({name: p.grad for name, p in parameters.items() if p.grad is not None})
-    for name, gradient in gradients.items():
-        require_strided(name, gradient)
+    if any(gradient.layout is not torch.strided for gradient in gradients.values()):
+        for name, gradient in gradients.items():
+            require_strided(name, gradient)
     return gradients
 
 

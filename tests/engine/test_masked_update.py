@@ -307,6 +307,7 @@ class MovesWithoutGradient(optim.SGD):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
             for p in group["params"]:
                 self.state[p]["count"] = self.state[p].get("count", 0) + 1
                 p.mul_(0.9)
@@ -326,7 +327,7 @@ def test_a_foreign_optimizer_that_moves_what_has_no_gradient_is_found_out() -> N
         assert now.keys() == old.keys() and all(
             torch.equal(torch.as_tensor(now[k]), torch.as_tensor(old[k])) for k in now
         )
-    assert sgd.t == 1
+    assert sgd.t == 1 and optimizer.param_groups[0]["steps"] == 1
 
 
 def test_undoing_a_foreign_step_undoes_the_steps_of_its_neighbours() -> None:

@@ -160,9 +160,7 @@ class GradientOracle:
 
     def require_unused_search(self, plan: BranchPlan) -> None:
         """Raise if the pass leaves parameters out and DistributedDataParallel does not search for unused ones."""
-        if self.ddp is not None and any(
-            p is not None and p.is_structural for p in (plan.branch.base, plan.perturbation)
-        ):
+        if self.ddp is not None and any(p and p.is_structural for p in (plan.branch.base, plan.perturbation)):
             require_unused_search(self.model)
 
     def _choose(self, step: StepInProgress, number: int, at_x: Vector | None = None) -> BranchPlan:

@@ -50,8 +50,7 @@ class MaskedUpdate:
 
     @property
     def sgd_step_size(self) -> float | None:
-        """The largest γ (1 − dampening) / (1 − momentum), how far a gradient moves x in the end; None if an optimizer
-        is not SGD."""
+        """The largest γ (1 − dampening) / (1 − momentum), how far a gradient moves x in the end; None unless SGD."""
         if not all(type(optimizer) is torch.optim.SGD for optimizer in self.optimizers):
             return None
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -40,8 +40,7 @@ class Step:
     skipped: bool = False
     """True if a NaN or an infinity appeared: nothing moved, and t did not advance."""
     measurements: tuple[Any, ...] = ()
-    """The meter's results, when it was due, for each branch or probe, the largest level first. Without a meter of
-    the user's they are those of the method's own meter."""
+    """The meter's results for each branch or probe, the largest level first; if you pass none, the method's own."""
     lr: float = 0.0
     """The learning rate of the optimizer's first group as the step used it: α γ."""
     passes: tuple[str | None, ...] = ()
@@ -49,8 +48,7 @@ class Step:
 
     @property
     def criteria(self) -> Criteria | None:
-        """The last measurement, that of the smallest level; None if nothing was measured. A meter of your own, whose
-        results are of another type, has them in `measurements`."""
+        """The last measurement, that of the smallest level, or None; a meter of your own may have another type."""
         return self.measurements[-1] if self.measurements else None
 
     def log_alerts(self) -> None:
