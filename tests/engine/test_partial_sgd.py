@@ -375,7 +375,7 @@ def test_a_loop_that_forgets_something_is_told() -> None:
         (lambda m, o: PartialSGD(m, o, methods.sam), r"must be a Method, got .*; call it: methods\.sam\(\)"),
         (
             lambda m, o: PartialSGD(m, o, meter=CriteriaMeter),
-            r"requests and measure, like ps.CriteriaMeter\(every=50\)",
+            r"requests and measure, like ps.CriteriaMeter\(\)",
         ),
         (lambda m, o: PartialSGD(m, o, meter=50), "must have the methods requests and measure"),
         (lambda m, o: Method(mask=masks.everything(m)), "the rule 'mask' must be a function"),
