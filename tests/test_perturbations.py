@@ -10,6 +10,7 @@ from partialsgd import PartialSGD, masks, perturbations
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import perturbed
 from partialsgd.vectors import Vector
+from tests.functions import backward
 from tests.switchable import alternating, build
 
 
@@ -67,12 +68,6 @@ def test_restored_when_the_inside_or_the_perturbation_itself_fails() -> None:
     assert all(torch.equal(p, before[name]) for name, p in x.items())
 
 
-def test_adding_and_subtracting_would_not_restore() -> None:
-    """Why x is saved: (x + δ) − δ is not x."""
-    x, delta = torch.randn(10_000), torch.randn(10_000)
-    assert not torch.equal((x + delta) - delta, x)
-
-
 def test_a_zero_gradient_has_no_direction() -> None:
     _, x = net()
     zero = Vector({name: torch.zeros_like(p) for name, p in x.items()})
@@ -100,9 +95,7 @@ def test_a_structural_switch_trains_what_dropping_the_numbers_would() -> None:
         data = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
 
         def closure(model=model, data=data):
-            loss = model(data).square().mean()
-            loss.backward()
-            return loss
+            return backward(model(data).square().mean())
 
         steps = [sgd.step(closure) for _ in range(6)]
         assert [step.level for step in steps] == ["full", "core"] * 3
@@ -145,15 +138,7 @@ def test_the_norm_of_a_move_is_measured_while_x_is_moved() -> None:
     assert norm(zeroed, inside) == pytest.approx(float(before[name].norm()), rel=1e-6)
 
 
-def test_a_move_that_fails_halfway_is_undone() -> None:
-    _, parameters = net()
-    before = values(parameters)
-
-    def fails(ps) -> None:
-        next(iter(ps.values())).zero_()
-        raise ZeroDivisionError
-
-    moving = perturbed(parameters, perturbations.function(tuple(parameters), fails))
-    with pytest.raises(ZeroDivisionError), moving:
-        raise AssertionError("the body must not run")
-    assert all(torch.equal(before[name], p) for name, p in parameters.items())
+def test_adding_and_subtracting_would_not_restore() -> None:
+    """Why x is saved: (x + δ) − δ is not x."""
+    x, delta = torch.randn(10_000), torch.randn(10_000)
+    assert not torch.equal((x + delta) - delta, x)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +18,7 @@ from partialsgd import methods as registry
 from partialsgd.meters.criteria import squared_norms
 from partialsgd.testing.problems import PROBLEMS
 from tests.contracts import METHODS
+from tests.functions import backward
 from tests.methods.laws import OF_LEVELS
 from tests.switchable import alternating, build
 
@@ -22,14 +26,22 @@ MLP = next(p for p in PROBLEMS if p.name == "mlp")
 STEPS = 4
 
 
-def start(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+def on_two_ranks(work: Callable[[int], dict[str, Any]]) -> Callable[[int, str], None]:
+    """Run inside a process group of two, and save what each rank returns."""
+
+    @functools.wraps(work)
+    def run(rank: int, folder: str) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+        torch.save(work(rank), Path(folder) / f"{rank}.pt")
+        dist.destroy_process_group()
+
+    return run
 
 
-def methods(rank: int, folder: str) -> None:
+@on_two_ranks
+def methods(rank: int) -> dict[str, Any]:
     """Every method, with and without bucket views; the parameters and masks go into a file."""
-    start(rank, folder)
     found = {}
     for name in METHODS:
         for views in (False, True):
@@ -40,8 +52,7 @@ def methods(rank: int, folder: str) -> None:
             masks = [sgd.step(MLP.closure(ddp, 2 * t + rank)).mask for t in range(STEPS)]
             found[f"{name} {views}"] = [p.detach() for p in model.parameters()]
             found[f"{name} {views} mask"] = [torch.as_tensor(m[n]) for m in masks for n in m]
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 MEASURED = {
@@ -53,9 +64,9 @@ MEASURED = {
 NUMBERS = ("whole", "masked", "shared", "perturbed", "inner", "moved")
 
 
-def criteria(rank: int, folder: str) -> None:
+@on_two_ranks
+def criteria(rank: int) -> dict[str, Any]:
     """Every criterion on both ranks, with and without bucket views; also over batches of one's own."""
-    start(rank, folder)
     found = {}
     for name, (build_one, method_of) in MEASURED.items():
         for views in (False, True):
@@ -70,13 +81,12 @@ def criteria(rank: int, folder: str) -> None:
     layer = nn.Linear(2, 1, bias=False)
     own = Vector({"weight": torch.full((1, 2), 1.0 + rank)})  # as if the ranks had not the same gradient
     found["unlike"] = list(squared_norms(masks.everything(layer), own, own, dist.group.WORLD)["weight"])
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
-def structural(rank: int, folder: str) -> None:
+@on_two_ranks
+def structural(rank: int) -> dict[str, Any]:
     """A method that leaves parameters out: refused without the search for unused ones, exact with it."""
-    start(rank, folder)
     model = build()
     message = ""
     for structural in (True, False):  # declared by the method, or found out when it happens
@@ -96,9 +106,7 @@ def structural(rank: int, folder: str) -> None:
         before = model.extension.weight.detach().clone()
         sgd.step(closure(ddp, model, t, rank))
         untouched.append(torch.equal(before, model.extension.weight))
-    found = {"parameters": [p.detach() for p in model.parameters()], "untouched": untouched, "message": message}
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return {"parameters": [p.detach() for p in model.parameters()], "untouched": untouched, "message": message}
 
 
 def closure(ddp: nn.Module | PartialSGD, model: nn.Module, t: int, rank: int):
@@ -106,16 +114,14 @@ def closure(ddp: nn.Module | PartialSGD, model: nn.Module, t: int, rank: int):
 
     def evaluate():
         x = torch.randn(5, 6, generator=torch.Generator().manual_seed(2 * t + rank))
-        loss = run(x).square().mean()
-        loss.backward()
-        return loss
+        return backward(run(x).square().mean())
 
     return evaluate
 
 
-def skipping(rank: int, folder: str) -> None:
+@on_two_ranks
+def skipping(rank: int) -> dict[str, Any]:
     """A NaN on one rank only: both must skip, or they part ways."""
-    start(rank, folder)
     model = MLP.model()
     ddp = DistributedDataParallel(model)
     sgd = PartialSGD(ddp, torch.optim.SGD(model.parameters(), 0.1), nonfinite="skip")
@@ -130,15 +136,12 @@ def skipping(rank: int, folder: str) -> None:
             return loss.detach() * infinite  # a loss that only one rank sees as infinite; its gradient is fine
 
         skipped.append(sgd.step(evaluate).skipped)
-    torch.save(
-        {"skipped": skipped, "parameters": [p.detach() for p in model.parameters()]}, Path(folder) / f"{rank}.pt"
-    )
-    dist.destroy_process_group()
+    return {"skipped": skipped, "parameters": [p.detach() for p in model.parameters()]}
 
 
-def families(rank: int, folder: str) -> None:
+@on_two_ranks
+def families(rank: int) -> dict[str, Any]:
     """Every method for nested networks, on families of two kinds."""
-    start(rank, folder)
     found = {}
     for kind in FAMILIES:
         for name in OF_LEVELS:
@@ -148,13 +151,12 @@ def families(rank: int, folder: str) -> None:
             for t in range(STEPS):
                 sgd.step(closure(ddp, nested, t, rank))
             found[f"{kind} {name}"] = [p.detach() for p in nested.parameters()]
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
-def control(rank: int, folder: str) -> None:
+@on_two_ranks
+def control(rank: int) -> dict[str, Any]:
     """Methods that decide by what they measure, each rank on data of its own: what they decided at each step."""
-    start(rank, folder)
     found = {}
     for name in CONTROLLED:
         nested = family("width")
@@ -172,8 +174,7 @@ def control(rank: int, folder: str) -> None:
     found["subnets parameters"] = [p.detach() for p in model.parameters()]
     found["subnets decisions"] = [torch.as_tensor(m[n]) for m in masks for n in m]
     found["subnets round"] = sgd.memory["round"]
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 CONTROLLED = {

@@ -96,7 +96,7 @@ class Mask(Mapping[str, Entry]):
 def everything(model: nn.Module | Parameters) -> Mask:
     """1: every coordinate moves."""
     parameters = model if isinstance(model, Parameters) else Parameters(model)
-    mask: Mask | None = parameters.cache.get("everything")
+    mask: Mask | None = parameters.cache.get("everything")  # without a call: every step asks
     if mask is None:
         mask = parameters.cache["everything"] = Mask(parameters, dict.fromkeys(parameters, True))
     return mask
@@ -132,9 +132,7 @@ def from_tensors(model: nn.Module | Parameters, entries: Mapping[str, Entry], *,
         canonical = parameters.canonical(name)
         checked = _checked(name, parameters[canonical], entry)
         if canonical in named and not _same(named[canonical][1], checked):
-            raise ValueError(
-                f"{named[canonical][0]!r} and {name!r} are one tied parameter, and their masks differ; give it one mask"
-            )
+            raise ValueError(f"{named[canonical][0]!r} and {name!r} are one tied parameter; give it one mask")
         named[canonical] = (name, checked)
     return Mask(parameters, {name: named[name][1] if name in named else rest for name in parameters})
 
@@ -157,27 +155,21 @@ def _checked(name: str, parameter: nn.Parameter, entry: Entry) -> Entry:
     if entry.dtype is not torch.bool:
         raise TypeError(f"the mask of {name!r} must be boolean, got {entry.dtype}; write mask != 0 or mask.bool()")
     if entry.shape != parameter.shape:
-        raise ValueError(
-            f"the mask of {name!r} has shape {tuple(entry.shape)}, the parameter {tuple(parameter.shape)}; "
-            "expand it to the parameter's shape"
-        )
+        shapes = f"{tuple(entry.shape)}, the parameter {tuple(parameter.shape)}"
+        raise ValueError(f"the mask of {name!r} has shape {shapes}; expand it to the parameter's shape")
     return entry.to(parameter.device)
 
 
 def _and(a: Entry, b: Entry) -> Entry:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return by_rows(torch.logical_and, a, b)
-    if isinstance(a, Tensor):
-        return a if b else False
-    return b if a else False
+    return a is not False and b is not False and (b if a is True else a)
 
 
 def _or(a: Entry, b: Entry) -> Entry:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return by_rows(torch.logical_or, a, b)
-    if isinstance(a, Tensor):
-        return True if b else a
-    return True if a else b
+    return a is True or b is True or (b if a is False else a)
 
 
 def _not(entry: Entry) -> Entry:

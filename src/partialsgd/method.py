@@ -86,8 +86,7 @@ class Context:
     def count_and_check_due(self, who: str, every: int) -> bool:
         """Count this step of the level and return True at every `every`-th, the first included. Call it once a step.
 
-        The level's own steps are counted, not t: with two alternating levels and an even `every`, t would never
-        be due for one of them.
+        It does not count t: with two alternating levels and an even `every`, one of them would never be due.
         """
         counter = f"{who}.steps.{self.level or ''}"
         steps = self.memory.get(counter, 0)
@@ -180,8 +179,7 @@ class GradientRequest:
 @final
 @dataclass(frozen=True)
 class GradientPair:
-    """The answer to a `GradientRequest`, for a meter or a guard. The gradients are not masked; the mask is in
-    `context`."""
+    """The answer to a `GradientRequest`, for a meter or a guard. The gradients are not masked."""
 
     request: GradientRequest
     context: Context
@@ -203,8 +201,7 @@ class Meter(Protocol):
     """Measures a step's gradients without changing the run."""
 
     def requests(self, context: Context, trained: Branch) -> Sequence[GradientRequest]:
-        """The gradients to measure in this branch of this step, often none. Called once for each branch of a step,
-        so it may count in `context.memory`."""
+        """The gradients to measure in this branch, often none. Called once a branch: it may count in the memory."""
 
     def measure(self, pair: GradientPair) -> object | None:
         """A result that is not None goes to `Step.measurements`; the texts in its `alerts` are logged."""
@@ -213,8 +210,7 @@ class Meter(Protocol):
 @final
 @dataclass(frozen=True)
 class Guard:
-    """Judges every `every`-th step of each level. If it refuses, this step and those up to the next judgement are
-    taken by the fallback method."""
+    """Judges every `every`-th step of each level; the fallback takes a refused step and those up to the next one."""
 
     every: int
     refuses: Callable[[GradientPair], bool]
@@ -282,6 +278,10 @@ class Method:
         if self.combine not in ("sum", "mean"):
             raise ValueError(f"combine must be 'sum' or 'mean', got {self.combine!r}")
 
+    def _require_bound(self) -> None:
+        if self.build is not None:
+            raise RuntimeError(f"{self.name} has no rules before it is bound to a model; call method.bind(model)")
+
     @property
     def is_plain(self) -> bool:
         """True if every rule is the identity."""
@@ -296,10 +296,6 @@ class Method:
         if self.bound_to is not None and self.bound_to is not inner:
             raise ValueError(f"{self.name} was bound to another model; make a new method for this one")
         return self
-
-    def _require_bound(self) -> None:
-        if self.build is not None:
-            raise RuntimeError(f"{self.name} has no rules before it is bound to a model; call method.bind(model)")
 
     def branches_at(self, context: Context) -> Sequence[Branch]:
         """The branches of the step at `context.t`: one for a method that has none."""

@@ -43,7 +43,7 @@ class Parameters(dict[str, nn.Parameter]):
         first_name: dict[nn.Parameter, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
             for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-                name = _clean(f"{path}.{leaf}" if path else leaf)
+                name = ".".join(part for part in (*path.split("."), leaf) if part and part not in _WRAPPERS)
                 canonical = first_name.setdefault(parameter, name)
                 self.first_names[name] = canonical
                 self.setdefault(canonical, parameter)
@@ -81,7 +81,7 @@ class Parameters(dict[str, nn.Parameter]):
         suffix of it, and a module's pattern covers the parameters inside it.
         """
         key = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-        return self.once(("match", key), lambda: self._match_all(key))
+        return self.once(("match", key), lambda: self._match(key))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Cache a value that is the same at every step: `make()` runs for the first caller with this key."""
@@ -90,17 +90,15 @@ class Parameters(dict[str, nn.Parameter]):
         value: T = self.cache[key]
         return value
 
-    def _match_all(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        covered = set[str]().union(*(self._match(pattern) for pattern in patterns))
+    def _match(self, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        covered: set[str] = set()
+        for pattern in patterns:
+            names = {canonical for name, canonical in self.first_names.items() if matches(name, pattern)}
+            if not names:
+                hint = closest(pattern, self.first_names)
+                raise ValueError(f"pattern {pattern!r} matches no parameter or module; {hint}")
+            covered |= names
         return tuple(name for name in self if name in covered)
-
-    def _match(self, pattern: str) -> set[str]:
-        covered = {canonical for name, canonical in self.first_names.items() if matches(name, pattern)}
-        if not covered:
-            raise ValueError(
-                f"pattern {pattern!r} matches no parameter or module; {closest(pattern, self.first_names)}"
-            )
-        return covered
 
 
 def parameters_of(model: nn.Module | Parameters) -> Parameters:
@@ -113,10 +111,6 @@ def require_strided(name: str, gradient: torch.Tensor) -> None:
             f"the gradient of {name!r} is sparse ({gradient.layout}); partial SGD needs dense gradients: "
             "build the layer with sparse=False"
         )
-
-
-def _clean(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -84,7 +84,7 @@ def drop_outside(mask: Mask) -> Perturbation:
 def along_gradient(gradient: Vector, factor: float) -> Perturbation:
     """δx = factor · g; a negative factor goes downhill."""
     if factor == 0 or not gradient:
-        return nowhere()
+        return NOWHERE
 
     def move(parameters: Parameters) -> None:
         torch._foreach_add_([parameters[name] for name in gradient], list(gradient.values()), alpha=factor)

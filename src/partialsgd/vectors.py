@@ -41,8 +41,7 @@ def current(parameters: Parameters) -> Vector:
 def take(parameters: Parameters, *, clone: bool) -> Vector:
     """Move the gradients out of `.grad`; `clone` where `.grad` is a view that the next backward overwrites."""
     gradients = current(parameters)
-    for parameter in parameters.values():
-        parameter.grad = None
+    put(parameters, {})
     return Vector({name: g.clone() for name, g in gradients.items()}) if clone else gradients
 
 

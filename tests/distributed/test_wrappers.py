@@ -12,12 +12,13 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from partialsgd import CriteriaMeter, PartialSGD, methods
-from partialsgd.distributed.wrappers import data_parallel, require_unused_search
 from partialsgd.testing.problems import PROBLEMS
 from tests import two_processes as distributed
 from tests.contracts import METHODS
+from tests.functions import backward
 from tests.methods.laws import OF_LEVELS
 from tests.switchable import alternating, build
+from tests.training import bits
 from tests.two_processes import MLP, STEPS
 
 
@@ -45,9 +46,7 @@ def test_every_method_trains_alike_on_two_ranks(tmp_path: Path) -> None:
 
 
 def _both_halves(model: nn.Module, t: int) -> torch.Tensor:
-    loss = (MLP.evaluate(model, 2 * t) + MLP.evaluate(model, 2 * t + 1)) / 2
-    loss.backward()
-    return loss
+    return backward((MLP.evaluate(model, 2 * t) + MLP.evaluate(model, 2 * t + 1)) / 2)
 
 
 def test_criteria_are_those_of_the_mean_gradient_and_the_same_on_both_ranks(tmp_path: Path) -> None:
@@ -80,9 +79,7 @@ def test_every_method_for_families_trains_alike_on_two_ranks(tmp_path: Path) -> 
 
 def _both_ranks(model: nn.Module, t: int) -> torch.Tensor:
     halves = [torch.randn(5, 6, generator=torch.Generator().manual_seed(2 * t + rank)) for rank in (0, 1)]
-    loss = torch.stack([model(x).square().mean() for x in halves]).mean()
-    loss.backward()
-    return loss
+    return backward(torch.stack([model(x).square().mean() for x in halves]).mean())
 
 
 def test_ranks_decide_alike_by_what_they_measure(tmp_path: Path) -> None:
@@ -109,9 +106,7 @@ def test_a_structural_method_needs_the_search_for_unused_parameters(tmp_path: Pa
 
     def both(t: int) -> torch.Tensor:
         halves = [torch.randn(5, 6, generator=torch.Generator().manual_seed(2 * t + rank)) for rank in (0, 1)]
-        loss = sum(model(x).square().mean() for x in halves) / 2
-        loss.backward()
-        return loss
+        return backward(sum(model(x).square().mean() for x in halves) / 2)
 
     for t in range(STEPS):
         sgd.step(lambda t=t: both(t))
@@ -123,12 +118,6 @@ def test_ranks_skip_together(tmp_path: Path) -> None:
     zero, one = two_processes(distributed.skipping, tmp_path)
     assert zero["skipped"] == one["skipped"] == [False, True, False, False]
     assert all(torch.equal(a, b) for a, b in zip(zero["parameters"], one["parameters"], strict=True))
-
-
-def test_a_model_without_ddp_asks_for_nothing() -> None:
-    model = build()
-    assert data_parallel(model) is None
-    require_unused_search(model)
 
 
 @pytest.mark.parametrize("name", ["plain", "dropout", "sam", "top_k"])
@@ -161,8 +150,7 @@ def test_inductor_compiles_a_perturbed_model_once() -> None:
         sgd.step(MLP.closure(wrapped, t))
         eager.step(MLP.closure(twin, t))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(bits(model), bits(twin))
 
 
 @pytest.mark.parametrize("name", ["plain", "dropout", "sam"])
@@ -181,12 +169,9 @@ def test_accelerate_prepared_models_and_optimizers_train_alike(name: str, accele
 
     def plainly(t: int) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            loss = problem.evaluate(lambda *a: twin(*a).float(), t)
-        loss.backward()
-        return loss
+            return backward(problem.evaluate(lambda *a: twin(*a).float(), t))
 
     for t in range(STEPS):
         sgd.step(lambda t=t: closure(t))
         other.step(lambda t=t: plainly(t))
-    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(bits(model), bits(twin), rtol=1e-4, atol=1e-4)

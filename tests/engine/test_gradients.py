@@ -11,37 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from partialsgd import Branch, Context, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
+from partialsgd import Branch, Context, CriteriaMeter, Method, masks, methods, perturbations
 from partialsgd.engine.gradients import mask_gradients
 from partialsgd.engine.step import StepInProgress
 from partialsgd.method import GradientRequest
 from partialsgd.parameters import Parameters
-from partialsgd.testing.problems import PROBLEMS
-
-MLP = next(p for p in PROBLEMS if p.name == "mlp")
-
-
-def start(method: Method, **options):
-    model = MLP.model()
-    return model, PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method, **options)
-
-
-@pytest.mark.parametrize(
-    ("method", "unmeasured", "measured"),
-    [
-        (methods.plain(), 1, 1),
-        (methods.random_mask(0.5), 1, 1),
-        (methods.top_k(0.1), 1, 1),
-        (methods.dropout(0.5), 1, 2),
-        (methods.sam(), 2, 2),
-        (methods.extragradient(), 2, 2),
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_measuring_takes_a_pass_only_where_the_gradient_at_x_is_missing(method, unmeasured, measured) -> None:
-    for meter, expected in ((None, unmeasured), (CriteriaMeter(1), measured)):
-        model, sgd = start(method, meter=meter)
-        assert sgd.step(MLP.closure(model, 0)).backwards == expected
+from tests.training import MLP, bits, same, start
 
 
 def test_the_meter_gets_both_gradients_before_the_mask() -> None:
@@ -110,7 +85,7 @@ def test_branches_with_masks_of_their_own_meet_in_one_update() -> None:
     twin, plain = start(Method(mask=lambda c: masks.only(c.parameters, ["0", "2"])))
     sgd.step(MLP.closure(model, 0))
     plain.step(MLP.closure(twin, 0))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert same(model, twin)
 
 
 def test_only_the_trained_pass_runs_within_and_it_is_left_when_the_closure_raises() -> None:
@@ -196,27 +171,25 @@ def test_rules_look_at_the_gradient_of_the_base_and_a_branch_that_stays_there_ta
 
 def test_last_is_known_before_the_pass_runs() -> None:
     for method, expected in ((methods.plain(), [True]), (methods.top_k(0.1), [True]), (methods.sam(), [False, True])):
-        model = MLP.model()
-        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+        model, sgd = start(method)
         seen = []
         for g in sgd.gradients():
             seen.append(g.last)
             with g:
                 MLP.closure(model, 0)()
-        assert seen == expected
+        assert seen == expected and sgd.update().loss is None, "none was assigned"
 
 
 def test_keyboard_interrupt_restores_too() -> None:
-    model = MLP.model()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(0.5))
-    before = [p.detach().clone() for p in model.parameters()]
+    model, sgd = start(methods.dropout(0.5))
+    before = bits(model)
 
     def interrupted():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         sgd.step(interrupted)
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert same(model, before)
 
 
 def test_a_step_is_gone_when_it_is_done_and_not_when_memory_is_collected() -> None:
@@ -225,8 +198,7 @@ def test_a_step_is_gone_when_it_is_done_and_not_when_memory_is_collected() -> No
     gc.disable()
     try:
         for method in (methods.top_k(0.5), methods.sam(0.1), methods.dropout(0.5), methods.plain()):
-            model = MLP.model()
-            sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+            model, sgd = start(method)
             for t in range(2):
                 sgd.step(MLP.closure(model, t))
                 assert not [o for o in gc.get_objects() if type(o) is StepInProgress], "the step is still there"
@@ -235,27 +207,16 @@ def test_a_step_is_gone_when_it_is_done_and_not_when_memory_is_collected() -> No
 
 
 def test_a_step_is_numbered_by_the_iteration_it_made_and_has_the_union_of_masks() -> None:
-    model = MLP.model()
-
     def branches(context: Context) -> list[Branch]:
         return [Branch(lambda c, k=k: masks.only(c.parameters, [k]), level=k) for k in ("0", "4")]
 
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), Method(branches=branches))
+    model, sgd = start(Method(branches=branches))
     for t in range(2):
         step = sgd.step(MLP.closure(model, t))
         assert step.t == t and step.level == "0" and step.backwards == 2
         assert step.mask.count() == (masks.only(model, ["0"]) | masks.only(model, ["4"])).count()
         assert [level for level, _ in step.losses] == ["0", "4"]
         assert not step.loss.requires_grad
-
-
-def test_a_loop_that_gives_no_loss_gets_none() -> None:
-    model = MLP.model()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1))
-    for g in sgd.gradients():
-        with g:
-            MLP.closure(model, 0)()
-    assert sgd.update().loss is None
 
 
 @pytest.mark.parametrize(
@@ -265,16 +226,8 @@ def test_a_loop_that_gives_no_loss_gets_none() -> None:
 def test_a_step_tells_the_passes_of_its_method_from_those_that_measured(
     method: Method, passes: int, meter: CriteriaMeter | None
 ) -> None:
-    model, x = torch.nn.Linear(3, 1), torch.ones(2, 3)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method, meter=meter)
-
-    def closure() -> torch.Tensor:
-        loss = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    sgd.step(closure)
-    step = sgd.step(closure)
+    model, sgd = start(method, meter=meter)
+    _, step = (sgd.step(MLP.closure(model, 0)) for _ in range(2))
     assert step.passes == (None,) * passes and step.backwards >= passes
 
 

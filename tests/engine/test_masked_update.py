@@ -15,6 +15,7 @@ from partialsgd import Mask, Method, PartialSGD, masks
 from partialsgd.engine.masked_update import MaskedUpdate
 from partialsgd.optimizers.capabilities import initial_state, per_coordinate
 from partialsgd.parameters import Parameters
+from tests.functions import backward
 from tests.optimizer_zoo import ALL, COORDINATE_WISE, COUPLED
 
 
@@ -28,9 +29,7 @@ class Free(nn.Module):
 
     def closure(self, t: int):
         def run() -> Tensor:
-            loss = sum((p * _gradient(p.shape, t, k)).sum() for k, p in enumerate(self.x))
-            loss.backward()
-            return loss
+            return backward(sum((p * _gradient(p.shape, t, k)).sum() for k, p in enumerate(self.x)))
 
         return run
 
@@ -204,9 +203,7 @@ def test_an_element_mask_and_the_same_mask_as_blocks(name: str, same: bool) -> N
 
 
 def _descend(parameters: list[nn.Parameter], gradients: list[Tensor]) -> Tensor:
-    loss = sum((p * g).sum() for p, g in zip(parameters, gradients, strict=True))
-    loss.backward()
-    return loss
+    return backward(sum((p * g).sum() for p, g in zip(parameters, gradients, strict=True)))
 
 
 @pytest.mark.parametrize("name", ["SGD momentum wd", "Adam", "AdamW fused", "RMSprop"])
@@ -310,6 +307,7 @@ class MovesWithoutGradient(optim.SGD):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
             for p in group["params"]:
                 self.state[p]["count"] = self.state[p].get("count", 0) + 1
                 p.mul_(0.9)
@@ -329,7 +327,7 @@ def test_a_foreign_optimizer_that_moves_what_has_no_gradient_is_found_out() -> N
         assert now.keys() == old.keys() and all(
             torch.equal(torch.as_tensor(now[k]), torch.as_tensor(old[k])) for k in now
         )
-    assert sgd.t == 1
+    assert sgd.t == 1 and optimizer.param_groups[0]["steps"] == 1
 
 
 def test_undoing_a_foreign_step_undoes_the_steps_of_its_neighbours() -> None:
@@ -377,9 +375,7 @@ def test_sparse_gradients_are_refused_by_name() -> None:
 
 
 def _descend_sum(outputs: Tensor) -> Tensor:
-    loss = outputs.sum()
-    loss.backward()
-    return loss
+    return backward(outputs.sum())
 
 
 def test_whole_tensor_masks_keep_no_copies() -> None:

@@ -15,10 +15,8 @@ from partialsgd import (
     Method,
     PartialSGD,
     Step,
-    Width,
     masks,
     methods,
-    nest,
     perturbations,
 )
 from partialsgd.engine.measurement import _Pair, norm_outside
@@ -26,6 +24,8 @@ from partialsgd.method import GradientPair, GradientRequest, Guard
 from partialsgd.parameters import Parameters
 from partialsgd.vectors import Vector
 from tests.families import family
+from tests.functions import backward
+from tests.training import MLP, same, start
 
 
 def test_what_a_structure_leaves_out_is_x_outside_the_mask() -> None:
@@ -67,40 +67,22 @@ def test_a_measurement_leaves_buffers_noise_and_gradients_as_they_were() -> None
         torch.manual_seed(3)
         for t in range(4):
             x = torch.randn(8, 6, generator=torch.Generator().manual_seed(t))
-
-            def closure(x=x, nested=nested):
-                loss = nested(x).square().mean()
-                loss.backward()
-                return loss
-
-            step = sgd.step(closure)
+            step = sgd.step(lambda x=x, nested=nested: backward(nested(x).square().mean()))
             assert len(step.measurements) == 3 * measures
         final.append([*nested.state_dict().values(), torch.get_rng_state()])
     assert all(torch.equal(a, b) for a, b in zip(*final, strict=True))
 
 
 def test_losses_of_ones_own_do_not_touch_the_trained_gradient() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    twin = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    twin.load_state_dict(model.state_dict())
-    x, other = torch.randn(4, 6), torch.randn(4, 6)
-    meter = CriteriaMeter(1, batches=[other], loss=lambda b: model(b).square().mean())
+    model, twin = MLP.model(), MLP.model()
+    meter = CriteriaMeter(1, batches=[7], loss=lambda t: MLP.evaluate(model, t))
     for one, measured in ((model, meter), (twin, None)):
         sgd = PartialSGD(one, torch.optim.SGD(one.parameters(), 0.1), methods.sam(0.1), meter=measured)
-
-        def closure(one=one):
-            loss = one(x).square().mean()
-            loss.backward()
-            return loss
-
-        assert sgd.step(closure).backwards == (4 if measured else 2)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+        assert sgd.step(MLP.closure(one, 0)).backwards == (4 if measured else 2)
+    assert same(model, twin)
 
 
 def test_a_rule_that_is_probed_remembers_nothing() -> None:
-    nested = nest(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), Width(0.5))
-
     def remembering(context):
         assert not context.memory, "neither its own, nor what the trained method remembers"
         context.memory["been"] = 1
@@ -110,43 +92,24 @@ def test_a_rule_that_is_probed_remembers_nothing() -> None:
         context.memory["own"] = context.t
         return masks.everything(context.parameters)
 
-    sgd = PartialSGD(
-        nested,
-        torch.optim.SGD(nested.parameters(), 0.1),
-        Method(mask=own, name="own"),
-        meter=CriteriaMeter(1, Method(mask=remembering, name="remembering")),
-    )
-
-    def closure():
-        loss = nested(torch.ones(2, 6)).square().mean()
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        sgd.step(closure)
+    probe = Method(mask=remembering, name="remembering")
+    model, sgd = start(Method(mask=own, name="own"), meter=CriteriaMeter(1, probe))
+    for t in range(2):
+        sgd.step(MLP.closure(model, t))
     assert sgd.memory == {"own": 1} and not any("been" in key for key in sgd.measured["meter"])
 
 
 def test_a_pass_that_is_left_out_stops_the_step() -> None:
-    model = nn.Linear(2, 1)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(0.5), meter=CriteriaMeter(1))
-    passes = sgd.gradients()
+    passes = start(methods.dropout(0.5), meter=CriteriaMeter(1))[1].gradients()
     next(passes)
     with pytest.raises(RuntimeError, match="a gradient was left out"):
         next(passes)
 
 
 def test_a_step_that_a_guard_refuses_is_measured_once_as_what_was_refused() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     never = methods.guarded(methods.dropout(0.5), by=lambda found: 9.0, bound=1.0, every=1)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), never, meter=CriteriaMeter(2))
-
-    def closure():
-        loss = model(torch.ones(2, 6)).square().mean()
-        loss.backward()
-        return loss
-
-    found = [sgd.step(closure) for _ in range(5)]
+    model, sgd = start(never, meter=CriteriaMeter(2))
+    found = [sgd.step(MLP.closure(model, 0)) for _ in range(5)]
     assert [len(step.measurements) for step in found] == [1, 0, 1, 0, 1]
     assert all(step.mask.is_everything for step in found) and found[0].criteria.c_norm > 1
     assert [step.backwards for step in found] == [3] * 5, "at x, at x̃, and the fallback's; measuring costs no more"
@@ -178,13 +141,10 @@ def measured_over(model: nn.Module, losses) -> Step:
         def measure(self, pair):
             return pair
 
-    def closure():
-        loss = model["x"].sum()
-        loss.backward()
-        return loss
-
     halved = Method(perturb=lambda c: perturbations.function(["x"], lambda ps: ps["x"].mul_(0.5)))
-    return PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), halved, meter=Meter()).step(closure)
+    return PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), halved, meter=Meter()).step(
+        lambda: backward(model["x"].sum())
+    )
 
 
 def at(memory: dict, level: str | None = None) -> Context:
@@ -204,10 +164,3 @@ def test_a_guard_judges_each_level_at_its_own_steps_and_remembers_the_verdict_in
     assert guard.judge(at(start, "core"), pair)
     assert all(guard.has_refused(at(memory, "core")) and not guard.has_refused(at(memory)) for memory in (start, now))
     assert not guard.judge(at(start, "core"), pair) and not guard.has_refused(at(now, "core"))
-
-
-def test_two_gradients_are_of_two_samples_only_if_they_were_said_to_be() -> None:
-    losses = [lambda: None]
-    assert not GradientRequest(Branch()).has_two_samples
-    assert not GradientRequest(Branch(), (losses, losses)).has_two_samples
-    assert GradientRequest(Branch(), (losses, [lambda: None])).has_two_samples

@@ -10,16 +10,9 @@ from torch import nn
 
 from partialsgd import Branch, Context, Method, PartialSGD, methods, vectors
 from partialsgd.engine import nonfinite as nonfinite_module
-from partialsgd.engine.nonfinite import _SMALL, _by_size, are_finite, first_nonfinite
+from partialsgd.engine.nonfinite import are_finite, first_nonfinite
 from partialsgd.parameters import Parameters
-from partialsgd.testing.problems import PROBLEMS
-
-MLP = next(p for p in PROBLEMS if p.name == "mlp")
-
-
-def start(method: Method | None = None, **options):
-    model = MLP.model()
-    return model, PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method or Method(), **options)
+from tests.training import MLP, by_gradients, start
 
 
 @pytest.mark.parametrize(
@@ -66,12 +59,7 @@ def test_a_bad_number_outside_the_mask_stops_nothing(by_closure: bool) -> None:
         return loss
 
     def step(where):
-        if by_closure:
-            return sgd.step(lambda: closure(where))
-        for g in sgd.gradients():
-            with g:
-                closure(where)
-        return sgd.update()
+        return (PartialSGD.step if by_closure else by_gradients)(sgd, lambda: closure(where))
 
     with pytest.raises(FloatingPointError, match=r"'2\.weight'"):
         step(inside)
@@ -110,11 +98,9 @@ def test_opposite_infinities_and_large_finite_sums_are_told_apart() -> None:
     assert are_finite(with_gradients(*odd))
     assert not are_finite(with_gradients(*odd, torch.tensor(math.nan)))
     assert are_finite(Parameters(nn.Linear(2, 2))), "no gradients, nothing wrong"
-
-
-def test_groups_of_small_tensors_hold_each_once_and_stay_small() -> None:
-    x = with_gradients(*(torch.ones(k % 7 + 1, 100) for k in range(200)), torch.ones(300, 300))
-    large, groups = _by_size(x.values())
-    assert large == [200] and sorted(k for group in groups for k in group) == list(range(200))
-    sizes = [p.numel() for p in x.values()]
-    assert all(sum(sizes[k] for k in group) < _SMALL for group in groups)
+    many = [torch.ones(k % 7 + 1, 100) for k in range(200)]  # summed in several groups
+    for k in (0, 100, 199):
+        many[k][0, 0] = math.nan
+        assert not are_finite(with_gradients(*many, torch.ones(300, 300)))
+        many[k][0, 0] = 1.0
+    assert are_finite(with_gradients(*many, torch.ones(300, 300)))

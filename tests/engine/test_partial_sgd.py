@@ -13,24 +13,9 @@ from torch import nn
 from partialsgd import Branch, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
 from partialsgd.testing.problems import PROBLEMS, Problem
 from tests import reference
+from tests.functions import backward
 from tests.methods.laws import METHODS
-
-MLP = next(p for p in PROBLEMS if p.name == "mlp")
-LR = 0.05
-
-
-def start(problem: Problem = MLP, method: Method | None = None, **options) -> tuple[nn.Module, PartialSGD]:
-    model = problem.model()
-    made = method or Method()
-    return model, PartialSGD(model, torch.optim.SGD(model.parameters(), LR), made, **options)
-
-
-def bits(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+from tests.training import LR, MLP, bits, by_gradients, same, start
 
 
 def two_branches(context) -> list[Branch]:
@@ -49,7 +34,7 @@ CASES = {name: method for name, method in CASES.items() if not name.startswith("
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
 def test_the_driver_equals_algorithm_1(problem: Problem, name: str) -> None:
-    model, sgd = start(problem, CASES[name], seed=3)
+    model, sgd = start(CASES[name], problem=problem, seed=3)
     twin, memory = problem.model(), {}
     method = CASES[name].bind(twin)
     x = {n: p.detach().clone() for n, p in reference.Parameters(twin).items()}
@@ -71,15 +56,9 @@ def test_the_driver_equals_algorithm_1(problem: Problem, name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_both_ways_to_take_gradients_are_one(name: str) -> None:
-    def by_gradients(sgd, closure):
-        for g in sgd.gradients():
-            with g:
-                closure()
-        return sgd.update()
-
     results = []
     for way in (PartialSGD.step, by_gradients):
-        model, sgd = start(MLP, METHODS[name])
+        model, sgd = start(METHODS[name])
         assert [way(sgd, MLP.closure(model, t)).t for t in range(3)] == [0, 1, 2]
         results.append(bits(model))
     assert same(*results)
@@ -87,7 +66,7 @@ def test_both_ways_to_take_gradients_are_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_micro_batches_of_a_pass_add_up_to_one_batch_to_the_bit(name: str) -> None:
-    (a, sgd), (b, once) = start(MLP, METHODS[name]), start(MLP, METHODS[name])
+    (a, sgd), (b, once) = start(METHODS[name]), start(METHODS[name])
     for _ in range(2):
         for g in sgd.gradients():
             for micro_batch in (0, 1, 2):
@@ -100,12 +79,12 @@ def test_micro_batches_of_a_pass_add_up_to_one_batch_to_the_bit(name: str) -> No
             map(str, 3 * expected.passes)
         )
         torch.testing.assert_close(step.loss, expected.loss)
-    assert same(bits(a), bits(b)) and sgd.t == 2
+    assert same(a, b) and sgd.t == 2
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stream_of_micro_batches_is_read_once_or_not_at_all(name: str) -> None:
-    (a, sgd), (b, once) = start(MLP, METHODS[name]), start(MLP, METHODS[name])
+    (a, sgd), (b, once) = start(METHODS[name]), start(METHODS[name])
     before, stream = bits(a), iter((0, 1, 2))
     backwards = once.step(lambda: sum(MLP.closure(b, k)() for k in (0, 1, 2))).backwards
 
@@ -117,12 +96,12 @@ def test_a_stream_of_micro_batches_is_read_once_or_not_at_all(name: str) -> None
 
     if backwards == 1:
         run()
-        assert sgd.update().backwards == 3 and same(bits(a), bits(b))
+        assert sgd.update().backwards == 3 and same(a, b)
     else:
         with pytest.raises(RuntimeError, match=r"more than one gradient at t = 0: keep the micro-batches"):
             run()
-        assert next(stream) == 0 and same(bits(a), before)
-        assert sgd.step(lambda: sum(MLP.closure(a, k)() for k in (0, 1, 2))).t == 0 and same(bits(a), bits(b))
+        assert next(stream) == 0 and same(a, before)
+        assert sgd.step(lambda: sum(MLP.closure(a, k)() for k in (0, 1, 2))).t == 0 and same(a, b)
 
 
 def test_plain_is_the_raw_loop_to_the_bit() -> None:
@@ -137,21 +116,8 @@ def test_plain_is_the_raw_loop_to_the_bit() -> None:
             optimizers[1].zero_grad()
             problem.closure(raw, t)()
             optimizers[1].step()
-        assert same(bits(model), bits(raw)), problem.name
+        assert same(model, raw), problem.name
         assert all(torch.equal(a, b) for a, b in zip(model.buffers(), raw.buffers(), strict=True))
-
-
-def test_a_closure_that_zeroes_gradients_itself_changes_nothing() -> None:
-    for method in METHODS.values():
-        (a, sgd), (b, other) = start(MLP, method), start(MLP, method)
-
-        def closure(b=b):
-            b.zero_grad()
-            return MLP.closure(b, 0)()
-
-        sgd.step(MLP.closure(a, 0))
-        other.step(closure)
-        assert same(bits(a), bits(b))
 
 
 def test_gradients_left_over_from_before_do_not_count() -> None:
@@ -159,58 +125,38 @@ def test_gradients_left_over_from_before_do_not_count() -> None:
     MLP.closure(a, 7)()
     sgd.step(MLP.closure(a, 0))
     other.step(MLP.closure(b, 0))
-    assert same(bits(a), bits(b)) and all(p.grad is None for p in a.parameters())
+    assert same(a, b) and all(p.grad is None for p in a.parameters())
 
 
 def test_branches_are_accumulated_as_a_sum_or_a_mean() -> None:
     for combine, divisor in (("sum", 1.0), ("mean", 4.0)):
         branches = lambda c: [Branch(weight=3.0), Branch(weight=1.0)]  # noqa: E731  # shorter than a def
-        (a, sgd), (b, plain) = start(MLP, Method(branches=branches, combine=combine)), start()
+        (a, sgd), (b, plain) = start(Method(branches=branches, combine=combine)), start()
         step = sgd.step(MLP.closure(a, 0))
-        plain.step(lambda b=b, divisor=divisor: _scaled(MLP, b, 4.0 / divisor))
+        plain.step(lambda b=b, divisor=divisor: backward(MLP.evaluate(b, 0) * 4.0 / divisor))
         for p, q in zip(a.parameters(), b.parameters(), strict=True):
             torch.testing.assert_close(p, q)
         assert step.backwards == 2 and len(step.losses) == 2
         assert float(step.loss) == pytest.approx(float(step.losses[0][1]) * 4.0 / divisor)
 
 
-def _scaled(problem: Problem, model: nn.Module, factor: float) -> torch.Tensor:
-    loss = problem.evaluate(model, 0) * factor
-    loss.backward()
-    return loss
-
-
 def test_a_branch_finds_the_outputs_of_the_largest_level_detached() -> None:
-    model, sgd = start(MLP, Method(branches=lambda c: [Branch(level="full"), Branch(level="core")]))
+    model, sgd = start(Method(branches=lambda c: [Branch(level="full"), Branch(level="core")]))
     seen = []
 
     def closure(g):
         g.outputs = {"logits": model(torch.ones(2, 6))}
         seen.append((g.level, g.last, g.teacher))
-        loss = g.outputs["logits"].sum()
-        loss.backward()
-        return loss
+        return backward(g.outputs["logits"].sum())
 
     assert sgd.step(closure).level == "full"
     assert [(level, last) for level, last, _ in seen] == [("full", False), ("core", True)]
     assert seen[0][2] is None
     assert not seen[1][2]["logits"].requires_grad and seen[1][2]["logits"].shape == (2, 3)
-
-
-def test_the_passes_of_one_branch_are_one_function() -> None:
-    """SAM's second pass must not be told apart from its first: neither has a teacher."""
-    model, sgd = start(MLP, methods.sam())
-    teachers = []
-
-    def closure(g):
-        teachers.append(g.teacher)
-        g.outputs = model(torch.ones(2, 6))
-        loss = g.outputs.sum()
-        loss.backward()
-        return loss
-
+    model, sgd = start(methods.sam())
+    seen.clear()
     sgd.step(closure)
-    assert teachers == [None, None]
+    assert [teacher for _, _, teacher in seen] == [None, None], "both passes of a branch are of one function"
 
 
 def test_scale_multiplies_the_step_and_is_gone_afterwards() -> None:
@@ -219,7 +165,7 @@ def test_scale_multiplies_the_step_and_is_gone_afterwards() -> None:
         optimizer, other = make(model.parameters(), lr=0.1), make(half.parameters(), lr=0.05)
         PartialSGD(model, optimizer, Method(scale=lambda c: 0.5)).step(MLP.closure(model, 0))
         PartialSGD(half, other).step(MLP.closure(half, 0))
-        assert same(bits(model), bits(half)) and optimizer.param_groups[0]["lr"] == 0.1
+        assert same(model, half) and optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_correct_and_project_stand_outside_the_algorithm() -> None:
@@ -231,8 +177,8 @@ def test_correct_and_project_stand_outside_the_algorithm() -> None:
         names = tuple(context.parameters)
         return perturbations.function(names, lambda x: [x[n].clamp_(min=0) for n in names])
 
-    model, sgd = start(MLP, Method(correct=correct, project=project))
-    twin, plain = start(MLP, None)
+    model, sgd = start(Method(correct=correct, project=project))
+    twin, plain = start()
     plain._update.optimizers[0].param_groups[0]["lr"] = 2 * LR
     sgd.step(MLP.closure(model, 0))
     plain.step(MLP.closure(twin, 0))
@@ -249,23 +195,12 @@ def test_memory_of_a_failed_step_is_forgotten() -> None:
     def perturb(context):
         return perturbations.along_gradient(context.gradient, -0.01)
 
-    model, sgd = start(MLP, Method(mask=mask, perturb=perturb))
+    model, sgd = start(Method(mask=mask, perturb=perturb))
     with pytest.raises(ZeroDivisionError):
         sgd.step(lambda: 1 / 0)
     assert sgd.memory == {}
     sgd.step(MLP.closure(model, 0))
     assert sgd.memory == {"draws": 1}, "asked twice in one step, remembered once"
-
-
-def test_schedulers_work_on_the_users_optimizer() -> None:
-    model = MLP.model()
-    optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    sgd = PartialSGD(model, optimizer, methods.sam())
-    for t in range(3):
-        sgd.step(MLP.closure(model, t))
-        scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == 0.125
 
 
 def test_several_optimizers_and_groups_share_the_parameters() -> None:
@@ -284,12 +219,12 @@ def test_several_optimizers_and_groups_share_the_parameters() -> None:
             optimizer.step()
             optimizer.zero_grad()
         twin.zero_grad()
-    assert same(bits(model), bits(twin))
+    assert same(model, twin)
 
 
 def test_clip_norm_clips_the_masked_gradient_as_the_users_own_clipping_does() -> None:
     method = methods.random_mask(0.3)
-    (a, clipped), (b, own) = start(MLP, method, clip_norm=0.01), start(MLP, method)
+    (a, clipped), (b, own) = start(method, clip_norm=0.01), start(method)
     clipped.step(MLP.closure(a, 0))
     for g in own.gradients():
         with g:
@@ -297,35 +232,24 @@ def test_clip_norm_clips_the_masked_gradient_as_the_users_own_clipping_does() ->
     norm = nn.utils.clip_grad_norm_(b.parameters(), 0.01)
     mask = own._pending.mask
     own.update()
-    assert same(bits(a), bits(b))
+    assert same(a, b)
     fresh = MLP.model()
     MLP.closure(fresh, 0)()
     inside = [(p.grad * mask[n]).flatten() for n, p in fresh.named_parameters()]
     assert float(norm) == pytest.approx(float(torch.cat(inside).norm()), rel=1e-5)
 
 
-def test_frozen_parameters_stay_and_need_no_optimizer() -> None:
-    model = MLP.model()
-    model[0].weight.requires_grad_(False)
-    frozen = model[0].weight.clone()
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
-    sgd = PartialSGD(model, optimizer, methods.dropout(0.5))
-    for t in range(3):
-        sgd.step(MLP.closure(model, t))
-    assert torch.equal(model[0].weight, frozen)
-
-
 def test_state_survives_and_a_foreign_one_is_refused() -> None:
-    model, sgd = start(MLP, methods.dropout(0.5), seed=4)
+    model, sgd = start(methods.dropout(0.5), seed=4)
     sgd.step(MLP.closure(model, 0))
     state = sgd.state_dict()
-    _, other = start(MLP, methods.dropout(0.5))
+    _, other = start(methods.dropout(0.5))
     other.load_state_dict(state)
     assert (other.t, other.seed) == (1, 4)
     wrong = [
-        ("saved with method=", start(MLP, methods.dropout(0.6))[1]),
-        ("saved with outside='hold'", start(MLP, methods.dropout(0.5), outside="decay")[1]),
-        ("another model", start(PROBLEMS[0], methods.dropout(0.5))[1]),
+        ("saved with method=", start(methods.dropout(0.6))[1]),
+        ("saved with outside='hold'", start(methods.dropout(0.5), outside="decay")[1]),
+        ("another model", start(methods.dropout(0.5), problem=PROBLEMS[0])[1]),
     ]
     for message, sgd in wrong:
         with pytest.raises(ValueError, match=message):
@@ -346,26 +270,26 @@ def test_nonfinite_raise_skip_ignore(poison: str, method: Method) -> None:
         model[2].weight.grad[0, 0] = math.nan
         return loss
 
-    model, sgd = start(MLP, method, clip_norm=None)
+    model, sgd = start(method, clip_norm=None)
     before = bits(model)
     named = "the loss" if poison == "loss" else "'2.weight'"
     with pytest.raises(FloatingPointError, match=rf"{named}.*t = 0"):
         sgd.step(lambda: closure(model))
-    assert same(before, bits(model)) and sgd.t == 0 and all(p.grad is None for p in model.parameters())
+    assert same(model, before) and sgd.t == 0 and all(p.grad is None for p in model.parameters())
 
-    model, sgd = start(MLP, method, nonfinite="skip", clip_norm=1.0)
+    model, sgd = start(method, nonfinite="skip", clip_norm=1.0)
     for _ in range(19):
         assert sgd.step(lambda: closure(model)).skipped
     with pytest.raises(FloatingPointError, match="20 steps in a row"):
         sgd.step(lambda: closure(model))
-    assert same(before, bits(model)) and sgd.t == 0
+    assert same(model, before) and sgd.t == 0
 
-    model, sgd = start(MLP, method, nonfinite="ignore")
+    model, sgd = start(method, nonfinite="ignore")
     assert not sgd.step(lambda: closure(model)).skipped and sgd.t == 1
 
 
 def test_a_good_step_ends_a_row_of_skips() -> None:
-    model, sgd = start(MLP, nonfinite="skip")
+    model, sgd = start(nonfinite="skip")
     for _ in range(3):
         for _ in range(10):
             assert sgd.step(lambda: MLP.closure(model, 0)() * math.nan).skipped
@@ -373,7 +297,7 @@ def test_a_good_step_ends_a_row_of_skips() -> None:
 
 
 def test_a_large_finite_gradient_is_not_mistaken_for_an_infinite_one() -> None:
-    model, sgd = start(MLP, clip_norm=1.0)
+    model, sgd = start(clip_norm=1.0)
 
     def closure():
         loss = MLP.closure(model, 0)()
@@ -382,7 +306,7 @@ def test_a_large_finite_gradient_is_not_mistaken_for_an_infinite_one() -> None:
         return loss
 
     assert not sgd.step(closure).skipped
-    model, sgd = start(MLP)
+    model, sgd = start()
     assert not sgd.step(closure).skipped
 
 
@@ -395,8 +319,7 @@ def no_loss(model):
 
 
 def many_losses(model):
-    loss = model(torch.ones(2, 6))
-    loss.sum().backward()
+    backward((loss := model(torch.ones(2, 6))).sum())
     return loss
 
 
@@ -410,16 +333,16 @@ def many_losses(model):
 )
 @pytest.mark.parametrize("method", [Method(), methods.sam()], ids=lambda m: m.name)
 def test_a_bad_closure_is_named_and_changes_nothing(closure, error, message, method) -> None:
-    model, sgd = start(MLP, method)
+    model, sgd = start(method)
     before = bits(model)
     with pytest.raises(error, match=message):
         sgd.step(lambda: closure(model))
-    assert same(before, bits(model)) and sgd.t == 0 and all(p.grad is None for p in model.parameters())
+    assert same(model, before) and sgd.t == 0 and all(p.grad is None for p in model.parameters())
     assert sgd.step(MLP.closure(model, 0)).t == 0
 
 
 def test_a_loop_that_forgets_something_is_told() -> None:
-    model, sgd = start(MLP, methods.sam())
+    model, sgd = start(methods.sam())
     with pytest.raises(RuntimeError, match="no gradient to apply"):
         sgd.update()
     with pytest.raises(RuntimeError, match="inside `with g:`"):
@@ -452,7 +375,7 @@ def test_a_loop_that_forgets_something_is_told() -> None:
         (lambda m, o: PartialSGD(m, o, methods.sam), r"must be a Method, got .*; call it: methods\.sam\(\)"),
         (
             lambda m, o: PartialSGD(m, o, meter=CriteriaMeter),
-            r"requests and measure, like ps.CriteriaMeter\(every=50\)",
+            r"requests and measure, like ps.CriteriaMeter\(\)",
         ),
         (lambda m, o: PartialSGD(m, o, meter=50), "must have the methods requests and measure"),
         (lambda m, o: Method(mask=masks.everything(m)), "the rule 'mask' must be a function"),
@@ -489,7 +412,7 @@ class WithDefault:
     ],
 )
 def test_only_a_required_argument_of_the_closure_gets_the_pass(make, is_given) -> None:
-    model, sgd = start(MLP)
+    model, sgd = start()
     given = []
 
     def run(g):
@@ -501,7 +424,7 @@ def test_only_a_required_argument_of_the_closure_gets_the_pass(make, is_given) -
 
 
 def test_every_micro_batch_needs_a_backward_and_its_loss_is_checked() -> None:
-    model, sgd = start(MLP)
+    model, sgd = start()
     with pytest.raises(RuntimeError, match="no parameter received a gradient"):
         for g in sgd.gradients():
             with g:
@@ -519,7 +442,7 @@ def test_every_micro_batch_needs_a_backward_and_its_loss_is_checked() -> None:
 
 
 def test_gradients_do_not_nest_and_do_not_vanish_unnoticed() -> None:
-    model, sgd = start(MLP)
+    model, sgd = start()
     for g in sgd.gradients():
         with g:
             for take in (sgd.gradients, lambda: sgd.step(MLP.closure(model, 0))):
@@ -539,7 +462,7 @@ def test_gradients_do_not_nest_and_do_not_vanish_unnoticed() -> None:
 
 
 def test_loading_drops_what_is_pending() -> None:
-    model, sgd = start(MLP)
+    model, sgd = start()
     state = sgd.state_dict() | {"t": 7}
     for g in sgd.gradients():
         with g:
@@ -554,7 +477,7 @@ def test_loading_drops_what_is_pending() -> None:
 
 def test_a_measurement_that_is_not_finite_does_not_stop_the_step() -> None:
     """NaN at x_t only; the trained gradient is taken elsewhere."""
-    model, sgd = start(MLP, methods.dropout(0.5), meter=(meter := CriteriaMeter(1)))
+    model, sgd = start(methods.dropout(0.5), meter=(meter := CriteriaMeter(1)))
     calls = []
 
     def closure():
@@ -569,7 +492,7 @@ def test_a_measurement_that_is_not_finite_does_not_stop_the_step() -> None:
 
 
 def test_perturbed_shows_the_network_that_the_next_step_trains() -> None:
-    model, sgd = start(MLP, methods.dropout(0.5))
+    model, sgd = start(methods.dropout(0.5))
     before = bits(model)
     with sgd.perturbed():
         inside = bits(model)
@@ -580,7 +503,7 @@ def test_perturbed_shows_the_network_that_the_next_step_trains() -> None:
         seen.append(bits(model))
         return MLP.closure(model, 0)()
 
-    assert same(bits(model), before)
+    assert same(model, before)
     sgd.step(closure)
     assert same(seen[0], inside) and same(bits(copied), inside) and not same(inside, before)
 
@@ -596,7 +519,7 @@ def test_what_is_extracted_has_no_hooks_of_ours_and_keeps_the_users() -> None:
 
 
 def test_a_step_inside_of_perturbed_is_refused() -> None:
-    model, sgd = start(MLP, methods.dropout(0.5))
+    model, sgd = start(methods.dropout(0.5))
     with sgd.perturbed():
         for take in (lambda: sgd.step(MLP.closure(model, 0)), sgd.gradients):
             with pytest.raises(RuntimeError, match="take steps outside of it"):
@@ -605,10 +528,10 @@ def test_a_step_inside_of_perturbed_is_refused() -> None:
 
 
 def test_perturbed_refuses_what_needs_a_batch_and_a_level_that_is_not_there() -> None:
-    _, sgd = start(MLP, methods.sam())
+    _, sgd = start(methods.sam())
     with pytest.raises(RuntimeError, match="perturbs by a gradient"), sgd.perturbed():
         pass
-    _, sgd = start(MLP, methods.dropout())
+    _, sgd = start(methods.dropout())
     with pytest.raises(ValueError, match="no level 'core'"):
         sgd.extract("core")
 
@@ -642,4 +565,4 @@ def test_what_cannot_be_forgotten_is_refused_before_anything_moves() -> None:
     before = bits(model)
     with pytest.raises(NotImplementedError, match=r"Adam cannot reset part of a tensor, as '0.bias' asks for"):
         sgd.step(MLP.closure(model, 0))
-    assert same(bits(model), before) and sgd.t == 0
+    assert same(model, before) and sgd.t == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
-import os
 import random
 import sys
 import time
@@ -205,14 +204,6 @@ def test_of_several_processes_the_first_writes(tmp_path: Path) -> None:
     mp.spawn(training.on_two_ranks, args=(str(tmp_path),), nprocs=2)
     assert [line["loss"] for line in read(tmp_path / "metrics.jsonl")] == [{"model": 0.0}] * 2
     assert len(list((tmp_path / "board").glob("events.out.tfevents.*"))) == 1
-
-
-def test_lines_are_there_before_the_log_is_closed(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    log = ps.MetricsLog(os.fspath(path))
-    log.write(made_up())
-    assert len(read(path)) == 1
-    log.close()
 
 
 def test_tensorboard_is_given_the_same_numbers(tmp_path: Path) -> None:

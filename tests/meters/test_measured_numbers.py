@@ -33,17 +33,22 @@ def by_definition(mask, x, moved, g, h) -> dict[str, float]:
 
     pg, ph = flat(g, names, True), flat(h, names, True)
     whole, masked = (float(flat(g, list(g), is_masked).norm()) for is_masked in (False, True))
-    return {
-        "whole": whole,
-        "masked": masked,
-        "perturbed": float(ph.norm()),
-        "inner": float(pg @ ph),
-        "moved": float(torch.cat([(moved[n] - x[n]).flatten() for n in x]).norm()),
-        "c_norm": whole / masked,
-        "c_sim": float(pg.norm() / ph.norm()),
-        "c_align": float(pg.norm() * ph.norm() / (pg @ ph)),
-        "alpha": float(min(1, max(0, pg @ ph / (ph @ ph)))),
-    }
+    moved = float(torch.cat([(moved[n] - x[n]).flatten() for n in x]).norm())
+    numbers = {"whole": whole, "masked": masked, "perturbed": ph.norm(), "inner": pg @ ph, "moved": moved}
+    numbers |= {"c_norm": whole / masked, "c_sim": pg.norm() / ph.norm(), "c_align": pg.norm() * ph.norm() / (pg @ ph)}
+    numbers |= {"alpha": min(1, max(0, pg @ ph / (ph @ ph)))}
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def assert_is_definition(criteria, mask, x, moved, g, h, rel: float = 1e-4, names=None) -> dict[str, float]:
+    expected = by_definition(mask, x, moved, g, h)
+    for name in names or expected:
+        assert getattr(criteria, name) == pytest.approx(expected[name], rel=rel, abs=1e-6), name
+    return expected
+
+
+def mean_over(data):
+    return lambda f: torch.stack([F.cross_entropy(f(a), b) for a, b in data]).mean()
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
@@ -75,9 +80,7 @@ def test_every_quantity_again_by_torch_func(problem, method) -> None:
     g = gradient(other, x, loss)
     context = Context(0, 0, Parameters(other), {}).with_mask(step.mask).with_gradient(Vector(g))
     moved = perturbed(other, x, method.perturb(context))
-    expected = by_definition(step.mask, x, moved, g, gradient(other, moved, loss))
-    for name, value in expected.items():
-        assert getattr(criteria, name) == pytest.approx(value, rel=2e-4, abs=1e-6), name
+    expected = assert_is_definition(criteria, step.mask, x, moved, g, gradient(other, moved, loss), rel=2e-4)
     assert criteria.q == pytest.approx(criteria.whole / (criteria.alpha * criteria.perturbed), rel=1e-6)
     largest = max(criteria.masked, criteria.perturbed)
     assert criteria.bounded_perturbation == pytest.approx(expected["moved"] / largest, rel=1e-4)
@@ -103,17 +106,9 @@ def test_a_level_is_measured_as_the_mask_that_defines_it(spec) -> None:
     sgd.step(closure(nested, 0))
     x, mask = values(nested), nested.mask("core")
     criteria = sgd.step(closure(nested, 1)).criteria
-    inputs, targets = batch(1)
-
-    def loss(f):
-        return F.cross_entropy(f(inputs), targets)
-
-    dropped = {name: value * element(mask, name, value) for name, value in x.items()}
-    g, h = gradient(nested, x, loss), gradient(nested, dropped, loss)
-    expected = by_definition(mask, x, dropped, g, h)
+    dropped, loss = {n: v * element(mask, n, v) for n, v in x.items()}, mean_over([batch(1)])
     assert criteria.level == "core"
-    for name, value in expected.items():
-        assert getattr(criteria, name) == pytest.approx(value, rel=1e-4), name
+    assert_is_definition(criteria, mask, x, dropped, gradient(nested, x, loss), gradient(nested, dropped, loss))
 
 
 @pytest.mark.parametrize(
@@ -179,9 +174,8 @@ def test_noise_that_is_the_same_at_each_level_is_left_on() -> None:
             return F.cross_entropy(f(inputs), targets)
 
         dropped = {n: v * element(mask, n, v) for n, v in x.items()}
-        expected = by_definition(mask, x, dropped, gradient(nested, x, loss), gradient(nested, dropped, loss))
-        assert step.criteria.c_align == pytest.approx(expected["c_align"], rel=1e-4)
-        assert step.criteria.whole == pytest.approx(expected["whole"], rel=1e-4)
+        g, h = gradient(nested, x, loss), gradient(nested, dropped, loss)
+        assert_is_definition(step.criteria, mask, x, dropped, g, h, names=("c_align", "whole"))
 
 
 def test_over_all_the_data_it_is_the_gradient_of_all_the_data() -> None:
@@ -189,15 +183,9 @@ def test_over_all_the_data_it_is_the_gradient_of_all_the_data() -> None:
     x, data = values(model), [batch(100 + k, 8) for k in range(5)]
     step = first_step(model, methods.dropout(0.7), over_batches(model, data))
     assert step.backwards == 11
-    other = mlp()
-
-    def loss(f):
-        return torch.stack([F.cross_entropy(f(a), b) for a, b in data]).mean()
-
+    other, loss = mlp(), mean_over(data)
     dropped = {n: v * element(step.mask, n, v) for n, v in x.items()}
-    expected = by_definition(step.mask, x, dropped, gradient(other, x, loss), gradient(other, dropped, loss))
-    for name, value in expected.items():
-        assert getattr(step.criteria, name) == pytest.approx(value, rel=1e-4), name
+    assert_is_definition(step.criteria, step.mask, x, dropped, gradient(other, x, loss), gradient(other, dropped, loss))
 
 
 def test_independent_batches_are_the_two_halves() -> None:
@@ -211,16 +199,10 @@ def test_independent_batches_are_the_two_halves() -> None:
 
     sgd = trained(model, methods.dropout(0.7), over_batches(model, batches, every=2, independent=True))
     step = sgd.step(closure(model, 0))
-    other = mlp()
-
-    def mean_of(data):
-        return lambda f: torch.stack([F.cross_entropy(f(a), b) for a, b in data]).mean()
-
-    data = [batch(100 + k, 8) for k in range(4)]
+    other, data = mlp(), [batch(100 + k, 8) for k in range(4)]
     dropped = {n: v * element(step.mask, n, v) for n, v in x.items()}
-    g, h = gradient(other, x, mean_of(data[:2])), gradient(other, dropped, mean_of(data[2:]))
-    expected = by_definition(step.mask, x, dropped, g, h)
-    assert step.criteria.c_align == pytest.approx(expected["c_align"], rel=1e-4)
+    g, h = gradient(other, x, mean_over(data[:2])), gradient(other, dropped, mean_over(data[2:]))
+    assert_is_definition(step.criteria, step.mask, x, dropped, g, h, names=("c_align",))
     for t in range(1, 3):
         sgd.step(closure(model, t))
     assert asked == [0, 2]
@@ -385,12 +367,6 @@ def test_checkpointing_and_autocast_change_nothing_but_rounding() -> None:
     plain, checkpointed, low = criteria
     assert plain.numbers() == checkpointed.numbers()
     assert low.c_align == pytest.approx(plain.c_align, rel=0.05) and low.c_align != plain.c_align
-
-
-def test_inside_one_autocast_block_both_gradients_are_their_own() -> None:
-    """Autocast keeps low-precision copies of weights: without clearing them x̃ would be x."""
-    with torch.autocast("cpu", torch.bfloat16):
-        assert first_step(mlp(), methods.dropout(0.5), CriteriaMeter(1)).criteria.c_align > 1.01
 
 
 def test_a_loss_scale_is_not_measured() -> None:

@@ -9,10 +9,8 @@ import torch
 from torch import nn
 
 from partialsgd import Branch, Method, PartialSGD, methods
-from partialsgd.testing.problems import PROBLEMS
 from tests.contracts import METHODS
-
-MLP = next(p for p in PROBLEMS if p.name == "mlp")
+from tests.training import MLP, bits, by_gradients, same
 
 
 def start(method: Method | str, *, enabled: bool = True, **options):
@@ -37,10 +35,6 @@ def closure(model: nn.Module, scaler: torch.amp.GradScaler, t: int, overflow: bo
     return run
 
 
-def bits(model: nn.Module) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in model.parameters()]
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_scaled_training_is_unscaled_training(name: str) -> None:
     """The scale is a power of two, so unscaling is exact and the runs agree to the bit."""
@@ -49,7 +43,7 @@ def test_scaled_training_is_unscaled_training(name: str) -> None:
     for t in range(5):
         assert not sgd.step(closure(model, scaler, t)).skipped
         other.step(MLP.closure(twin, t))
-    assert all(torch.equal(a, b) for a, b in zip(bits(model), bits(twin), strict=True))
+    assert same(model, twin)
     assert scaler.get_scale() == 2048.0, "the scaler was updated once a step, not once a pass"
 
 
@@ -60,7 +54,7 @@ def test_one_overflow_skips_all_optimizers_and_backs_off(name: str) -> None:
     before = bits(model)
     step = sgd.step(closure(model, scaler, 1, overflow=True))
     assert step.skipped and step.backwards == 1, "after an overflow at x_t the second pass is not run"
-    assert all(torch.equal(a, b) for a, b in zip(bits(model), before, strict=True))
+    assert same(model, before)
     assert sgd.t == 1 and scaler.get_scale() == 512.0
     assert all(p.grad is None for p in model.parameters())
     assert not sgd.step(closure(model, scaler, 2)).skipped and sgd.t == 2
@@ -72,37 +66,31 @@ def test_an_overflow_at_the_perturbed_point_skips_too() -> None:
     before = bits(model)
     step = sgd.step(lambda: closure(model, scaler, 0, overflow=next(calls))())
     assert step.skipped and step.backwards == 2 and scaler.get_scale() == 512.0
-    assert all(torch.equal(a, b) for a, b in zip(bits(model), before, strict=True))
+    assert same(model, before)
 
 
-def test_twenty_overflows_in_a_row_raise_and_raise_is_obeyed() -> None:
-    model, scaler, sgd = start(methods.plain())
+@pytest.mark.parametrize("method", [methods.plain(), methods.sam()], ids=["plain", "sam"])
+def test_twenty_overflows_in_a_row_raise_and_raise_is_obeyed(method: Method) -> None:
+    model, scaler, sgd = start(method)
     with pytest.raises(FloatingPointError, match="20 steps in a row"):
         for _ in range(20):
             sgd.step(closure(model, scaler, 0, overflow=True))
-    model, scaler, sgd = start(methods.plain(), nonfinite="raise")
+    model, scaler, sgd = start(method, nonfinite="raise")
     with pytest.raises(FloatingPointError, match=r"'4\.bias'"):
         sgd.step(closure(model, scaler, 0, overflow=True))
+    assert scaler.get_scale() == 512.0
     assert not sgd.step(closure(model, scaler, 0)).skipped, "the scaler is ready for the next step"
 
 
 def test_micro_batches_accumulate_under_a_scaler() -> None:
     model, scaler, sgd = start(methods.dropout(0.7))
     twin, other_scaler, other = start(methods.dropout(0.7))
-    for g in sgd.gradients():
-        for k in (0, 1, 2):
-            with g:
-                closure(model, scaler, k)()
-    sgd.update()
+    by_gradients(sgd, *(closure(model, scaler, k) for k in (0, 1, 2)))
     other.step(lambda: sum(closure(twin, other_scaler, k)() for k in (0, 1, 2)))
-    for a, b in zip(bits(model), bits(twin), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(bits(model), bits(twin))
     before = bits(model)
-    for g in sgd.gradients():
-        for k in (0, 1, 2):
-            with g:
-                closure(model, scaler, k, overflow=k == 1)()
-    assert sgd.update().skipped and all(torch.equal(a, b) for a, b in zip(bits(model), before, strict=True))
+    step = by_gradients(sgd, *(closure(model, scaler, k, overflow=k == 1) for k in (0, 1, 2)))
+    assert step.skipped and same(model, before)
 
 
 def test_a_dropped_overflow_does_not_decide_the_next_step() -> None:
@@ -134,7 +122,7 @@ def test_a_scaler_hidden_in_the_optimizer_must_be_handed_over(accelerator) -> No
     sgd.step(closure(model, scaler, 0))
     raw = MLP.model()
     PartialSGD(raw, torch.optim.SGD(raw.parameters(), 0.1)).step(MLP.closure(raw, 0))
-    assert all(torch.equal(a, b) for a, b in zip(bits(model), bits(raw), strict=True))
+    assert same(model, raw)
 
 
 def test_an_overflow_in_any_branch_skips() -> None:
@@ -145,12 +133,4 @@ def test_an_overflow_in_any_branch_skips() -> None:
         before = bits(model)
         step = sgd.step(lambda m=model, s=scaler, c=calls: closure(m, s, 0, overflow=next(c))())
         assert step.skipped and scaler.get_scale() == 512.0
-        assert all(torch.equal(a, b) for a, b in zip(bits(model), before, strict=True))
-
-
-def test_raise_backs_off_alike_for_one_gradient_and_two() -> None:
-    for method in (methods.plain(), methods.sam()):
-        model, scaler, sgd = start(method, nonfinite="raise")
-        with pytest.raises(FloatingPointError):
-            sgd.step(closure(model, scaler, 0, overflow=True))
-        assert scaler.get_scale() == 512.0
+        assert same(model, before)

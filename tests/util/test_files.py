@@ -32,7 +32,7 @@ def test_a_kill_at_any_moment_leaves_one_whole_file(tmp_path: Path) -> None:
     files.write_bytes(path, b"\0" * SIZE)
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tests.util.test_files"])
-    for _ in range(8):
+    for kills in count(1):
         process = processes.Process(target=write_without_end, args=(str(path),))
         before = path.stat().st_mtime_ns
         process.start()
@@ -45,7 +45,10 @@ def test_a_kill_at_any_moment_leaves_one_whole_file(tmp_path: Path) -> None:
         data = path.read_bytes()
         assert len(data) == SIZE
         assert len(set(data)) == 1
-    assert len(list(tmp_path.iterdir())) > 1  # some kill hit a write and left its temporary file
+        has_hit = len(list(tmp_path.iterdir())) > 1  # a kill hit a write and left its temporary file
+        if has_hit and kills >= 8:
+            break
+        assert kills < 100, "no kill hit a write"
 
 
 @pytest.mark.parametrize(("name", "is_new"), [("fsync", False), ("replace", False), ("second fsync", True)])

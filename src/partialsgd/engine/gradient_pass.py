@@ -119,8 +119,11 @@ class GradientPass:
         try:
             if block is not None:
                 block.__exit__(kind, error, trace)
-            if kind is None:
-                self._require_gradient()
+            if kind is None and all(p.grad is None for p in self._parameters.values()):
+                raise RuntimeError(
+                    "no parameter received a gradient: call loss.backward() inside the closure or `with` block, "
+                    "on a loss that depends on the model's parameters"
+                )
         except BaseException:
             self._fail()
             raise
@@ -139,18 +142,9 @@ class GradientPass:
             raise RuntimeError("a gradient was left out: run forward and backward inside `with g:` for each g")
         self._perturbation = None
         losses = [None if loss is None else torch.as_tensor(loss).detach() for loss in (*self._losses, self.loss)]
-        if self._outputs_set > 1:
-            return losses, _SeveralOutputs()
-        if self._outputs is None:
-            return losses, None
+        if self._outputs_set != 1:
+            return losses, _SeveralOutputs() if self._outputs_set else None
         return losses, tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._outputs)
-
-    def _require_gradient(self) -> None:
-        if all(p.grad is None for p in self._parameters.values()):
-            raise RuntimeError(
-                "no parameter received a gradient: call loss.backward() inside the closure or `with` block, "
-                "on a loss that depends on the model's parameters"
-            )
 
     def _fail(self) -> None:
         """An exception inside the block drops the whole step."""

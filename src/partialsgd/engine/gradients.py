@@ -14,7 +14,6 @@ from partialsgd import vectors
 from partialsgd._util.snapshots import Buffers, Snapshot
 from partialsgd.distributed.wrappers import require_unused_search
 from partialsgd.engine.gradient_pass import GradientPass, MakeContext
-from partialsgd.engine.measurement import on_trained_move
 from partialsgd.engine.nonfinite import NonfinitePolicy, are_finite
 from partialsgd.engine.rules import BranchPlan, choose, correct
 from partialsgd.engine.step import StepInProgress
@@ -85,7 +84,12 @@ class GradientOracle:
             at_x = at_x if branch.base.is_nowhere else None
             pairs = yield from measurement.passes(self, step, plan, begin, at_x)
         at_x = None
-        g = self._trained_pass(step, plan, on_trained_move(pairs) if pairs else None, last=last)
+        is_last = last and (measurement is None or measurement.guard is None)
+        on_move = next((pair.record_move for pair in pairs if pair.moves), None)  # it takes that pair's gradient at x̃
+        perturbation = plan.perturbation or NOWHERE
+        g = self.start_pass(step, branch, perturbation, last=is_last, within=plan.within, on_move=on_move)
+        del perturbation  # it may hold the gradient at x_t, whose memory the trained pass needs
+        plan.release_gradient()
         yield g  # lines 4 and 5: g_t at x̃_t = x_t + δx_t
         self.end_pass(step, g, branch)
         if self.scaler is not None and self._overflowed(step, self.scaler, last):
@@ -156,9 +160,7 @@ class GradientOracle:
 
     def require_unused_search(self, plan: BranchPlan) -> None:
         """Raise if the pass leaves parameters out and DistributedDataParallel does not search for unused ones."""
-        if self.ddp is not None and any(
-            p is not None and p.is_structural for p in (plan.branch.base, plan.perturbation)
-        ):
+        if self.ddp is not None and any(p and p.is_structural for p in (plan.branch.base, plan.perturbation)):
             require_unused_search(self.model)
 
     def _choose(self, step: StepInProgress, number: int, at_x: Vector | None = None) -> BranchPlan:
@@ -168,22 +170,14 @@ class GradientOracle:
         self.check(step, plan)
         return plan
 
-    def _trained_pass(
-        self, step: StepInProgress, plan: BranchPlan, on_move: Callable[[Displacement], None] | None, *, last: bool
-    ) -> GradientPass:
-        is_last = last and (step.measurement is None or step.measurement.guard is None)
-        perturbation = plan.perturbation or NOWHERE
-        g = self.start_pass(step, plan.branch, perturbation, last=is_last, within=plan.within, on_move=on_move)
-        plan.release_gradient()
-        return g
-
     def _fallback(self, step: StepInProgress, start: Snapshot) -> Generator[GradientPass, None, None]:
         """The guard has refused: drop the gradient, and take that of the fallback from where the step began."""
         assert step.measurement is not None and step.measurement.guard is not None  # it has refused
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        vectors.put(self.parameters, {})
         start.restore()
-        step.switch_to(step.measurement.guard.fallback, step.context)
+        step.method = step.measurement.guard.fallback
+        step.branches = step.method.branches_at(step.context)
+        step.losses.clear()
         step.measurement.follow_fallback(step)
         for number in range(len(step.branches)):
             yield from self._branch(step, number)

@@ -50,13 +50,11 @@ class MaskedUpdate:
 
     @property
     def sgd_step_size(self) -> float | None:
-        """The largest γ (1 − dampening) / (1 − momentum), how far a gradient moves x in the end; None if an optimizer
-        is not SGD."""
+        """The largest γ (1 − dampening) / (1 − momentum), how far a gradient moves x in the end; None unless SGD."""
         if not all(type(optimizer) is torch.optim.SGD for optimizer in self.optimizers):
             return None
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        rates = [float(g["lr"]) * (1 - g["dampening"]) / max(1 - g["momentum"], 1e-12) for g in groups]
-        return float(max(rates))
+        return float(max(float(g["lr"]) * (1 - g["dampening"]) / max(1 - g["momentum"], 1e-12) for g in groups))
 
     def check(self, mask: Mask, scale: float) -> None:
         """Raise before anything has moved if an optimizer cannot apply this mask, or this α, exactly."""
@@ -77,16 +75,12 @@ class MaskedUpdate:
     def check_forget(self, forgotten: Mask) -> None:
         """Raise before anything has moved if an optimizer's state cannot be reset there."""
         if self.outside == "decay" and any(entry is not False for entry in forgotten.values()):
-            raise ValueError(
-                "outside='decay' updates the state outside the mask, which the method resets; use outside='hold'"
-            )
+            raise ValueError("outside='decay' updates state that the method resets; use outside='hold'")
         for name, entry in forgotten.items():
             if isinstance(entry, Tensor):
                 self._refuse(name, capabilities.why_not_forgetful, "reset part of a tensor", "forget whole tensors")
             elif entry:
-                self._refuse(
-                    name, capabilities.why_not_restartable, "reset a tensor", "use a method that forgets nothing"
-                )
+                self._refuse(name, capabilities.why_not_restartable, "reset a tensor", "forget nothing")
 
     @torch.no_grad()
     def apply(self, mask: Mask, scale: float, forgotten: Mask | None = None) -> None:
@@ -139,15 +133,12 @@ class MaskedUpdate:
                 yield
         finally:
             for name, copies in saved.items():
-                self._put_back(name, mask, copies)
-
-    def _put_back(self, name: str, mask: Mask, copies: dict[str, Tensor]) -> None:
-        tensors = self._coordinates(name)
-        old = [key for key in tensors if key in copies]
-        mask.selection(name).restore_outside([tensors[k] for k in old], [copies[k] for k in old])
-        for key in tensors.keys() - copies.keys():  # state that this step has created
-            tensors[key].masked_fill_(~mask.partial[name], self._initial(name, key))
-        self._parameters.scratch.give_back(*copies.values())
+                tensors = self._coordinates(name)
+                old = [key for key in tensors if key in copies]
+                mask.selection(name).restore_outside([tensors[k] for k in old], [copies[k] for k in old])
+                for key in tensors.keys() - copies.keys():  # state that this step has created
+                    tensors[key].masked_fill_(~mask.partial[name], self._initial(name, key))
+                self._parameters.scratch.give_back(*copies.values())
 
     @contextmanager
     def _decayed(self, mask: Mask) -> Iterator[None]:
@@ -182,15 +173,13 @@ class MaskedUpdate:
             return
         group = self.groups[name]
         if (group, probe) not in self._reasons:
-            with torch.enable_grad():
-                self._reasons[group, probe] = probe(group.optimizer, group.options)
+            self._reasons[group, probe] = capabilities.reason(probe, group.optimizer, group.options)
         if reason := self._reasons[group, probe]:
             kind = type(group.optimizer).__name__
             raise NotImplementedError(f"{kind} cannot {what}, as {name!r} asks for: {reason}; {instead}")
 
     def _initial(self, name: str, key: str) -> float:
-        group = self.groups[name]
-        return capabilities.initial_state(group.optimizer, group.options, key)
+        return capabilities.initial_state(self.groups[name].optimizer, self.groups[name].options, key)
 
     def _coordinates(self, name: str) -> dict[str, Tensor]:
         return {"": self._parameters[name].detach(), **self._state(name)}
@@ -207,8 +196,8 @@ def scaled(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     rates = [group["lr"] for group in groups]
     try:
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * factor
+        for group in groups:
+            group["lr"] = group["lr"] * factor  # not in place: it may be a tensor that others hold
         yield
     finally:
         for group, rate in zip(groups, rates, strict=True):

@@ -7,9 +7,9 @@ noise (a narrow level has smaller dropout masks), both are taken with dropout of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from partialsgd import perturbations, vectors
 from partialsgd._util.snapshots import RandomState, Snapshot, draws, dropout_off
 from partialsgd.engine.gradient_pass import GradientPass
-from partialsgd.engine.rules import BranchPlan, choose, rescale
+from partialsgd.engine.rules import BranchPlan, ask, choose
 from partialsgd.engine.step import StepInProgress
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Guard, Losses, Meter, Method, Remembered
@@ -26,6 +26,10 @@ from partialsgd.vectors import Vector, inner
 
 if TYPE_CHECKING:
     from partialsgd.engine.gradients import GradientOracle
+
+T = TypeVar("T")
+Passes: TypeAlias = Generator[GradientPass, None, T]
+"""Yields the passes that the user's code must run, and returns what came of them."""
 
 _GUARD = "guard"
 _PLAIN = Method()
@@ -66,7 +70,7 @@ class Measurement:
 
     def passes(
         self, oracle: GradientOracle, step: StepInProgress, plan: BranchPlan, begin: Snapshot, at_x: Vector | None
-    ) -> Generator[GradientPass, None, list[_Pair]]:
+    ) -> Passes[list[_Pair]]:
         """The passes that the requests of this branch need beside the trained one."""
         if at_x is None and self._at_x is not None and self._at_x[0].is_now:
             at_x = self._at_x[1]  # a pass at x would begin with the same noise now
@@ -79,13 +83,24 @@ class Measurement:
         noise, trained, refused = RandomState(oracle.parameters.model), vectors.current(oracle.parameters), False
         requests = self._requests[plan.context.branch]
         for (who, request), taken in zip(requests, pairs or [_Pair()] * len(requests), strict=True):
-            pair = self._pair(oracle, step, plan, request, taken, trained)
+            context, at_x = taken.context or plan.context, trained if taken.at_x is None else taken.at_x
+            pair = GradientPair(
+                request,
+                context,
+                at_x,
+                trained if taken.at_perturbed is None else taken.at_perturbed,
+                perturbation_norm=taken.perturbation_norm(context.mask, at_x),
+                dropout_was_off=taken.dropout_was_off,
+                loss=step.losses[-1][1] if step.losses else None,
+                step_size=None if self.step_size is None else self.step_size * (plan.scale or 0.0),
+                process_group=None if oracle.ddp is None else oracle.ddp.process_group,
+            )
             if who == _GUARD and self.guard is not None:
                 refused = self.guard.judge(step.context, pair)
             elif not (refused and request.trained_only):  # nothing is remembered of a gradient that is refused
                 self._measure(who, pair)
             if who == "method":
-                rescale(step.method, plan)
+                plan.scale = ask(step.method.scale, plan.context, "scale", (int, float))
                 oracle.check(step, plan)
         noise.restore()
         return refused
@@ -114,28 +129,6 @@ class Measurement:
         if result is not None and (who == "meter" or "meter" not in self.meters):
             self.results.append(result)
 
-    def _pair(
-        self,
-        oracle: GradientOracle,
-        step: StepInProgress,
-        plan: BranchPlan,
-        request: GradientRequest,
-        taken: _Pair,
-        trained: Vector,
-    ) -> GradientPair:
-        context, at_x = taken.context or plan.context, trained if taken.at_x is None else taken.at_x
-        return GradientPair(
-            request,
-            context,
-            at_x,
-            trained if taken.at_perturbed is None else taken.at_perturbed,
-            perturbation_norm=taken.perturbation_norm(context.mask, at_x),
-            dropout_was_off=taken.dropout_was_off,
-            loss=step.losses[-1][1] if step.losses else None,
-            step_size=None if self.step_size is None else self.step_size * (plan.scale or 0.0),
-            process_group=None if oracle.ddp is None else oracle.ddp.process_group,
-        )
-
 
 @final
 @dataclass
@@ -163,11 +156,6 @@ class _Pair:
         return math.hypot(self.moved, norm_outside(self.inside or mask, at_x)) if self.structural else self.moved
 
 
-def on_trained_move(pairs: Sequence[_Pair]) -> Callable[[Displacement], None] | None:
-    """Measures ‖δx‖ when the trained pass perturbs x, for the pair whose gradient at x̃ that pass takes."""
-    return next((pair.record_move for pair in pairs if pair.moves), None)
-
-
 @final
 @dataclass
 class _PairTaker:
@@ -182,7 +170,7 @@ class _PairTaker:
     _noise_after: dict[bool, RandomState] = field(default_factory=dict)
     """The generator after a pass at x (True) and after one at x̃ (False)."""
 
-    def pairs(self, requests: Sequence[GradientRequest]) -> Generator[GradientPass, None, list[_Pair]]:
+    def pairs(self, requests: Sequence[GradientRequest]) -> Passes[list[_Pair]]:
         own: _Pair | None = None
         pairs: list[_Pair] = []
         for request in requests:
@@ -198,7 +186,7 @@ class _PairTaker:
                 pairs.append(own)
         return pairs
 
-    def _other_branch(self, request: GradientRequest) -> Generator[GradientPass, None, _Pair]:
+    def _other_branch(self, request: GradientRequest) -> Passes[_Pair]:
         """A branch that is not trained: its rules are asked as if it were, and remember nothing."""
         context = replace(self.plan.context, level=request.branch.level, memory={}).with_mask(None).with_gradient(None)
         plan = choose(_PLAIN, request.branch, context)
@@ -211,7 +199,7 @@ class _PairTaker:
         pair.context = plan.context.with_gradient(None)
         return pair
 
-    def _pair(self, request: GradientRequest, plan: BranchPlan) -> Generator[GradientPass, None, _Pair]:
+    def _pair(self, request: GradientRequest, plan: BranchPlan) -> Passes[_Pair]:
         perturbation, branch = plan.perturbation, request.branch
         assert perturbation is not None  # a gradient that it needs was taken before
         parameters = self.oracle.parameters
@@ -226,9 +214,7 @@ class _PairTaker:
             yield from self._gradients(request, perturbation, pair)
         return pair
 
-    def _draws_alike(
-        self, branch: Branch, perturbation: Perturbation, pair: _Pair
-    ) -> Generator[GradientPass, None, bool]:
+    def _draws_alike(self, branch: Branch, perturbation: Perturbation, pair: _Pair) -> Passes[bool]:
         """True if both passes draw the same noise, though no dropout module does. Most networks draw nothing;
         Hugging Face's layers draw one number each, which a narrow level does too."""
         begin = self.begin.noise
@@ -240,9 +226,7 @@ class _PairTaker:
             yield from self._take(branch, perturbation, pair)
         return self._noise_after[True].has_drawn_like(self._noise_after[False], begin)
 
-    def _gradients(
-        self, request: GradientRequest, perturbation: Perturbation, pair: _Pair
-    ) -> Generator[GradientPass, None, None]:
+    def _gradients(self, request: GradientRequest, perturbation: Perturbation, pair: _Pair) -> Passes[None]:
         branch = request.branch
         if request.losses is not None:
             pair.at_x = pair.at_perturbed = self._over(request.losses[0], NOWHERE, pair)
@@ -259,9 +243,7 @@ class _PairTaker:
                 is_same = perturbation.is_nowhere
                 pair.at_perturbed = self.at_x if is_same else (yield from self._take(branch, perturbation, pair))
 
-    def _take(
-        self, branch: Branch, perturbation: Perturbation, pair: _Pair | None = None
-    ) -> Generator[GradientPass, None, Vector]:
+    def _take(self, branch: Branch, perturbation: Perturbation, pair: _Pair | None = None) -> Passes[Vector]:
         """One pass by the user's code, which leaves no trace."""
         model, is_off = self.oracle.parameters.model, pair is not None and pair.dropout_was_off
         within = (lambda: dropout_off(model)) if is_off else None

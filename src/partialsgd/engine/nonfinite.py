@@ -43,8 +43,7 @@ class NonfinitePolicy:
     def check(
         self, step: StepInProgress, parameters: Parameters, norm: Tensor | None, *, gradient_is_checked: bool
     ) -> bool:
-        """Return True if the step must be skipped, or raise, as the policy says. `norm` is that of the gradient, if
-        it was computed anyway."""
+        """Return True if the step must be skipped, or raise. `norm` is that of the gradient, if it is known anyway."""
         culprit = self._culprit(step, parameters, norm, gradient_is_checked)
         if culprit is None:
             self.skips = 0

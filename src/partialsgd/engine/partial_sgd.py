@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 
 from partialsgd import masks, perturbations
 from partialsgd.distributed.wrappers import data_parallel, require_unused_search
-from partialsgd.engine._arguments import check_arguments, without_our_hooks
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.engine.gradients import GradientOracle
 from partialsgd.engine.masked_update import MaskedUpdate, Outside
@@ -33,6 +32,7 @@ from partialsgd.engine.rules import choose, forget, project
 from partialsgd.engine.step import Step, StepInProgress
 from partialsgd.method import Context, Meter, Method, Remembered
 from partialsgd.optimizers.grad_scaler import Scaler
+from partialsgd.optimizers.param_groups import unwrapped
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import NOWHERE, Perturbation
 
@@ -63,7 +63,7 @@ class PartialSGD:
         scaler: torch.amp.GradScaler | None = None,
         meter: Meter | None = None,
     ) -> None:
-        optimizers = check_arguments(model, optimizer, method, clip_norm, scaler, meter)
+        optimizers = _check_arguments(model, optimizer, method, clip_norm, scaler, meter)
         self.t = 0
         self.seed = seed
         self.method = method.bind(model)
@@ -103,13 +103,11 @@ class PartialSGD:
         return self.update()  # line 6: x_{t+1}
 
     def gradients(self, *, once: bool = False) -> Iterator[GradientPass]:
-        """Lines 2 to 5, for loops that own their backward: run forward and backward `with g:` for each g, then call
-        `update()`.
+        """Lines 2 to 5, for loops that own their backward: run it `with g:` for each g, then call `update()`.
 
-        Most steps need one gradient; some methods and meters need several, on the same data. `with g:` may be
-        entered again for each micro-batch: their gradients are added up before the loop goes on. For micro-batches
-        that can be read only once, from a stream, pass `once=True`: a step that needs a second gradient then raises
-        before its first pass.
+        Most steps need one gradient; some methods and meters need several, on the same data. `with g:` may be entered
+        again for each micro-batch, whose gradients are added up. For micro-batches from a stream, which can be read
+        only once, pass `once=True`: a step that needs a second gradient then raises before its first pass.
         """
         passes = self._oracle.passes(self._begin())
         return self._only_one(passes) if once else passes
@@ -141,8 +139,7 @@ class PartialSGD:
 
     @contextmanager
     def perturbed(self, level: str | None = None) -> Iterator[Perturbation]:
-        """Set x to x̃_t inside the block, to evaluate or save the network whose gradient the next step takes, or a
-        level of it."""
+        """Set x to x̃_t inside the block, to evaluate or save the network that the next step trains."""
         self._require_none_pending()
         context = self._context(level)
         branches = enumerate(self.method.branches_at(context))
@@ -160,11 +157,16 @@ class PartialSGD:
             self._is_perturbed = False
 
     def extract(self, level: str | None = None) -> nn.Module:
-        """A copy of the model at x̃_t: pruned weights are zero in it."""
+        """A copy of the model at x̃_t, without the hooks of this package: pruned weights are zero in it."""
         with self.perturbed(level) as perturbation:
             if perturbation.is_structural:
                 raise ValueError("a level of a nested model is extracted from that model: nested.extract(level)")
-            return without_our_hooks(copy.deepcopy(self.parameters.model))
+            extracted = copy.deepcopy(self.parameters.model)
+        for module in extracted.modules():
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                for key in [key for key, hook in hooks.items() if type(hook).__module__.startswith("partialsgd.")]:
+                    del hooks[key]
+        return extracted
 
     def zero_grad(self) -> None:
         """Drop the gradients of a step that was not updated."""
@@ -267,6 +269,37 @@ class PartialSGD:
             if self._pending.complete:
                 raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
         self.zero_grad()
+
+
+def _check_arguments(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    method: Method,
+    clip_norm: float | None,
+    scaler: torch.amp.GradScaler | None,
+    meter: Meter | None,
+) -> list[Optimizer]:
+    """Raise for an argument of the wrong kind, and return the optimizers as a list."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model comes first and must be an nn.Module, got {type(model).__name__}")
+    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
+        raise TypeError(f"the optimizer must be a torch.optim.Optimizer or a list of them, got {optimizer!r}")
+    if any(isinstance(unwrapped(o), torch.optim.LBFGS) for o in optimizers):
+        raise NotImplementedError(
+            "LBFGS evaluates the closure itself, so no step can be masked or measured; use another optimizer"
+        )
+    if not isinstance(method, Method):
+        hint = "; call it: methods.sam()" if callable(method) else ""
+        raise TypeError(f"the method must be a Method, got {method!r}{hint}")
+    if isinstance(meter, type) or not (meter is None or (hasattr(meter, "requests") and hasattr(meter, "measure"))):
+        raise TypeError(f"a meter must have the methods requests and measure, like ps.CriteriaMeter(); got {meter!r}")
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm must be positive, got {clip_norm}; for no clipping use None")
+    # accelerate hides a scaler in its optimizers; gradients would be masked and clipped while still scaled.
+    if scaler is None and any(getattr(o, "scaler", None) is not None for o in optimizers):
+        raise ValueError("the optimizer was prepared with a gradient scaler: pass scaler=accelerator.scaler too")
+    return optimizers
 
 
 def _takes_pass(closure: Closure) -> bool:

@@ -38,7 +38,7 @@ class BranchPlan:
     @property
     def is_at_x(self) -> bool:
         """True if the trained gradient is the gradient at x_t."""
-        return _is_nowhere(self.perturbation) and self.first_within is None
+        return self.perturbation is not None and self.perturbation.is_nowhere and self.first_within is None
 
     @property
     def is_plain(self) -> bool:
@@ -60,7 +60,7 @@ class BranchPlan:
         unused, rule, context = [self.first_within], self.within_rule, self.context.with_gradient(None)
 
         def make() -> AbstractContextManager[object]:
-            return unused.pop() if unused else _ask(rule, context, "within", AbstractContextManager) or nullcontext()
+            return unused.pop() if unused else ask(rule, context, "within", AbstractContextManager) or nullcontext()
 
         return make
 
@@ -68,7 +68,7 @@ class BranchPlan:
         """Drop the gradient at x_t, and the perturbation that may hold it: the trained pass needs the memory."""
         if self.context.has_gradient:
             self.context, self.perturbation = self.context.with_gradient(None), None
-        elif not _is_nowhere(self.perturbation):
+        elif not self.is_at_x:
             self.perturbation = None
 
 
@@ -79,16 +79,16 @@ def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
     if branch.mask is method.everything:
         mask: Mask | None = masks.everything(context.parameters)
     else:
-        mask = _ask(branch.mask, context, "mask", Mask)
+        mask = ask(branch.mask, context, "mask", Mask)
     if mask is not None:
         _require_same_model(mask, context.parameters)
         mask = mask.simplified() if mask.partial else mask
         context = context.with_mask(mask)
     is_still = branch.perturb is method.nowhere
-    perturbation = NOWHERE if is_still else _ask(branch.perturb, context, "perturb", Perturbation)
-    scale = 1.0 if rules.scale is method.unscaled else _ask(rules.scale, context, "scale", (int, float))
+    perturbation = NOWHERE if is_still else ask(branch.perturb, context, "perturb", Perturbation)
+    scale = 1.0 if rules.scale is method.unscaled else ask(rules.scale, context, "scale", (int, float))
     is_direct = rules.within is method.directly
-    within = None if is_direct else _ask(rules.within, context, "within", AbstractContextManager)
+    within = None if is_direct else ask(rules.within, context, "within", AbstractContextManager)
     within = None if isinstance(within, nullcontext) else within
     plan = BranchPlan(branch, context, mask, perturbation, scale, within, rules.within)
     if plan.needs_gradient and context.has_gradient:
@@ -96,28 +96,18 @@ def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
     return plan
 
 
-def rescale(rules: Method, plan: BranchPlan) -> None:
-    """Ask for α again, when the method's own meter has measured this step."""
-    plan.scale = _ask(rules.scale, plan.context, "scale", (int, float))
-
-
 def project(rules: Method, context: Context) -> Perturbation:
     """The change of x after the update; asked for before it, so that a wrong rule changes nothing."""
     if rules.project is method.nowhere:
         return NOWHERE
-    chosen = _ask(rules.project, context, "project", Perturbation)
-    if chosen is None:
-        raise RuntimeError(f"the rule 'project' of {rules.name} reads context.gradient, which is gone by then")
-    return chosen
+    return _ask_last(rules, rules.project, context, "project", Perturbation)
 
 
 def forget(rules: Method, context: Context) -> Mask | None:
     """The coordinates whose optimizer state is reset; None for none."""
     if rules.forget is method.nothing:
         return None
-    chosen = _ask(rules.forget, context, "forget", Mask)
-    if chosen is None:
-        raise RuntimeError(f"the rule 'forget' of {rules.name} reads context.gradient, which is gone by then")
+    chosen = _ask_last(rules, rules.forget, context, "forget", Mask)
     _require_same_model(chosen, context.parameters)
     return chosen.simplified()
 
@@ -130,10 +120,6 @@ def correct(rules: Method, context: Context, gradient: Vector) -> Vector:
     return corrected
 
 
-def _is_nowhere(perturbation: Perturbation | None) -> bool:
-    return perturbation is NOWHERE or (perturbation is not None and perturbation.is_nowhere)
-
-
 def _require_same_model(mask: Mask, parameters: Parameters) -> None:
     if mask.parameters is parameters:
         return
@@ -142,7 +128,15 @@ def _require_same_model(mask: Mask, parameters: Parameters) -> None:
         raise ValueError("the mask is of another model; build it from context.parameters or from the model itself")
 
 
-def _ask(rule: Callable[[Context], T], context: Context, name: str, kind: type | tuple[type, ...]) -> T | None:
+def _ask_last(rules: Method, rule: Callable[[Context], T], context: Context, name: str, kind: type) -> T:
+    chosen = ask(rule, context, name, kind)
+    if chosen is None:
+        raise RuntimeError(f"the rule {name!r} of {rules.name} reads context.gradient, which is gone by then")
+    return chosen
+
+
+def ask(rule: Callable[[Context], T], context: Context, name: str, kind: type | tuple[type, ...]) -> T | None:
+    """Call a rule and check its answer; None if it needs the gradient at x_t, which is not known yet."""
     try:
         answer = rule(context)
     except NeedsGradient:

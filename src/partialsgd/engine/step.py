@@ -40,8 +40,7 @@ class Step:
     skipped: bool = False
     """True if a NaN or an infinity appeared: nothing moved, and t did not advance."""
     measurements: tuple[Any, ...] = ()
-    """The meter's results, when it was due, for each branch or probe, the largest level first. Without a meter of
-    the user's they are those of the method's own meter."""
+    """The meter's results for each branch or probe, the largest level first; if you pass none, the method's own."""
     lr: float = 0.0
     """The learning rate of the optimizer's first group as the step used it: α γ."""
     passes: tuple[str | None, ...] = ()
@@ -49,8 +48,7 @@ class Step:
 
     @property
     def criteria(self) -> Criteria | None:
-        """The last measurement, that of the smallest level; None if nothing was measured. A meter of your own, whose
-        results are of another type, has them in `measurements`."""
+        """The last measurement, that of the smallest level, or None; a meter of your own may have another type."""
         return self.measurements[-1] if self.measurements else None
 
     def log_alerts(self) -> None:
@@ -103,12 +101,6 @@ class StepInProgress:
             return branch.weight / sum(b.weight for b in self.branches)
         return branch.weight
 
-    def switch_to(self, method: Method, context: Context) -> None:
-        """Continue as another method's step, before any branch is done."""
-        self.method, self.context = method, context
-        self.branches = method.branches_at(context)
-        self.losses.clear()
-
     def record(self, branch: Branch, losses: Sequence[Tensor | None], outputs: Any) -> None:
         """The first pass of a branch gives its loss, the first branch the teacher of the others."""
         self.passes += [(branch.level, loss) for loss in losses]
@@ -128,9 +120,13 @@ class StepInProgress:
         self.branches_done += 1
 
     def result(self, skipped: bool, lr: float) -> Step:
+        loss = self.losses[0][1] if self.losses else None
+        if len(self.losses) > 1:
+            weighted = zip(self.branches, self.losses, strict=False)
+            loss = torch.stack([self.weight(branch) * loss for branch, (_, loss) in weighted]).sum()
         return Step(
             self.context.t,
-            self._loss(),
+            loss,
             self.mask,
             self.level,
             self.backwards,
@@ -140,9 +136,3 @@ class StepInProgress:
             lr * self.scale,
             tuple(level for level, _ in self.passes),
         )
-
-    def _loss(self) -> Tensor | None:
-        if len(self.losses) < 2:
-            return self.losses[0][1] if self.losses else None
-        weights = [self.weight(branch) for branch in self.branches]
-        return torch.stack([w * loss for w, (_, loss) in zip(weights, self.losses, strict=False)]).sum()

@@ -36,22 +36,26 @@ Probe: TypeAlias = Callable[[Optimizer, Mapping[str, Any]], str | None]
 """Returns None if the optimizer, with the options of this group, can do a thing, else the reason why not."""
 
 
+@torch.enable_grad()
+def reason(probe: Probe, optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
+    """Run a probe; the answer is no if it raises, because a constructor from outside torch may need anything."""
+    try:
+        return probe(optimizer, group)
+    except Exception as error:
+        return f"a throw-away instance could not be stepped ({type(error).__name__}: {error})"
+
+
 def why_not_coordinate_wise(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
     """64 numbers stepped whole and in halves, by rows and by columns, must agree to the bit."""
-    try:
-        for dim in (0, 1):
-            halves = [part.contiguous() for part in torch.chunk(_points(), 2, dim)]
-            steppers = [_instance(optimizer, group, part) for part in (_points(), *halves)]
-            for t in range(12):
-                for stepper, g in zip(steppers, (_directions(t), *torch.chunk(_directions(t), 2, dim)), strict=True):
-                    _step(stepper, g)
-            if not torch.equal(_value(steppers[0]), torch.cat([_value(s) for s in steppers[1:]], dim)):
-                return "it couples the coordinates of a tensor: half a tensor moves otherwise than in the whole"
-        if not is_from_torch(optimizer):
-            return _why_not_held(optimizer, group)
-    except Exception as error:  # a constructor from outside torch may need anything
-        return f"a throw-away instance could not be stepped ({type(error).__name__}: {error})"
-    return None
+    for dim in (0, 1):
+        halves = [part.contiguous() for part in torch.chunk(_points(), 2, dim)]
+        steppers = [_instance(optimizer, group, part) for part in (_points(), *halves)]
+        for t in range(12):
+            for stepper, g in zip(steppers, (_directions(t), *torch.chunk(_directions(t), 2, dim)), strict=True):
+                _step(stepper, g)
+        if not torch.equal(_value(steppers[0]), torch.cat([_value(s) for s in steppers[1:]], dim)):
+            return "it couples the coordinates of a tensor: half a tensor moves otherwise than in the whole"
+    return None if is_from_torch(optimizer) else _why_not_held(optimizer, group)
 
 
 def why_not_forgetful(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
@@ -75,40 +79,34 @@ def why_not_restartable(optimizer: Optimizer, group: Mapping[str, Any]) -> str |
 
 def why_not_scalable(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
     """With a learning rate of 0 nothing may move, or α is not a factor of the step."""
-    try:
-        stepper = _instance(optimizer, group, _points())
-        for t in range(3):
-            _step(stepper, _directions(t))
-        before = _value(stepper).clone()
-        stepper.param_groups[0]["lr"] *= 0.0
-        _step(stepper, _directions(3))
-    except Exception as error:  # a constructor from outside torch may need anything
-        return f"a throw-away instance could not be stepped ({type(error).__name__}: {error})"
+    stepper = _instance(optimizer, group, _points())
+    for t in range(3):
+        _step(stepper, _directions(t))
+    before = _value(stepper).clone()
+    stepper.param_groups[0]["lr"] *= 0.0
+    _step(stepper, _directions(3))
     return None if torch.equal(before, _value(stepper)) else "its step does not follow the learning rate of the moment"
 
 
 def restart(optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter) -> None:
     """Reset a tensor's state: drop it, or set it to its start for Adagrad, which makes it beforehand."""
-    if not isinstance(optimizer, torch.optim.Adagrad):
+    if isinstance(optimizer, torch.optim.Adagrad):
+        optimizer.state[parameter]["step"].zero_()
+        optimizer.state[parameter]["sum"].fill_(initial_state(optimizer, group, "sum"))
+    else:
         optimizer.state.pop(parameter, None)
-        return
-    optimizer.state[parameter]["step"].zero_()
-    optimizer.state[parameter]["sum"].fill_(initial_state(optimizer, group, "sum"))
 
 
 def _starts_anew(
     optimizer: Optimizer, group: Mapping[str, Any], forget: Callable[[Optimizer, nn.Parameter], None]
 ) -> bool:
-    try:
-        old = _instance(optimizer, group, _points())
-        for t in range(30):
-            _step(old, _directions(t))
-        forget(old, old.param_groups[0]["params"][0])
-        new = _instance(optimizer, group, _value(old).clone())
-        for stepper in (old, new):
-            _step(stepper, _directions(30))
-    except Exception:  # a constructor from outside torch may need anything
-        return False
+    old = _instance(optimizer, group, _points())
+    for t in range(30):
+        _step(old, _directions(t))
+    forget(old, old.param_groups[0]["params"][0])
+    new = _instance(optimizer, group, _value(old).clone())
+    for stepper in (old, new):
+        _step(stepper, _directions(30))
     return torch.equal(_value(old), _value(new))
 
 

@@ -30,12 +30,13 @@ class Scaler:
         if self._recorded:  # a second gradient of the step: GradScaler itself unscales only once
             self.unscale(gradient)
             if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
-                self._record_overflow()
+                for flag in self._flags():
+                    flag.fill_(1.0)
         else:
             self._recorded = True
             for optimizer in self._optimizers:
                 self._scaler.unscale_(optimizer)
-        return self._overflowed()
+        return any(bool(flag.item()) for flag in self._flags())
 
     def update(self) -> None:
         """Back off after an overflow, grow after enough steps without one."""
@@ -49,13 +50,6 @@ class Scaler:
             for optimizer in self._optimizers:
                 self._scaler._per_optimizer_states.pop(id(optimizer), None)
         self._recorded = False
-
-    def _overflowed(self) -> bool:
-        return any(bool(flag.item()) for flag in self._flags())
-
-    def _record_overflow(self) -> None:
-        for flag in self._flags():
-            flag.fill_(1.0)
 
     def _flags(self) -> list[Tensor]:
         # GradScaler has no public access to its overflow flags before an optimizer steps.

@@ -40,7 +40,7 @@ class ParamGroups(dict[str, GroupOf]):
         """Follow changes of the groups; raise if a trainable parameter is in no optimizer."""
         sizes = [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
         if sizes != self._sizes:
-            groups = _groups(self._parameters, self._optimizers)
+            groups = _groups(self._parameters, self._optimizers)  # may raise, before anything has changed
             self.clear()
             self.update(groups)
             self._sizes = sizes
