@@ -17,6 +17,7 @@ from partialsgd.methods.alternating import EVEN_SHARE
 from partialsgd.parameters import Parameters
 from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
+from tests.methods.training import backward, sgd_of
 
 LAWS = {
     "": methods.alternating(),
@@ -39,12 +40,9 @@ X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.ara
 
 
 def train(nested, method, steps=6, closure=None, **options):
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method, **options)
+    sgd = sgd_of(nested, method, **options)
 
-    def plain():
-        loss = F.cross_entropy(nested(X), Y)
-        loss.backward()
-        return loss
+    plain = backward(lambda: F.cross_entropy(nested(X), Y))
 
     return [sgd.step(closure or plain) for _ in range(steps)]
 
@@ -157,12 +155,7 @@ class WideAndDeep:
         return self
 
     def step(self) -> str | None:
-        def closure():
-            loss = F.cross_entropy(self.family(X, CROSSED), Y)
-            loss.backward()
-            return loss
-
-        return self.sgd.step(closure).level
+        return self.sgd.step(backward(lambda: F.cross_entropy(self.family(X, CROSSED), Y))).level
 
     def tensors(self, part: int) -> dict[str, torch.Tensor]:
         model, optimizer = (self.wide, self.deep)[part], self.optimizers[part]
@@ -240,7 +233,7 @@ def gradient_at(nested: Nested, level: str) -> dict[str, torch.Tensor]:
 def test_by_criterion_the_levels_are_those_that_are_owed_a_step_by_hand() -> None:
     """q of each level by autograd at every second of its steps, the shares and the credits in plain numbers."""
     nested = noiseless(0.25, 0.5)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.3), methods.alternating(order="criterion", every=2))
+    sgd = sgd_of(nested, methods.alternating(order="criterion", every=2), 0.3)
     levels = ("full", "1/2", "1/4")
     sizes = {level: sum(p.numel() for p in nested.parameters(level=level)) for level in levels}
     descent, credit, steps = dict.fromkeys(levels, 1.0), dict.fromkeys(levels, 0.0), dict.fromkeys(levels, 0)
@@ -269,13 +262,9 @@ def test_by_criterion_the_levels_are_those_that_are_owed_a_step_by_hand() -> Non
 
 def test_a_core_whose_gradient_points_away_has_the_least_of_the_steps_and_is_not_starved() -> None:
     nested = noiseless()
-    method = methods.alternating(order="criterion", every=3)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 1e-4), method)
+    sgd = sgd_of(nested, methods.alternating(order="criterion", every=3), 1e-4)
 
-    def against():
-        loss = F.cross_entropy(nested(X), Y) * (-1 if nested.level == "core" else 1)
-        loss.backward()
-        return loss
+    against = backward(lambda: F.cross_entropy(nested(X), Y) * (-1 if nested.level == "core" else 1))
 
     levels = [sgd.step(against).level for _ in range(1000)]
     cores = [t for t, level in enumerate(levels) if level == "core"]
@@ -289,7 +278,7 @@ def test_a_core_that_has_more_than_its_share_of_the_gradient_gets_more_than_half
     torch.manual_seed(0)
     deep, wide = nn.Linear(6, 3), nn.Linear(30, 3)
     both = nest(OutputSum(core=deep, extension=wide, inputs=((0,), (1,))))
-    sgd = PartialSGD(both, torch.optim.SGD(both.parameters(), 1e-3), methods.alternating(order="criterion", every=1))
+    sgd = sgd_of(both, methods.alternating(order="criterion", every=1), 1e-3)
     levels = Counter(
         sgd.step(lambda: F.cross_entropy(both(X, CROSSED * 0.01), Y).backward() or 0.0).level for _ in range(200)
     )
@@ -299,8 +288,7 @@ def test_a_core_that_has_more_than_its_share_of_the_gradient_gets_more_than_half
 
 def test_by_criterion_the_next_level_can_be_looked_at_and_a_skipped_step_is_taken_again() -> None:
     nested = noiseless()
-    method = methods.alternating(order="criterion", every=2)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method, nonfinite="skip")
+    sgd = sgd_of(nested, methods.alternating(order="criterion", every=2), nonfinite="skip")
     for t in range(30):
         with sgd.perturbed():
             expected = nested.level

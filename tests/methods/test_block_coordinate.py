@@ -65,8 +65,7 @@ def test_held_state_goes_on_where_it_stopped_and_freed_state_is_gone() -> None:
     for free in (False, True):
         model = mlp(3)
         optimizer = adam(model.parameters())
-        method = methods.block_coordinate(every=2, free=free)
-        sgd = PartialSGD(model, optimizer, method)
+        sgd = PartialSGD(model, optimizer, methods.block_coordinate(every=2, free=free))
         for t in range(7):
             before = copy.deepcopy({p: dict(s) for p, s in optimizer.state.items()})
             sgd.step(closure(model))
@@ -134,7 +133,6 @@ def test_backward_ends_at_the_first_active_block() -> None:
 
 def test_state_is_not_freed_and_given_in_one() -> None:
     model = mlp(3)
-    method = methods.block_coordinate(free=True)
-    sgd = PartialSGD(model, adam(model.parameters()), method, outside="decay")
+    sgd = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(free=True), outside="decay")
     with pytest.raises(ValueError, match="outside='decay' updates the state"):
         sgd.step(closure(model))

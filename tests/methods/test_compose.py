@@ -13,6 +13,7 @@ from partialsgd import LowRank, Method, Nested, PartialSGD, methods, nest
 from partialsgd.testing.problems import PROBLEMS
 from tests.families import family
 from tests.methods.test_stages import mlp
+from tests.methods.training import backward, sgd_of
 
 LAWS = {
     "": methods.compose(methods.top_k(0.3), methods.extragradient(0.02)),
@@ -35,12 +36,7 @@ def evaluate(nested: nn.Module, t: int) -> Tensor:
 
 
 def closure(nested: nn.Module, t: int):
-    def run() -> Tensor:
-        loss = evaluate(nested, t)
-        loss.backward()
-        return loss
-
-    return run
+    return backward(lambda: evaluate(nested, t))
 
 
 def gradient_at(nested: Nested, level: str, t: int) -> dict[str, Tensor]:
@@ -55,11 +51,7 @@ def gradient_at(nested: Nested, level: str, t: int) -> dict[str, Tensor]:
 def test_alternating_and_sam_perturb_each_level_by_its_own_gradient() -> None:
     """By hand: at its level, up by rho along the level's gradient, the gradient there, back, one step."""
     nested, twin = low_rank(), low_rank()
-    sgd = PartialSGD(
-        nested,
-        torch.optim.SGD(nested.parameters(), 0.1, momentum=0.9),
-        methods.compose(methods.alternating(), methods.sam(0.2)),
-    )
+    sgd = sgd_of(nested, methods.compose(methods.alternating(), methods.sam(0.2)), momentum=0.9)
     optimizer = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
     named = dict(twin.named_parameters())
     for t in range(6):
@@ -87,16 +79,14 @@ def test_alternating_and_sam_perturb_each_level_by_its_own_gradient() -> None:
 
 def test_sam_by_intervals_is_counted_for_each_level() -> None:
     nested = low_rank()
-    method = methods.compose(methods.alternating(), methods.sam(0.1, interval=2))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
+    sgd = sgd_of(nested, methods.compose(methods.alternating(), methods.sam(0.1, interval=2)))
     passes = [(step.level, step.backwards) for step in (sgd.step(closure(nested, t)) for t in range(8))]
     assert passes == [("full", 2), ("core", 2), ("full", 1), ("core", 1)] * 2
 
 
 def test_alternating_and_top_k_move_the_largest_gradients_of_the_level_in_one_pass() -> None:
     nested = low_rank()
-    method = methods.compose(methods.alternating(), methods.top_k(0.2))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
+    sgd = sgd_of(nested, methods.compose(methods.alternating(), methods.top_k(0.2)))
     for t in range(4):
         level = ("full", "core")[t % 2]
         g = gradient_at(copy.deepcopy(nested), level, t)
@@ -115,16 +105,11 @@ def test_a_mask_and_a_perturbation_of_two_methods() -> None:
     """Freezing × SAM: the prefix is held, and the rest goes by the gradient at the worst point of the whole."""
     model, twin = mlp(3), mlp(3)
     first = methods.freezing(steps=2, start=0.0)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), methods.compose(first, methods.sam(0.1)))
-    alone = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.01), methods.sam(0.1))
+    sgd = sgd_of(model, methods.compose(first, methods.sam(0.1)), 0.01)
+    alone = sgd_of(twin, methods.sam(0.1), 0.01)
 
     def run(net: nn.Module):
-        def closure() -> Tensor:
-            loss = net(torch.arange(24.0).view(4, 6).cos()).square().sum()
-            loss.backward()
-            return loss
-
-        return closure
+        return backward(lambda: net(torch.arange(24.0).view(4, 6).cos()).square().sum())
 
     before = [p.detach().clone() for p in model.parameters()]
     mask = sgd.step(run(model)).mask
@@ -137,13 +122,8 @@ def test_a_mask_and_a_perturbation_of_two_methods() -> None:
 def test_a_perturbation_looks_at_its_own_mask_and_not_at_the_intersection() -> None:
     """dropout × random_mask: what the random mask holds is still in the network."""
     model, twin = MLP.model(), MLP.model()
-    sgd = PartialSGD(
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        methods.compose(methods.dropout(0.6), methods.random_mask(0.5)),
-        seed=2,
-    )
-    alone = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.1), methods.dropout(0.6), seed=2)
+    sgd = sgd_of(model, methods.compose(methods.dropout(0.6), methods.random_mask(0.5)), seed=2)
+    alone = sgd_of(twin, methods.dropout(0.6), seed=2)
     before = [p.detach().clone() for p in model.parameters()]
     mask = sgd.step(MLP.closure(model, 0)).mask
     alone.step(MLP.closure(twin, 0))
@@ -169,7 +149,7 @@ def test_a_projection_looks_at_its_own_mask() -> None:
     method = methods.compose(
         methods.freezing(steps=1, start=0.0), methods.ac_dc(0.5, warmup=1, sparse=5, dense=1, scope="layer")
     )
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, method, 0.01)
     for _ in range(3):
         sgd.step(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0)
     assert [int((model[k].weight == 0).sum()) for k in (0, 2, 4)] == [18, 18, 18]
@@ -179,8 +159,7 @@ def test_two_chains_on_one_network() -> None:
     """freezing × block_coordinate: the active block, if it is not frozen; the gradient mode comes back."""
     model = mlp(4)
     first = methods.freezing(steps=4, start=0.5)  # stages stop at t = 2, 8/3, 10/3
-    method = methods.compose(first, methods.block_coordinate(2, every=1))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, methods.compose(first, methods.block_coordinate(2, every=1)), 0.01)
     moving = []
     for _ in range(4):
         mask = sgd.step(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0).mask
@@ -192,9 +171,8 @@ def test_two_chains_on_one_network() -> None:
 def test_a_truncated_backward_behind_a_cut() -> None:
     """meProp × freezing: the gradient of what still moves is meProp's own."""
     model, twin = mlp(4), mlp(4)
-    method = methods.compose(methods.meprop(2), methods.freezing(steps=2, start=0.0))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
-    alone = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.01), methods.meprop(2))
+    sgd = sgd_of(model, methods.compose(methods.meprop(2), methods.freezing(steps=2, start=0.0)), 0.01)
+    alone = sgd_of(twin, methods.meprop(2), 0.01)
     before = [p.detach().clone() for p in model.parameters()]
 
     def run(net: nn.Module):
@@ -210,7 +188,7 @@ def test_a_truncated_backward_behind_a_cut() -> None:
 def test_step_sizes_multiply() -> None:
     half = Method(scale=lambda context: 0.5, name="half")
     (a, ours), (b, alone) = (
-        (m, PartialSGD(m, torch.optim.SGD(m.parameters(), lr), made))
+        (m, sgd_of(m, made, lr))
         for m, lr, made in ((MLP.model(), 0.4, methods.compose(half, half)), (MLP.model(), 0.1, methods.plain()))
     )
     ours.step(MLP.closure(a, 0))
@@ -228,7 +206,7 @@ def test_what_one_part_measures_is_measured_of_the_composition(first: bool) -> N
         runs = []
         for method in (methods.compose(*parts), methods.scaled_by_alpha(methods.compose(*plain), every=2)):
             model = MLP.model()
-            sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method, seed=2)
+            sgd = sgd_of(model, method, seed=2)
             steps = [sgd.step(MLP.closure(model, t)) for t in range(5)]
             assert [len(step.measurements) for step in steps] == [1, 0, 1, 0, 1]
             runs.append(([step.lr for step in steps], list(model.parameters())))
@@ -238,8 +216,7 @@ def test_what_one_part_measures_is_measured_of_the_composition(first: bool) -> N
 
 def test_the_graph_is_cut_also_where_the_other_mask_waits_for_the_gradient() -> None:
     model = mlp(4)
-    method = methods.compose(methods.top_k(0.5), methods.freezing(steps=30, start=0.0))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, methods.compose(methods.top_k(0.5), methods.freezing(steps=30, start=0.0)), 0.01)
 
     def closure() -> Tensor:
         loss = model(torch.arange(24.0).view(4, 6).cos()).square().sum()
@@ -277,8 +254,7 @@ def test_a_cut_changes_no_bit_of_a_composition(other: Method, stages: str) -> No
     results = []
     for cut in (True, False):
         model = mlp(4)
-        method = methods.compose(make(model, cut), other)
-        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.02, momentum=0.9), method, seed=4)
+        sgd = sgd_of(model, methods.compose(make(model, cut), other), 0.02, momentum=0.9, seed=4)
         counts = []
         for t in range(8):
             x = torch.randn(4, 6, generator=torch.Generator().manual_seed(t))
@@ -292,8 +268,7 @@ def test_a_cut_changes_no_bit_of_a_composition(other: Method, stages: str) -> No
 def test_a_level_of_numbers_is_dropped_by_its_own_mask() -> None:
     """dynamic_sparsity × freezing: a frozen stage is held, not dropped."""
     model = mlp(3)
-    method = methods.compose(methods.dynamic_sparsity((0.5,)), methods.freezing(steps=2, start=0.0))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, methods.compose(methods.dynamic_sparsity((0.5,)), methods.freezing(steps=2, start=0.0)), 0.01)
     zeros = []
 
     def closure() -> Tensor:
@@ -309,8 +284,7 @@ def test_a_level_of_numbers_is_dropped_by_its_own_mask() -> None:
 
 def test_what_is_outside_a_level_does_not_enter_the_memory() -> None:
     model = mlp(3)
-    method = methods.compose(methods.dynamic_sparsity((0.8,)), methods.compressed_gradient(0.5))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), method)
+    sgd = sgd_of(model, methods.compose(methods.dynamic_sparsity((0.8,)), methods.compressed_gradient(0.5)), 0.0)
     unsent = []
     for _ in range(2):
         sgd.step(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0)
@@ -352,8 +326,7 @@ def test_pairs_without_a_meaning_are_refused(build, message: str) -> None:
 
 def test_a_pair_whose_branches_show_it_is_refused_when_they_do() -> None:
     nested = family()
-    method = methods.compose(methods.slimmable(), methods.compressed_gradient(0.1))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
+    sgd = sgd_of(nested, methods.compose(methods.slimmable(), methods.compressed_gradient(0.1)))
     before = [p.detach().clone() for p in nested.parameters()]
     with pytest.raises(ValueError, match="corrects one gradient, and slimmable"):
         sgd.step(lambda: nested(torch.ones(4, 6)).square().sum().backward() or 0.0)

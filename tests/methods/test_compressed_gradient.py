@@ -110,8 +110,7 @@ def test_top_k_is_the_published_loop() -> None:
 def test_a_small_gradient_arrives_with_feedback_only() -> None:
     moved = {}
     for feedback in (True, False):
-        method = methods.compressed_gradient(0.5, feedback=feedback)
-        run = Slopes(method, lambda t: {"a": torch.tensor([1.0, 0.25])})
+        run = Slopes(methods.compressed_gradient(0.5, feedback=feedback), lambda t: {"a": torch.tensor([1.0, 0.25])})
         for _ in range(20):
             run.step()
         moved[feedback] = run.model["a"].tolist()

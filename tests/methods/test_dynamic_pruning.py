@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from partialsgd import PartialSGD, methods
+from partialsgd import methods
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
+from tests.methods.training import sgd_of
 
 LAWS = {
     "": methods.dynamic_pruning(0.6, every=2),
@@ -44,7 +45,7 @@ def batch(t: int) -> torch.Tensor:
 
 def trained(method, steps: int, model=None, lr: float = 0.1):
     model = model or net()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), lr), method)
+    sgd = sgd_of(model, method, lr)
     seen, between = [], []
     for t in range(steps):
 

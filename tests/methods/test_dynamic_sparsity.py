@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from partialsgd import PartialSGD, methods
+from partialsgd import methods
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
+from tests.methods.training import sgd_of
 
 LAWS = {
     "": methods.dynamic_sparsity((0.3, 0.6), every=2),
@@ -49,7 +50,7 @@ def loss_of(model: nn.Module, t: int) -> torch.Tensor:
 
 def start(method, lr: float = 0.1):
     model = net()
-    return model, PartialSGD(model, torch.optim.SGD(model.parameters(), lr), method)
+    return model, sgd_of(model, method, lr)
 
 
 def inside(model: nn.Module) -> list[torch.Tensor]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partialsgd import PartialSGD, methods
+from partialsgd import methods
 from partialsgd.testing.problems import PROBLEMS, Quadratic
 from partialsgd.testing.runs import Run, assert_same_bits
+from tests.methods.training import sgd_of
 
 LAWS = {"": methods.extragradient(0.02), "past": methods.extragradient(0.02, past=True)}
 IDENTITY = [methods.extragradient(0.0), methods.extragradient(0.0, past=True)]
@@ -16,7 +17,7 @@ REFUSED_SETTINGS = [({"eta": -1}, "eta must not be negative, got -1")]
 
 def points(method) -> tuple[list[torch.Tensor], Quadratic]:
     model = Quadratic()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, method, 0.01)
     seen = []
 
     def closure():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from partialsgd import Method, PartialSGD, masks
 from partialsgd.methods._shared.stages import Stages
 from tests.methods.test_stages import NETWORKS, Embedded, flops, gpt2, loss_of, mlp, noting, stepping, taking
+from tests.methods.training import sgd_of
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -80,7 +81,7 @@ def test_the_first_pass_is_whole_and_gives_the_same_bits() -> None:
         model = mlp()
         _, sgd = stepping(model, [2, 3])
         if inspected:
-            PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), sgd.method).step(taking(model))
+            sgd_of(model, sgd.method, 0.0).step(taking(model))
         graphs: list[bool] = []
         for _ in range(2):
             sgd.step(noting(model, graphs))
@@ -187,7 +188,7 @@ def test_a_module_that_runs_again_after_a_later_stage_is_found_out_at_the_first_
     shared = nn.Linear(6, 6)
     model = nn.Sequential(nn.Linear(6, 6), shared, nn.Linear(6, 6), nn.Tanh(), shared, nn.Linear(6, 6))
     stages = Stages(model, None, cut=True, method="test")
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), Method(within=stages.cut))
+    sgd = sgd_of(model, Method(within=stages.cut))
     with pytest.raises(ValueError, match="not in the order of the forward pass"):
         sgd.step(taking(model))
 
@@ -209,7 +210,7 @@ def test_the_mask_alone_decides_where_the_cut_is() -> None:
     model = mlp()
     stages = Stages(model, None, cut=True, method="test")
     method = Method(mask=lambda c: stages.mask(c, [3]) | masks.only(c.parameters, ["2.bias"]), within=stages.cut)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+    sgd = sgd_of(model, method)
     before = model[2].bias.detach().clone()
 
     def closure() -> Tensor:
@@ -237,4 +238,4 @@ def test_a_model_with_hooks_is_saved_and_copied_with_its_driver() -> None:
     for module in model.modules():
         module._forward_hooks.clear()
     with pytest.raises(ValueError, match="hooks of the method are gone"):
-        PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), sgd.method).step(taking(model))
+        sgd_of(model, sgd.method).step(taking(model))

@@ -13,6 +13,7 @@ from partialsgd import Method, PartialSGD, methods, perturbations
 from partialsgd.meters.criteria import Criteria
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run
+from tests.methods.training import backward, sgd_of
 
 LAWS = {"": methods.guarded(methods.dropout(0.6), by="c_sim", bound=1.0, fallback=methods.sam(0.1), every=2)}
 
@@ -44,7 +45,7 @@ def test_a_step_is_either_the_methods_or_the_fallbacks_to_the_bit(problem, bound
         gradients = []
         for point in (Method(name="x"), method):
             twin = copy.deepcopy(model)
-            other = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 1.0), point, seed=1)
+            other = sgd_of(twin, point, 1.0, seed=1)
             other.t = t
             before = [p.detach().clone() for p in twin.parameters()]
             torch.manual_seed(t)
@@ -73,8 +74,7 @@ def test_a_step_is_either_the_methods_or_the_fallbacks_to_the_bit(problem, bound
 
 
 def test_between_measurements_the_last_verdict_holds() -> None:
-    method = methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4)
-    _, sgd = start(method)
+    _, sgd = start(methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4))
     model = sgd.parameters.model
     plain_model, plain = start(methods.plain())
     kinds = []
@@ -97,15 +97,12 @@ def test_each_level_is_judged_at_its_own_steps() -> None:
         judged.append(sgd.t)
         return 1.0 if sgd.t % 2 == 0 else math.nan  # the core is always refused
 
-    method = methods.guarded(methods.alternating(), by=by, every=2)
-    sgd = PartialSGD(nested, momentum(nested.parameters()), method)
+    sgd = PartialSGD(nested, momentum(nested.parameters()), methods.guarded(methods.alternating(), by=by, every=2))
     levels = []
     for t in range(8):
-
-        def closure(t=t) -> torch.Tensor:
-            loss = nested(torch.randn(4, 6, generator=torch.Generator().manual_seed(t))).square().sum()
-            loss.backward()
-            return loss
+        closure = backward(
+            lambda t=t: nested(torch.randn(4, 6, generator=torch.Generator().manual_seed(t))).square().sum()
+        )
 
         levels.append(sgd.step(closure).level)
     assert judged == [0, 1, 4, 5]

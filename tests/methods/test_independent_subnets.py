@@ -18,6 +18,7 @@ from partialsgd import PartialSGD, Step, methods
 from partialsgd.method import Guard
 from partialsgd.testing.problems import Quadratic
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
+from tests.methods.training import sgd_of
 
 LAWS = {
     "": methods.independent_subnets(2, 2),
@@ -182,7 +183,7 @@ def test_the_split_is_of_the_round_and_the_same_after_a_resume() -> None:
     assert torch.equal(whole[1], whole[3]) and not torch.equal(whole[1], whole[5]), (
         "worker 0 in the second and third round"
     )
-    reseeded = PartialSGD(other, torch.optim.SGD(other.parameters(), 0.1), resumed.method, seed=6)
+    reseeded = sgd_of(other, resumed.method, seed=6)
     fresh = driver(ready(mlp()), workers=2, every=2, shared="average")
     assert not torch.equal(
         masks(run(other, reseeded, 1, (5,)))[0], masks(run(fresh.parameters.model, fresh, 1, (5,)))[0]
@@ -220,8 +221,7 @@ def test_a_step_of_another_method_does_not_stop_the_round() -> None:
     model = ready(mlp())
     subnets = methods.independent_subnets(2, 2, shared="average")
     guard = Guard(1, lambda sight: sight.context.t in (0, 1, 6), methods.plain())
-    method = replace(subnets.bind(model), guard=guard)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), RATE), method)
+    sgd = sgd_of(model, replace(subnets.bind(model), guard=guard), RATE)
     steps = run(model, sgd, 8, (5,))
     assert [step.level is None for step in steps] == [t in (0, 1, 6) for t in range(8)]
     assert not {name for name in sgd.memory if name.startswith("worker")}
@@ -294,8 +294,7 @@ def test_a_bound_that_nothing_exceeds_leaves_the_rounds_to_the_bit() -> None:
     runs = []
     for options in ({}, {"repartition": "criterion", "bound": math.inf, "measure_every": 2}):
         model = ready(mlp())
-        sgd = driver(model, momentum=0.9, workers=3, every=3, shared="average", **options)
-        run(model, sgd, 22, (5,))
+        run(model, driver(model, momentum=0.9, workers=3, every=3, shared="average", **options), 22, (5,))
         runs.append(model.state_dict())
     for other in runs[1:]:
         assert all(torch.equal(value, other[name]) for name, value in runs[0].items())

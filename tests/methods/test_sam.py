@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partialsgd import Branch, Method, PartialSGD, methods
+from partialsgd import Branch, Method, methods
 from partialsgd.testing.problems import PROBLEMS, Quadratic
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.methods.test_extragradient import points
+from tests.methods.training import backward, sgd_of
 
 LAWS = {
     "": methods.sam(0.1),
@@ -67,8 +68,7 @@ def test_every_nth_step_and_the_first() -> None:
 @pytest.mark.parametrize(("interval", "levels"), [(2, "ab"), (4, "ab"), (3, "abb"), (2, "abab")])
 def test_each_level_has_its_own_turns(interval: int, levels: str) -> None:
     """Counted by t, an even interval would give one of two alternating levels all the turns."""
-    method = levels_in_turn(methods.sam(0.1, interval=interval), levels)
-    counted = backwards(method, 24)
+    counted = backwards(levels_in_turn(methods.sam(0.1, interval=interval), levels), 24)
     for level in set(levels):
         own = [n for t, n in enumerate(counted) if levels[t % len(levels)] == level]
         assert own == [2 if k % interval == 0 else 1 for k in range(len(own))]
@@ -83,12 +83,9 @@ def test_several_levels_in_one_step_are_counted_by_themselves() -> None:
 def test_the_steps_between_are_plain() -> None:
     """SGD by hand on the quadratic: at the worst point nearby, then three plain steps, and so on."""
     model = Quadratic()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), methods.sam(0.2, interval=4))
+    sgd = sgd_of(model, methods.sam(0.2, interval=4), 0.01)
 
-    def closure():
-        loss = model(torch.zeros(7))
-        loss.backward()
-        return loss
+    closure = backward(lambda: model(torch.zeros(7)))
 
     x = torch.cat([model.a, model.b.flatten()]).detach()
     for t in range(9):
@@ -100,8 +97,7 @@ def test_the_steps_between_are_plain() -> None:
 
 
 def test_a_skipped_step_is_no_turn() -> None:
-    method = methods.sam(0.1, interval=2)
-    run = Run(PROBLEMS[1], torch.optim.AdamW, method, False, options={"nonfinite": "skip"})
+    run = Run(PROBLEMS[1], torch.optim.AdamW, methods.sam(0.1, interval=2), False, options={"nonfinite": "skip"})
     run.step(0)
     for _ in range(3):
         assert run.sgd.step(lambda: run.closure(1)() * float("nan")).skipped

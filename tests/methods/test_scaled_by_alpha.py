@@ -14,6 +14,7 @@ from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.families import family
+from tests.methods.training import backward
 from tests.optimizer_zoo import COORDINATE_WISE
 
 LAWS = {
@@ -92,13 +93,9 @@ def test_alpha_is_measured_at_every_nth_step_of_each_level_and_held_between() ->
     nested = family()
     x, y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
-    def closure() -> Tensor:
-        loss = nn.functional.cross_entropy(nested(x), y)
-        loss.backward()
-        return loss
+    closure = backward(lambda: nn.functional.cross_entropy(nested(x), y))
 
-    method = methods.scaled_by_alpha(methods.alternating(lr={"core": 0.5}), every=2)
-    sgd = sgd_of(nested, method)
+    sgd = sgd_of(nested, methods.scaled_by_alpha(methods.alternating(lr={"core": 0.5}), every=2))
     alphas: list[float] = []
     for t in range(12):
         step = sgd.step(closure)
@@ -122,10 +119,7 @@ def test_each_mask_of_whole_tensors_has_an_alpha_of_its_own() -> None:
     def perturb(context) -> perturbations.Perturbation:
         return perturbations.function(("a", "b"), lambda x: [x["a"].add_(2.0), x["b"].add_(12.0)])
 
-    def closure() -> Tensor:
-        loss = 0.5 * (model["a"].square().sum() + model["b"].square().sum())
-        loss.backward()
-        return loss
+    closure = backward(lambda: 0.5 * (model["a"].square().sum() + model["b"].square().sum()))
 
     sgd = sgd_of(model, methods.scaled_by_alpha(Method(mask=mask, perturb=perturb, name="turns"), every=3), 1e-9)
     lrs = [sgd.step(closure).lr for _ in range(8)]
@@ -137,8 +131,7 @@ def test_where_the_gradients_point_apart_nothing_moves_and_the_optimizer_goes_on
     """Also by momentum that came before, and by weight decay; the state takes the gradient in, as at any step."""
     model = Half([1.0, -2.0])
     optimizer = COORDINATE_WISE[name](model.parameters())
-    method = methods.scaled_by_alpha(shifted(-4.0, 8.0, when=lambda t: t >= 3), every=1)
-    sgd = PartialSGD(model, optimizer, method)
+    sgd = PartialSGD(model, optimizer, methods.scaled_by_alpha(shifted(-4.0, 8.0, when=lambda t: t >= 3), every=1))
     for t in range(5):
         before, state = model.x.detach().clone(), repr(optimizer.state[model.x])
         step = sgd.step(model.closure)

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from partialsgd import Method, PartialSGD
 from partialsgd.methods._shared.stages import Stages
+from tests.methods.training import sgd_of
 
 
 def mlp(layers: int = 4) -> nn.Sequential:
@@ -122,11 +123,7 @@ def test_stages_keep_the_order_in_which_they_were_named() -> None:
     model = Backwards()
     stages, sgd = stepping(model, [1, 2], ["first", "last", "scale"])
     assert [names[0] for names in stages.names] == ["first.weight", "last.weight", "scale"] and stages.is_cut
-    sgd = PartialSGD(
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        Method(mask=lambda c: stages.mask(c, [1, 2]), within=stages.cut),
-    )
+    sgd = sgd_of(model, Method(mask=lambda c: stages.mask(c, [1, 2]), within=stages.cut))
     for whole in (True, False):
         seen = []
 
