@@ -17,7 +17,7 @@ from partialsgd.methods.alternating import EVEN_SHARE
 from partialsgd.parameters import Parameters
 from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
-from tests.methods.training import backward, sgd_of
+from tests.methods.training import X, Y, backward, sgd_of
 
 LAWS = {
     "": methods.alternating(),
@@ -36,14 +36,10 @@ REFUSED_SETTINGS = [
     ({"order": "criterion", "every": 0}, "every must be a whole number"),
 ]
 
-X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
-
 
 def train(nested, method, steps=6, closure=None, **options):
     sgd = sgd_of(nested, method, **options)
-
     plain = backward(lambda: F.cross_entropy(nested(X), Y))
-
     return [sgd.step(closure or plain) for _ in range(steps)]
 
 
@@ -263,9 +259,7 @@ def test_by_criterion_the_levels_are_those_that_are_owed_a_step_by_hand() -> Non
 def test_a_core_whose_gradient_points_away_has_the_least_of_the_steps_and_is_not_starved() -> None:
     nested = noiseless()
     sgd = sgd_of(nested, methods.alternating(order="criterion", every=3), 1e-4)
-
     against = backward(lambda: F.cross_entropy(nested(X), Y) * (-1 if nested.level == "core" else 1))
-
     levels = [sgd.step(against).level for _ in range(1000)]
     cores = [t for t, level in enumerate(levels) if level == "core"]
     gaps = [b - a for a, b in itertools.pairwise(cores)]

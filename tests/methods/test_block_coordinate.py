@@ -13,6 +13,7 @@ from partialsgd.testing.problems import Problem
 from partialsgd.testing.runs import Run
 from tests.methods.test_freezing import closure
 from tests.methods.test_stages import gpt2, loss_of, mlp
+from tests.methods.training import are_equal
 
 LAWS = {
     "": methods.block_coordinate(every=2),
@@ -89,7 +90,7 @@ def test_a_freed_block_begins_as_with_a_new_optimizer() -> None:
             twin.zero_grad()
             closure(twin)()
             own.step()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert are_equal(model, twin)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 7])

@@ -10,18 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partialsgd import LowRank, Method, Nested, PartialSGD, methods, nest
-from partialsgd.testing.problems import PROBLEMS
 from tests.families import family
 from tests.methods.test_stages import mlp
-from tests.methods.training import backward, sgd_of
+from tests.methods.training import MLP, are_equal, backward, sgd_of
 
 LAWS = {
     "": methods.compose(methods.top_k(0.3), methods.extragradient(0.02)),
     "freezing": methods.compose(methods.freezing(steps=4, start=0.0), methods.sam(0.1, interval=2)),
 }
 REFUSED_PROBLEMS = {"freezing": ("quadratic",)}
-
-MLP = next(p for p in PROBLEMS if p.name == "mlp")
 
 
 def low_rank() -> Nested:
@@ -140,7 +137,7 @@ def test_with_plain_it_is_the_other_to_the_bit() -> None:
             )
             for t in range(4):
                 assert ours.step(MLP.closure(a, t)).backwards == alone.step(MLP.closure(b, t)).backwards
-            assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+            assert are_equal(a, b)
 
 
 def test_a_projection_looks_at_its_own_mask() -> None:
@@ -193,7 +190,7 @@ def test_step_sizes_multiply() -> None:
     )
     ours.step(MLP.closure(a, 0))
     alone.step(MLP.closure(b, 0))
-    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert are_equal(a, b)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["second", "first"])

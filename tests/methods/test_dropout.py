@@ -9,7 +9,7 @@ from torch import nn
 from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import Quadratic, SometimesUnused, Tied
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
-from tests.methods.training import backward, sgd_of
+from tests.methods.training import backward, sgd_of, values
 
 LAWS = {"": methods.dropout(0.7), "neurons": methods.dropout(0.7, unit="neurons")}
 REFUSED_PROBLEMS = {"neurons": ("quadratic", "tied", "unused")}  # no hidden units, none of their own, not to be traced
@@ -115,10 +115,8 @@ def test_momentum_and_decay_do_not_move_what_is_attached_to_a_dropped_unit() -> 
     )
     for t in range(4):
         x, y = batch(t, 5)
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-
+        before = values(model)
         closure = backward(lambda x=x, y=y: nn.functional.cross_entropy(model(x), y))
-
         gone = ~torch.as_tensor(sgd.step(closure).mask["2.bias"]).expand(7)
         for name in ("2.weight", "2.bias", "3.weight", "3.bias"):
             assert torch.equal(model.get_parameter(name)[gone], before[name][gone])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from partialsgd import Method, PartialSGD, masks
 from partialsgd.methods._shared.stages import Stages
 from tests.methods.test_stages import NETWORKS, Embedded, flops, gpt2, loss_of, mlp, noting, stepping, taking
-from tests.methods.training import sgd_of
+from tests.methods.training import are_equal, sgd_of
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -234,7 +234,7 @@ def test_a_model_with_hooks_is_saved_and_copied_with_its_driver() -> None:
         for _ in range(3):
             run.step(noting(net, seen))
         assert seen == [True, False, False]
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), both.parameters(), strict=True))
+    assert are_equal(model, both)
     for module in model.modules():
         module._forward_hooks.clear()
     with pytest.raises(ValueError, match="hooks of the method are gone"):

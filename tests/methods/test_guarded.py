@@ -13,7 +13,7 @@ from partialsgd import Method, PartialSGD, methods, perturbations
 from partialsgd.meters.criteria import Criteria
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run
-from tests.methods.training import backward, sgd_of
+from tests.methods.training import are_equal, backward, sgd_of
 
 LAWS = {"": methods.guarded(methods.dropout(0.6), by="c_sim", bound=1.0, fallback=methods.sam(0.1), every=2)}
 
@@ -84,7 +84,7 @@ def test_between_measurements_the_last_verdict_holds() -> None:
         kinds.append(step.backwards)
         assert int(sgd.memory["guard.refused."]) == int(4 <= t < 8)
     assert kinds == [1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1]  # δx = 0 needs no second gradient to be measured
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain_model.parameters(), strict=True))
+    assert are_equal(model, plain_model)
 
 
 def test_each_level_is_judged_at_its_own_steps() -> None:
@@ -159,7 +159,7 @@ def test_a_bound_that_nothing_exceeds_is_the_method_to_the_bit() -> None:
     for t in range(5):
         sgd.step(MLP.closure(model, t))
         alone.step(MLP.closure(twin, t))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert are_equal(model, twin)
 
 
 def test_overflow_under_a_scaler_skips_whichever_pass_it_is_in() -> None:

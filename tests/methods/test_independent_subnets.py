@@ -18,7 +18,7 @@ from partialsgd import PartialSGD, Step, methods
 from partialsgd.method import Guard
 from partialsgd.testing.problems import Quadratic
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
-from tests.methods.training import sgd_of
+from tests.methods.training import are_equal, sgd_of, values
 
 LAWS = {
     "": methods.independent_subnets(2, 2),
@@ -134,7 +134,7 @@ def test_it_is_masked_training_in_separate_copies_to_the_bit(build, momentum) ->
 
 def test_blocks_are_disjoint_and_cover_the_units_but_not_the_matrix_between_two_layers() -> None:
     model = ready(mlp())
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    before = values(model)
     steps = run(model, driver(model, workers=3, every=2), 6, (5,))
     for step, again in zip(steps[:3], steps[3:], strict=True):
         assert all(torch.equal(torch.as_tensor(step.mask[n]), torch.as_tensor(again.mask[n])) for n in step.mask)
@@ -179,7 +179,7 @@ def test_the_split_is_of_the_round_and_the_same_after_a_resume() -> None:
     resumed.load_state_dict(state)
     again = masks(run(other, resumed, 9, (5,)))
     assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert are_equal(model, other)
     assert torch.equal(whole[1], whole[3]) and not torch.equal(whole[1], whole[5]), (
         "worker 0 in the second and third round"
     )
@@ -379,7 +379,7 @@ def test_by_criterion_a_resumed_run_ends_its_rounds_at_the_same_steps() -> None:
     run(other, resumed, 43, (5,))
     assert all(sgd.memory[key] == resumed.memory[key] for key in ("round", "round.began"))
     assert sgd.memory["round"] > 60 // 12, "some have ended early"
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert are_equal(model, other)
 
 
 def test_models_that_cannot_be_split_are_refused() -> None:

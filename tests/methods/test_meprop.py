@@ -14,14 +14,12 @@ from torch.nn.utils import prune
 from partialsgd import PartialSGD, methods
 from partialsgd._util.bitwise_select import rows_of
 from partialsgd.masks import Mask
-from partialsgd.testing.problems import PROBLEMS
-from tests.methods.training import sgd_of
+from tests.methods.training import are_equal, sgd_of, values
 
 LAWS = {"": methods.meprop(3), "unmasked": methods.meprop(3, mask=False)}
 REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic",))
 IDENTITY = [methods.meprop(64)]
 
-MLP = next(p for p in PROBLEMS if p.name == "mlp")
 SIZES = (12, 20, 16, 24, 5)
 
 
@@ -74,7 +72,7 @@ def by_hand(model: nn.Sequential, t: int, k: int) -> dict[str, Tensor]:
 
 
 def gradient_of(model: nn.Module, method, run) -> tuple[dict[str, Tensor], Mask]:
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    before = values(model)
     mask = sgd_of(model, method, 1.0).step(run).mask
     return {n: before[n] - p.detach() for n, p in model.named_parameters()}, mask
 
@@ -151,7 +149,7 @@ def test_a_copy_of_everything_is_truncated_too_and_a_stranger_is_refused() -> No
     sgd.step(closure(model, 0))
     copied, other = copy.deepcopy((model, sgd))
     assert sgd.step(closure(model, 1)).mask.count() == other.step(closure(copied, 1)).mask.count()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copied.parameters(), strict=True))
+    assert are_equal(model, copied)
     stranger = network()
     with pytest.raises(ValueError, match="was bound to another model"):
         sgd_of(stranger, sgd.method)
@@ -228,7 +226,7 @@ def test_micro_batches_shared_layers_and_penalties_add_up() -> None:
     sgd = sgd_of(model, methods.meprop(3), 1.0)
     kept = []
     for t in range(3):
-        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        before = values(model)
         twin.load_state_dict(model.state_dict())
         expected = [by_hand(twin, 10 * t + k, 3) for k in range(2)]
 

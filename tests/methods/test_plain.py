@@ -13,9 +13,7 @@ def test_gradient_descent_contracts_by_one_minus_eta_h() -> None:
     model = Quadratic()
     start = torch.cat([model.a, model.b.flatten()]).detach()
     sgd = sgd_of(model, methods.plain(), 0.05)
-
     closure = backward(lambda: model(torch.zeros(7)))
-
     for _ in range(10):
         sgd.step(closure)
     end = torch.cat([model.a, model.b.flatten()]).detach()

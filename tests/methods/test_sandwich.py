@@ -12,18 +12,14 @@ from torch.nn import functional as F
 from partialsgd import Context, methods, nest
 from partialsgd.parameters import Parameters
 from tests.families import family
-from tests.methods.training import backward, sgd_of
+from tests.methods.training import X, Y, backward, sgd_of
 
 REFUSED_SETTINGS = [({"between": n}, f"between must be a whole number of at least 0, got {n}") for n in (-1, 1.5)]
-
-X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
 
 def levels_of(nested, between: int, steps: int, seed: int = 0) -> list[list[str]]:
     sgd = sgd_of(nested, methods.sandwich(between=between), 0.01, seed=seed)
-
     closure = backward(lambda: F.cross_entropy(nested(X), Y))
-
     return [[level for level, _ in sgd.step(closure).losses] for _ in range(steps)]
 
 
@@ -64,9 +60,7 @@ def test_a_resumed_run_draws_what_it_would_have_drawn() -> None:
         sgd = sgd_of(nested, methods.sandwich(), 0.01, seed=3)
         if state is not None:
             sgd.load_state_dict(state)
-
         closure = backward(lambda: F.cross_entropy(nested(X), Y))
-
         return [[level for level, _ in sgd.step(closure).losses] for _ in range(steps)], sgd.state_dict()
 
     whole, _ = run(20)
@@ -80,9 +74,7 @@ def test_the_gradients_are_added_or_averaged(combine: str) -> None:
     """On the levels that were drawn: of three, the sum moves three times as far as the mean."""
     nested, by_hand = (family(1 / 4, 1 / 2, 3 / 4).eval() for _ in range(2))
     sgd = sgd_of(nested, methods.sandwich(between=1, combine=combine))
-
     closure = backward(lambda: F.cross_entropy(nested(X), Y))
-
     levels = [level for level, _ in sgd.step(closure).losses]
     assert len(levels) == 3
     total = {p: torch.zeros_like(p) for p in by_hand.parameters()}

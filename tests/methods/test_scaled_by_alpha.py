@@ -11,10 +11,9 @@ from torch.func import functional_call, grad
 
 from partialsgd import Method, PartialSGD, masks, methods, perturbations
 from partialsgd.meters.criteria_meter import CriteriaMeter
-from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.families import family
-from tests.methods.training import backward
+from tests.methods.training import MLP, backward, values
 from tests.optimizer_zoo import COORDINATE_WISE
 
 LAWS = {
@@ -23,7 +22,6 @@ LAWS = {
 }
 REFUSED_OPTIMIZERS = ("ASGD", "Rprop")  # α would be no factor of their step
 
-MLP = next(p for p in PROBLEMS if p.name == "mlp")
 RATE = 0.1
 
 
@@ -74,7 +72,7 @@ def test_a_step_is_the_one_that_torch_func_computes() -> None:
 
     seen = []
     for t in range(12):
-        x = {n: p.detach().clone() for n, p in model.named_parameters()}
+        x = values(model)
         step = sgd.step(MLP.closure(model, t))
         p = {n: torch.as_tensor(step.mask[n]).float().expand(v.shape) for n, v in x.items()}
         dropped = {n: v * p[n] for n, v in x.items()}
@@ -92,9 +90,7 @@ def test_alpha_is_measured_at_every_nth_step_of_each_level_and_held_between() ->
     """The level's own steps are counted: with t alone and an even number the core would never be measured."""
     nested = family()
     x, y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
-
     closure = backward(lambda: nn.functional.cross_entropy(nested(x), y))
-
     sgd = sgd_of(nested, methods.scaled_by_alpha(methods.alternating(lr={"core": 0.5}), every=2))
     alphas: list[float] = []
     for t in range(12):
@@ -120,7 +116,6 @@ def test_each_mask_of_whole_tensors_has_an_alpha_of_its_own() -> None:
         return perturbations.function(("a", "b"), lambda x: [x["a"].add_(2.0), x["b"].add_(12.0)])
 
     closure = backward(lambda: 0.5 * (model["a"].square().sum() + model["b"].square().sum()))
-
     sgd = sgd_of(model, methods.scaled_by_alpha(Method(mask=mask, perturb=perturb, name="turns"), every=3), 1e-9)
     lrs = [sgd.step(closure).lr for _ in range(8)]
     assert lrs == pytest.approx([1e-9 * 2 / 4, 1e-9 * 4 / 16] * 4, rel=1e-6)

@@ -8,11 +8,9 @@ from torch.nn import functional as F
 
 from partialsgd import methods, soft_cross_entropy
 from tests.families import family
-from tests.methods.training import sgd_of
+from tests.methods.training import X, Y, sgd_of
 
 LAWS = {"": methods.slimmable(), "mean": methods.slimmable(combine="mean", distill=True)}
-
-X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])

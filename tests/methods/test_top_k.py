@@ -35,9 +35,7 @@ def test_a_share_of_each_layer() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 1))
     sgd = sgd_of(model, methods.top_k(0.2, scope="layer"), 1.0)
-
     closure = backward(lambda: (1000 * model[0](torch.randn(3, 10)).square()).mean() + model(torch.randn(3, 10)).mean())
-
     mask = sgd.step(closure).mask
     for layer, size in (("0", 110), ("1", 11)):
         assert sum(int(torch.as_tensor(mask[f"{layer}.{n}"]).sum()) for n in ("weight", "bias")) == round(0.2 * size)

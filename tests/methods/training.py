@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partialsgd import Method, PartialSGD
+from partialsgd import Method, PartialSGD, Step
 from partialsgd.testing.problems import PROBLEMS, Problem
 from partialsgd.testing.runs import MakeOptimizer, Run, assert_same_bits
 
@@ -31,6 +31,25 @@ def backward(loss_of: Callable[..., Tensor]) -> Callable[[], Tensor]:
         return loss
 
     return closure
+
+
+def train(sgd: PartialSGD, loss: Callable[[nn.Module, int], Tensor], steps: int = 1) -> list[Step]:
+    """Take steps with `loss(model, t)`, which does the backward pass too."""
+    return [sgd.step(lambda: loss(sgd.parameters.model, sgd.t)) for _ in range(steps)]
+
+
+def train_plainly(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[nn.Module, int], Tensor], *steps: int
+) -> None:
+    for t in steps:
+        model.zero_grad()
+        loss(model, t)
+        optimizer.step()
+
+
+def assert_close(model: nn.Module, other: nn.Module, **tolerances: float) -> None:
+    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, **tolerances, msg=lambda message, name=name: f"{name}: {message}")
 
 
 def values(model: nn.Module) -> dict[str, Tensor]:
@@ -66,3 +85,16 @@ def assert_resumes(
     again = [resumed.step(t) for t in range(stop, steps)]
     assert [(s.level, s.lr, s.backwards) for s in taken] == [(s.level, s.lr, s.backwards) for s in again]
     assert_same_bits(expected, resumed.tensors())
+
+
+def conv_net() -> nn.Sequential:
+    """A network with 54 + 120 weights in layers 0 and 3."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 5))
+
+
+def conv_loss(model: nn.Module, t: int) -> Tensor:
+    """Forward and backward of batch t."""
+    loss = (model(torch.randn(7, 1, 4, 4, generator=torch.Generator().manual_seed(t))) - 1).square().mean()
+    loss.backward()
+    return loss
