@@ -93,8 +93,7 @@ def test_the_past_is_the_gradient_before_it_was_clipped() -> None:
 
 
 def test_a_skipped_step_is_not_the_past() -> None:
-    method = methods.extragradient(0.03, past=True)
-    run = Run(MLP, torch.optim.AdamW, method, False, options={"nonfinite": "skip"})
+    run = Run(MLP, torch.optim.AdamW, methods.extragradient(0.03, past=True), False, options={"nonfinite": "skip"})
     run.step(0)
     before = dict(run.sgd.memory)
     assert run.sgd.step(lambda: run.closure(1)() * float("nan")).skipped
