@@ -10,10 +10,9 @@ import torch
 
 from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import Problem
-from partialsgd.testing.runs import Run
 from tests.methods.test_freezing import closure
 from tests.methods.test_stages import gpt2, loss_of, mlp
-from tests.methods.training import are_equal
+from tests.methods.training import are_equal, assert_resumes
 
 LAWS = {
     "": methods.block_coordinate(every=2),
@@ -96,19 +95,7 @@ def test_a_freed_block_begins_as_with_a_new_optimizer() -> None:
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 7])
 @pytest.mark.parametrize("options", [{"free": True}, {"free": False}, {"order": "random", "free": True}], ids=str)
 def test_a_run_that_stops_in_mid_block_goes_on_as_if_it_had_not(stop: int, options: dict) -> None:
-    method = methods.block_coordinate(2, every=3, **options)
-    whole = Run(PROBLEM, adam, method, False)
-    for t in range(stop):
-        whole.step(t)
-    state = whole.save()
-    resumed = Run(PROBLEM, adam, method, False)
-    resumed.load(state)
-    for t in range(stop, 12):
-        whole.step(t)
-        resumed.step(t)
-    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-        assert (a in whole.optimizer.state) == (b in resumed.optimizer.state)
+    assert_resumes(methods.block_coordinate(2, every=3, **options), stop, 12, PROBLEM, adam)
 
 
 def test_optimizer_memory_is_that_of_the_largest_active_block() -> None:

@@ -12,8 +12,8 @@ from torch import nn
 from partialsgd import Method, PartialSGD, methods, perturbations
 from partialsgd.meters.criteria import Criteria
 from partialsgd.testing.problems import PROBLEMS
-from partialsgd.testing.runs import Run
-from tests.methods.training import are_equal, backward, sgd_of
+from tests.families import family
+from tests.methods.training import are_equal, assert_resumes, backward, sgd_of
 
 LAWS = {"": methods.guarded(methods.dropout(0.6), by="c_sim", bound=1.0, fallback=methods.sam(0.1), every=2)}
 
@@ -89,8 +89,6 @@ def test_between_measurements_the_last_verdict_holds() -> None:
 
 def test_each_level_is_judged_at_its_own_steps() -> None:
     """With an even interval and alternating levels, t alone would only ever judge the full one."""
-    from tests.families import family
-
     nested, judged = family(), []
 
     def by(found: Criteria) -> float:
@@ -143,14 +141,7 @@ def test_the_fallback_remembers_by_itself_and_what_was_refused_is_forgotten() ->
 
 def test_a_resumed_run_remembers_the_verdict() -> None:
     method = methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4)
-    whole = Run(MLP, momentum, method, False)
-    for t in range(6):
-        whole.step(t)
-    resumed = Run(MLP, momentum, method, False)
-    resumed.load(whole.save())
-    for t in range(6, 10):
-        assert whole.step(t).backwards == resumed.step(t).backwards
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
+    assert_resumes(method, 6, 10, make=momentum)
 
 
 def test_a_bound_that_nothing_exceeds_is_the_method_to_the_bit() -> None:
@@ -198,8 +189,6 @@ def test_what_cannot_be_guarded_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             build()
-    from tests.families import family
-
     nested = family()
     sgd = PartialSGD(nested, momentum(nested.parameters()), methods.guarded(methods.slimmable()))
     with pytest.raises(ValueError, match="a guard judges one gradient, and this step takes 2"):

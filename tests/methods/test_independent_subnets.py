@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import math
 from collections import Counter
@@ -18,7 +17,7 @@ from partialsgd import PartialSGD, Step, methods
 from partialsgd.method import Guard
 from partialsgd.testing.problems import Quadratic
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
-from tests.methods.training import are_equal, sgd_of, values
+from tests.methods.training import are_equal, load_through_a_file, sgd_of, values
 
 LAWS = {
     "": methods.independent_subnets(2, 2),
@@ -168,21 +167,14 @@ def test_the_split_is_of_the_round_and_the_same_after_a_resume() -> None:
     model = ready(mlp())
     sgd = driver(model, workers=2, every=2, shared="average")
     run(model, sgd, 3, (5,))
-    file = io.BytesIO()
-    torch.save([model.state_dict(), sgd.state_dict()], file)
-    whole = masks(run(model, sgd, 9, (5,)))
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
     other = ready(mlp(), seed=9)
     resumed = driver(other, workers=2, every=2, shared="average")
-    other.load_state_dict(weights)
-    resumed.load_state_dict(state)
+    load_through_a_file([model, sgd], [other, resumed])
+    whole = masks(run(model, sgd, 9, (5,)))
     again = masks(run(other, resumed, 9, (5,)))
     assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
     assert are_equal(model, other)
-    assert torch.equal(whole[1], whole[3]) and not torch.equal(whole[1], whole[5]), (
-        "worker 0 in the second and third round"
-    )
+    assert torch.equal(whole[1], whole[3]) and not torch.equal(whole[1], whole[5]), "worker 0 in rounds 2 and 3"
     reseeded = sgd_of(other, resumed.method, seed=6)
     fresh = driver(ready(mlp()), workers=2, every=2, shared="average")
     assert not torch.equal(
@@ -237,18 +229,6 @@ def test_a_worker_can_be_looked_at_and_taken_out() -> None:
         torch.testing.assert_close(sgd.extract(step.level).eval()(x), small(x))
 
 
-def test_statistics_of_the_other_workers_units_stay() -> None:
-    model = ready(cnn())
-    sgd = driver(model, workers=2)
-    for _ in range(4):
-        before = {n: b.clone() for n, b in model.named_buffers()}
-        step = run(model, sgd, 1, (2, 6, 6))[0]
-        for norm, layer in (("1", 0), ("4", 3)):
-            mine, now = step.mask[f"{layer}.bias"], model.get_buffer(f"{norm}.running_var")
-            assert torch.equal(now[~mine], before[f"{norm}.running_var"][~mine])
-            assert not (now == before[f"{norm}.running_var"])[mine].any()
-
-
 def rounds_of(steps: list[Step], workers: int) -> list[int]:
     """The lengths of the rounds, told by when the masks of worker 0 change; the last may go on."""
     masks = [torch.cat([torch.as_tensor(step.mask[f"{i}.bias"]) for i in (0, 2)]) for step in steps[::workers]]
@@ -290,30 +270,26 @@ def test_by_criterion_a_round_ends_when_the_mean_cosine_by_torch_func_is_below_t
     assert rounds_of(taken, 2) == ends and len(set(ends)) > 2 and max(ends) == 12
 
 
-def test_a_bound_that_nothing_exceeds_leaves_the_rounds_to_the_bit() -> None:
-    runs = []
-    for options in ({}, {"repartition": "criterion", "bound": math.inf, "measure_every": 2}):
-        model = ready(mlp())
-        run(model, driver(model, momentum=0.9, workers=3, every=3, shared="average", **options), 22, (5,))
-        runs.append(model.state_dict())
-    for other in runs[1:]:
-        assert all(torch.equal(value, other[name]) for name, value in runs[0].items())
+BOUNDS = {
+    "nothing exceeds": ({"every": 3}, {"every": 3, "bound": math.inf, "measure_every": 2}),
+    "everything exceeds": ({"every": 1}, {"every": 20, "bound": 1.0, "measure_every": 1}),
+}
 
 
-def test_a_bound_that_everything_exceeds_is_a_round_for_each_measurement_to_the_bit() -> None:
-    """Each turn of the workers is measured here: the mean of their copies is put in place after each."""
+@pytest.mark.parametrize("settings", BOUNDS.values(), ids=BOUNDS)
+def test_a_bound_that_all_or_nothing_exceeds_leaves_rounds_of_fixed_length_to_the_bit(settings) -> None:
+    """After each measured turn of the workers, or after three of them, the mean of their copies is put in place."""
     runs = []
-    for options in ({"every": 1}, {"every": 20, "repartition": "criterion", "bound": 1.0, "measure_every": 1}):
+    for options in (settings[0], {**settings[1], "repartition": "criterion"}):
         model = ready(mlp())
-        sgd = driver(model, workers=3, shared="average", **options)
-        copies = []
-        for _ in range(12):
+        sgd, has_copies = driver(model, momentum=0.9, workers=3, shared="average", **options), []
+        for _ in range(22):
             run(model, sgd, 1, (5,))
-            copies.append(any(key.endswith("5.bias") for key in sgd.memory))
-        assert copies == [True, True, False] * 4
-        runs.append(model.state_dict())
-    for other in runs[1:]:
-        assert all(torch.equal(value, other[name]) for name, value in runs[0].items())
+            has_copies.append(any(key.endswith("5.bias") for key in sgd.memory))
+        runs.append((has_copies, model.state_dict()))
+    turn = 3 * settings[0]["every"]
+    assert runs[0][0] == runs[1][0] == [t % turn != turn - 1 for t in range(22)]
+    assert all(torch.equal(value, runs[1][1][name]) for name, value in runs[0][1].items())
 
 
 def test_rounds_of_any_length_are_separate_networks_with_a_mean_at_the_end() -> None:
@@ -367,14 +343,9 @@ def test_by_criterion_a_resumed_run_ends_its_rounds_at_the_same_steps() -> None:
     model = ready(mlp())
     sgd = driver(model, **options, measure_every=2)
     run(model, sgd, 17, (5,))
-    file = io.BytesIO()
-    torch.save([model.state_dict(), sgd.state_dict()], file)
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
     other = ready(mlp(), seed=9)
     resumed = driver(other, **options, measure_every=2)
-    other.load_state_dict(weights)
-    resumed.load_state_dict(state)
+    load_through_a_file([model, sgd], [other, resumed])
     run(model, sgd, 43, (5,))
     run(other, resumed, 43, (5,))
     assert all(sgd.memory[key] == resumed.memory[key] for key in ("round", "round.began"))

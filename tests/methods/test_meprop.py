@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from partialsgd import PartialSGD, methods
 from partialsgd._util.bitwise_select import rows_of
 from partialsgd.masks import Mask
-from tests.methods.training import are_equal, sgd_of, values
+from tests.methods.training import are_equal, assert_close, sgd_of, values
 
 LAWS = {"": methods.meprop(3), "unmasked": methods.meprop(3, mask=False)}
 REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic",))
@@ -121,8 +121,7 @@ def test_without_the_mask_it_is_adam_on_the_truncated_gradient() -> None:
         for n, g in by_hand(twin, t, 3).items():
             twin.get_parameter(n).grad = g
         adam.step()
-        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+        assert_close(model, twin, rtol=1e-7, atol=1e-9)
 
 
 def test_one_layer_too_small_to_truncate_among_others() -> None:
@@ -186,8 +185,7 @@ def test_what_is_added_to_a_gradient_does_not_come_back_in_the_next_step() -> No
         other = sgd_of(twin, fresh)
         sgd.step(penalised(model, t))
         other.step(penalised(twin, t))
-        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+        assert_close(model, twin, rtol=1e-6, atol=1e-7)
 
 
 def test_it_lives_with_inplace_activations_keyword_calls_and_other_hooks() -> None:
@@ -262,8 +260,7 @@ def test_autocast_and_compiled_models() -> None:
     for t in range(3):
         ours.step(closure(model, t))
         other.step(closure(wrapped, t))
-    for a, b in zip(model.parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_close(model, compiled)
     low = network()
     sgd = sgd_of(low, methods.meprop(3), 1.0)
     exact = by_hand(copy.deepcopy(low), 0, 3)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from partialsgd import Context, methods, nest
 from partialsgd.parameters import Parameters
 from tests.families import family
-from tests.methods.training import X, Y, backward, sgd_of
+from tests.methods.training import X, Y, backward, nested_loss, sgd_of, train
 
 REFUSED_SETTINGS = [({"between": n}, f"between must be a whole number of at least 0, got {n}") for n in (-1, 1.5)]
 
@@ -56,12 +56,10 @@ def test_many_widths_are_drawn_evenly_and_in_every_pair() -> None:
 
 def test_a_resumed_run_draws_what_it_would_have_drawn() -> None:
     def run(steps: int, state: dict | None = None) -> tuple[list[list[str | None]], dict]:
-        nested = family(*(k / 8 for k in range(1, 8)))
-        sgd = sgd_of(nested, methods.sandwich(), 0.01, seed=3)
+        sgd = sgd_of(family(*(k / 8 for k in range(1, 8))), methods.sandwich(), 0.01, seed=3)
         if state is not None:
             sgd.load_state_dict(state)
-        closure = backward(lambda: F.cross_entropy(nested(X), Y))
-        return [[level for level, _ in sgd.step(closure).losses] for _ in range(steps)], sgd.state_dict()
+        return [[level for level, _ in step.losses] for step in train(sgd, nested_loss, steps)], sgd.state_dict()
 
     whole, _ = run(20)
     first, state = run(8)
