@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from partialsgd import Method, PartialSGD, masks
 from partialsgd.methods._shared.stages import Stages
 from tests.methods.test_stages import NETWORKS, Embedded, flops, gpt2, loss_of, mlp, noting, stepping, taking
-from tests.methods.training import are_equal, sgd_of
+from tests.methods.training import are_equal, assert_close, backward, sgd_of
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -28,8 +28,7 @@ def test_the_cut_leaves_the_gradient_of_what_moves_and_takes_the_rest_away(name:
         seen: dict[str, Tensor | None] = {}
 
         def closure(seen=seen) -> Tensor:
-            loss = loss_of(model)
-            loss.backward()
+            loss = backward(lambda: loss_of(model))()
             seen.update({n: p.grad for n, p in model.named_parameters()})
             return loss
 
@@ -106,8 +105,7 @@ def test_reentrant_checkpointing_is_refused_and_the_other_kind_is_cut() -> None:
         for _ in range(2):
             sgd.step(taking(model))
             other.step(taking(twin))
-        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(a, b)
+        assert_close(model, twin)
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of the teacher, which has no graph
@@ -134,9 +132,7 @@ def test_reentrant_checkpointing_is_found_out_where_nothing_follows_it_and_a_tea
         def closure(model=model) -> Tensor:
             with torch.no_grad():
                 target = model(torch.ones(2, 6)) + 1
-            loss = (model(torch.ones(2, 6)) - target).square().sum()
-            loss.backward()
-            return loss
+            return backward(lambda: (model(torch.ones(2, 6)) - target).square().sum())()
 
         if reentrant:
             with pytest.raises(ValueError, match="use_reentrant=False"):
@@ -214,8 +210,7 @@ def test_the_mask_alone_decides_where_the_cut_is() -> None:
     before = model[2].bias.detach().clone()
 
     def closure() -> Tensor:
-        loss = loss_of(model)
-        loss.backward()
+        loss = backward(lambda: loss_of(model))()
         assert model[0].weight.grad is None and model[2].bias.grad is not None
         return loss
 

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
-from partialsgd import PartialSGD, Step, methods
+from partialsgd import Context, PartialSGD, Step, methods
+from partialsgd.meters.criteria import Criteria, add_to_summary
 from partialsgd.method import Guard
+from partialsgd.methods.independent_subnets import Rounds
+from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import Quadratic
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
 from tests.methods.training import are_equal, load_through_a_file, sgd_of, values
@@ -229,6 +232,18 @@ def test_a_worker_can_be_looked_at_and_taken_out() -> None:
         torch.testing.assert_close(sgd.extract(step.level).eval()(x), small(x))
 
 
+def test_statistics_of_the_other_workers_units_stay() -> None:
+    model = ready(cnn())
+    sgd = driver(model, workers=2)
+    for _ in range(4):
+        before = {n: b.clone() for n, b in model.named_buffers()}
+        step = run(model, sgd, 1, (2, 6, 6))[0]
+        for norm, layer in (("1", 0), ("4", 3)):
+            mine, now = step.mask[f"{layer}.bias"], model.get_buffer(f"{norm}.running_var")
+            assert torch.equal(now[~mine], before[f"{norm}.running_var"][~mine])
+            assert not (now == before[f"{norm}.running_var"])[mine].any()
+
+
 def rounds_of(steps: list[Step], workers: int) -> list[int]:
     """The lengths of the rounds, told by when the masks of worker 0 change; the last may go on."""
     masks = [torch.cat([torch.as_tensor(step.mask[f"{i}.bias"]) for i in (0, 2)]) for step in steps[::workers]]
@@ -290,6 +305,19 @@ def test_a_bound_that_all_or_nothing_exceeds_leaves_rounds_of_fixed_length_to_th
     turn = 3 * settings[0]["every"]
     assert runs[0][0] == runs[1][0] == [t % turn != turn - 1 for t in range(22)]
     assert all(torch.equal(value, runs[1][1][name]) for name, value in runs[0][1].items())
+
+
+COSINES = [((0.5, 0.5, 0.5), True), ((0.5, 0.5, 0.49), False), ((1.0, 0.9, -0.39), True), ((math.nan, 1.0, 1.0), False)]
+
+
+@pytest.mark.parametrize(("cosines", "goes_on"), COSINES)
+def test_a_round_goes_on_while_the_mean_cosine_is_at_least_one_over_the_bound(cosines, goes_on: bool) -> None:
+    workers = tuple(f"worker {i}" for i in range(3))
+    measured: dict = {}
+    for worker, cosine in zip(workers, cosines, strict=True):
+        add_to_summary(measured, worker, Criteria(2.0, 1.0, 1.0, 1.0, cosine, 1.0, 1.0))
+    context = Context(3, 0, Parameters(nn.Linear(1, 1)), {}, measured=measured)
+    assert Rounds(workers, 4, bound=2.0).of(context) == ((0, 0) if goes_on else (1, 3))
 
 
 def test_rounds_of_any_length_are_separate_networks_with_a_mean_at_the_end() -> None:
