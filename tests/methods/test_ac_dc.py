@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from torch import nn
 
 from partialsgd import PartialSGD, methods
 from partialsgd.methods.ac_dc import phase_at
-from partialsgd.testing.problems import PROBLEMS
-from partialsgd.testing.runs import Run, assert_same_bits
+from partialsgd.testing.runs import assert_same_bits
+from tests.methods.training import assert_close, assert_resumes, conv_loss, conv_net, train, train_plainly, values
 
 LAWS = {
     "": methods.ac_dc(0.6, warmup=1, sparse=2, dense=1),
@@ -26,12 +27,6 @@ REFUSED_SETTINGS = [
     ({"unit": "neurons"}, "unit must be one of"),
 ]
 
-LAWS = {
-    "": methods.ac_dc(0.6, warmup=1, sparse=2, dense=1),
-    "rows": methods.ac_dc(0.6, warmup=0, sparse=1, dense=1, until=4, scope="layer", unit="rows"),
-}
-IDENTITY = [methods.ac_dc(0.0, warmup=0, sparse=1, dense=1)]
-
 MATRICES = ("0.weight", "3.weight")
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
@@ -40,29 +35,16 @@ OPTIMIZERS = {
 each_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 5))
+def zeros(model) -> int:
+    return sum(int((model.get_parameter(name) == 0).sum()) for name in MATRICES)
 
 
-def loss_of(model: nn.Module, t: int) -> torch.Tensor:
-    loss = (model(torch.randn(7, 1, 4, 4, generator=torch.Generator().manual_seed(t))) - 1).square().mean()
-    loss.backward()
-    return loss
-
-
-def values(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def zeros(x: dict[str, torch.Tensor]) -> int:
-    return sum(int((x[name] == 0).sum()) for name in MATRICES)
-
-
-def start(method, make=OPTIMIZERS["sgd"]):
-    model = net()
+def start(method, make=OPTIMIZERS["sgd"], steps: int = 0, **options):
+    model = conv_net()
     optimizer = make(model.parameters())
-    return model, optimizer, PartialSGD(model, optimizer, method)
+    sgd = PartialSGD(model, optimizer, method, **options)
+    train(sgd, conv_loss, steps)
+    return model, optimizer, sgd
 
 
 def pruned_by_sorting(x: dict[str, torch.Tensor], sparsity: float) -> dict[str, torch.Tensor]:
@@ -90,15 +72,10 @@ def test_without_an_end_it_alternates_and_without_a_warm_up_it_begins_sparse() -
 @each_optimizer
 def test_a_sparse_phase_written_out(make) -> None:
     """The network that is left, trained by an optimizer that goes on; what was pruned is zero and stays zero."""
-    model, _, sgd = start(methods.ac_dc(0.7, warmup=2, sparse=3, dense=2), make)
-    for t in range(2):
-        sgd.step(lambda t=t: loss_of(model, t))
-    twin = net()
+    model, _, sgd = start(methods.ac_dc(0.7, warmup=2, sparse=3, dense=2), make, steps=2)
+    twin = conv_net()
     other = make(twin.parameters())
-    for t in range(2):
-        other.zero_grad()
-        loss_of(twin, t)
-        other.step()
+    train_plainly(twin, other, conv_loss, 0, 1)
     kept = pruned_by_sorting(values(twin), 0.7)
 
     def project() -> None:
@@ -107,96 +84,62 @@ def test_a_sparse_phase_written_out(make) -> None:
                 twin.get_parameter(name).masked_fill_(~inside, 0)
 
     for t in range(2, 5):
-        step = sgd.step(lambda t=t: loss_of(model, t))
+        (step,) = train(sgd, conv_loss)
         project()
-        other.zero_grad()
-        loss_of(twin, t)
-        other.step()
+        train_plainly(twin, other, conv_loss, t)
         project()
-        for name, inside in kept.items():
-            assert torch.equal(step.mask[name], inside)
+        assert all(torch.equal(step.mask[name], inside) for name, inside in kept.items())
         assert step.mask["3.bias"] is True, "biases are never pruned"
-        for name, p in model.named_parameters():
-            torch.testing.assert_close(p.detach(), twin.get_parameter(name).detach())
-        assert zeros(values(model)) == round(0.7 * (54 + 120)), "exactly so many, in x itself"
+        assert_close(model, twin)
+        assert zeros(model) == round(0.7 * (54 + 120)), "exactly so many, in x itself"
 
 
 def test_the_gradient_of_the_first_sparse_step_is_taken_at_the_pruned_network() -> None:
-    model, _, sgd = start(methods.ac_dc(0.5, warmup=1, sparse=3, dense=1))
+    *_, sgd = start(methods.ac_dc(0.5, warmup=1, sparse=3, dense=1))
     seen = []
-
-    def closure(t):
-        seen.append(zeros(values(model)))
-        return loss_of(model, t)
-
-    for t in range(5):
-        sgd.step(lambda t=t: closure(t))
+    train(sgd, lambda model, t: seen.append(zeros(model)) or conv_loss(model, t), 5)
     assert seen == [0, 87, 87, 87, 87], "also the first dense step begins at the pruned network"
 
 
 @each_optimizer
-def test_restored_weights_start_at_zero_and_then_move(make) -> None:
-    model, _, sgd = start(methods.ac_dc(0.5, warmup=1, sparse=2, dense=2), make)
-    for t in range(3):
-        sgd.step(lambda t=t: loss_of(model, t))
-    before = values(model)
-    restored = {name: before[name] == 0 for name in MATRICES}
-    assert sum(int(r.sum()) for r in restored.values()) == 87
-    assert sgd.step(lambda: loss_of(model, 3)).mask.is_everything
-    after = values(model)
-    assert all((after[name][restored[name]] != 0).all() for name in MATRICES), "all of them move in a dense phase"
-    assert not any(key.startswith("magnitudes.") for key in sgd.memory), "a dense phase remembers nothing"
-
-
-@each_optimizer
-def test_the_dense_phase_is_that_of_a_new_optimizer(make) -> None:
-    model, optimizer, sgd = start(methods.ac_dc(0.5, warmup=1, sparse=2, dense=3), make)
-    for t in range(3):
-        sgd.step(lambda t=t: loss_of(model, t))
-    assert optimizer.state[model[0].weight]
-    twin = net()
-    twin.load_state_dict(model.state_dict())
+def test_a_dense_phase_begins_at_zero_with_a_new_optimizer_and_all_weights_move(make) -> None:
+    model, optimizer, sgd = start(methods.ac_dc(0.5, warmup=1, sparse=2, dense=3), make, steps=3)
+    assert optimizer.state[model[0].weight] and zeros(model) == 87
+    twin = copy.deepcopy(model)
     new = make(twin.parameters())
     for t in range(3, 6):
-        sgd.step(lambda t=t: loss_of(model, t))
-        new.zero_grad()
-        loss_of(twin, t)
-        new.step()
+        assert train(sgd, conv_loss)[0].mask.is_everything and zeros(model) == 0
+        train_plainly(twin, new, conv_loss, t)
         assert_same_bits(values(model), values(twin))
+        assert not any(key.startswith("magnitudes.") for key in sgd.memory), "a dense phase remembers nothing"
 
 
 def test_the_choice_of_a_phase_stands_also_when_a_weight_that_is_kept_becomes_zero() -> None:
     model, _, sgd = start(methods.ac_dc(0.5, warmup=0, sparse=3, dense=1))
-    mask = sgd.step(lambda: loss_of(model, 0)).mask
-    last = mask["3.weight"].nonzero()[-1]
+    mask = train(sgd, conv_loss)[0].mask
     with torch.no_grad():
-        model[3].weight[tuple(last)] = 0
-    again = sgd.step(lambda: loss_of(model, 1)).mask
+        model[3].weight[tuple(mask["3.weight"].nonzero()[-1])] = 0
+    again = train(sgd, conv_loss)[0].mask
     assert all(torch.equal(again[name], mask[name]) for name in MATRICES)
 
 
-def test_a_warm_up_goes_on_with_the_optimizer_it_is_given() -> None:
-    model = net()
+def test_a_warm_up_and_phases_without_reset_go_on_with_the_optimizer_they_have() -> None:
+    model = conv_net()
     optimizer = OPTIMIZERS["adam"](model.parameters())
-    loss_of(model, 0)
-    optimizer.step()
-    PartialSGD(model, optimizer, methods.ac_dc(0.5, warmup=2, sparse=1, dense=1)).step(lambda: loss_of(model, 1))
+    train_plainly(model, optimizer, conv_loss, 0)
+    train(PartialSGD(model, optimizer, methods.ac_dc(0.5, warmup=2, sparse=1, dense=1)), conv_loss)
     assert float(optimizer.state[model[0].weight]["step"]) == 2
-
-
-def test_without_reset_the_optimizer_goes_on() -> None:
-    model, optimizer, sgd = start(methods.ac_dc(0.5, warmup=1, sparse=1, dense=2, reset=False), OPTIMIZERS["adam"])
-    for t in range(3):
-        sgd.step(lambda t=t: loss_of(model, t))
+    method = methods.ac_dc(0.5, warmup=1, sparse=1, dense=2, reset=False)
+    model, optimizer, _ = start(method, OPTIMIZERS["adam"], steps=3)
     assert float(optimizer.state[model[0].weight]["step"]) == 3
 
 
 def test_from_until_on_it_is_sparse_to_the_end_and_extract_gives_it() -> None:
     model, _, sgd = start(methods.ac_dc(0.5, warmup=1, sparse=1, dense=1, until=4))
     counts = []
-    for t in range(8):
-        sgd.step(lambda t=t: loss_of(model, t))
-        counts.append(zeros(values(model)))
+    for _ in range(8):
+        train(sgd, conv_loss)
+        counts.append(zeros(model))
     assert counts == [0, 87, 0, 0, 87, 87, 87, 87]
     assert_same_bits(values(model), values(sgd.extract()))
 
@@ -204,25 +147,14 @@ def test_from_until_on_it_is_sparse_to_the_end_and_extract_gives_it() -> None:
 @pytest.mark.parametrize("stop", range(1, 9))
 @each_optimizer
 def test_a_run_may_stop_in_any_phase(make, stop: int) -> None:
-    method = methods.ac_dc(0.6, warmup=1, sparse=3, dense=2, until=8)
-    whole, resumed = (Run(PROBLEMS[1], make, method, False) for _ in range(2))
-    for t in range(11):
-        if t == stop:
-            resumed.load(whole.save())
-        whole.step(t)
-    for t in range(stop, 11):
-        resumed.step(t)
-    assert_same_bits(whole.tensors(), resumed.tensors())
+    assert_resumes(methods.ac_dc(0.6, warmup=1, sparse=3, dense=2, until=8), stop, 11, make=make)
 
 
 @pytest.mark.parametrize("first", [1, 3], ids=["sparse", "dense"])
 def test_a_skipped_step_at_the_start_of_a_phase_prunes_and_forgets_nothing(first: int) -> None:
-    model = net()
-    optimizer = OPTIMIZERS["adam"](model.parameters())
-    sgd = PartialSGD(model, optimizer, methods.ac_dc(0.5, warmup=1, sparse=2, dense=2), nonfinite="skip")
-    for t in range(first):
-        sgd.step(lambda t=t: loss_of(model, t))
+    method = methods.ac_dc(0.5, warmup=1, sparse=2, dense=2)
+    model, optimizer, sgd = start(method, OPTIMIZERS["adam"], steps=first, nonfinite="skip")
     before, counted = values(model), float(optimizer.state[model[0].weight]["step"])
-    assert sgd.step(lambda: loss_of(model, 9) * float("nan")).skipped
+    assert sgd.step(lambda: conv_loss(model, 9) * float("nan")).skipped
     assert_same_bits(before, values(model))
     assert float(optimizer.state[model[0].weight]["step"]) == counted

@@ -12,11 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from partialsgd import Nested, OutputSum, PartialSGD, Width, methods, nest, soft_cross_entropy
+from partialsgd.meters.criteria import Criteria
 from partialsgd.method import Context
-from partialsgd.methods.alternating import EVEN_SHARE
+from partialsgd.methods.alternating import EVEN_SHARE, step_shares, step_value, take_turn
 from partialsgd.parameters import Parameters
 from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
+from tests.methods.training import X, Y, assert_close, backward, load_through_a_file, nested_loss, sgd_of, train
 
 LAWS = {
     "": methods.alternating(),
@@ -35,29 +37,14 @@ REFUSED_SETTINGS = [
     ({"order": "criterion", "every": 0}, "every must be a whole number"),
 ]
 
-X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
+
+def levels_of(nested, method, steps: int = 6, **options) -> list[str | None]:
+    return [step.level for step in train(sgd_of(nested, method, **options), nested_loss, steps)]
 
 
-def train(nested, method, steps=6, closure=None, **options):
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method, **options)
-
-    def plain():
-        loss = F.cross_entropy(nested(X), Y)
-        loss.backward()
-        return loss
-
-    return [sgd.step(closure or plain) for _ in range(steps)]
-
-
-def test_the_whole_network_at_even_t_and_the_core_at_odd_t() -> None:
-    nested = family()
-    assert [s.level for s in train(nested, methods.alternating())] == ["full", "core"] * 3
-
-
-def test_more_levels_go_from_the_largest_down() -> None:
-    nested = family(0.25, 0.5)
-    levels = [s.level for s in train(nested, methods.alternating(), 7)]
-    assert levels == ["full", "1/2", "1/4", "full", "1/2", "1/4", "full"]
+def test_the_whole_network_comes_first_and_the_levels_go_from_the_largest_down() -> None:
+    assert levels_of(family(), methods.alternating()) == ["full", "core"] * 3
+    assert levels_of(family(0.25, 0.5), methods.alternating(), 7) == ["full", "1/2", "1/4"] * 2 + ["full"]
 
 
 def test_algorithm_2_written_out() -> None:
@@ -65,7 +52,7 @@ def test_algorithm_2_written_out() -> None:
     nested, by_hand = family(kind="low_rank"), family(kind="low_rank")
     for one in (nested, by_hand):
         one.model[1], one.model[3] = torch.nn.Identity(), torch.nn.Identity()  # no BatchNorm, no dropout
-    train(nested, methods.alternating(lr={"core": 0.5}), 6)
+    levels_of(nested, methods.alternating(lr={"core": 0.5}))
     core = set(by_hand.parameters(level="core"))
     for t in range(6):
         saved = [p.detach().clone() for p in by_hand.parameters()]
@@ -79,20 +66,16 @@ def test_algorithm_2_written_out() -> None:
                 p.copy_(old)
                 if g is not None and (t % 2 == 0 or p in core):
                     p.sub_(g, alpha=0.1 * (0.5 if t % 2 else 1.0))
-    for p, q in zip(nested.parameters(), by_hand.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    assert_close(nested, by_hand, rtol=1e-5, atol=1e-6)
 
 
 def test_order_is_a_cycle_and_weights_are_odds() -> None:
     nested = family(0.25, 0.5)
-    method = methods.alternating(order=("1/4", "1/4", "full"))
-    assert [s.level for s in train(nested, method, 5)] == ["1/4", "1/4", "full", "1/4", "1/4"]
+    assert levels_of(nested, methods.alternating(order=("1/4", "1/4", "full")), 4) == ["1/4", "1/4", "full", "1/4"]
     method = methods.alternating(weights={"full": 1, "1/2": 0, "1/4": 3})
-    drawn = Counter(s.level for s in train(nested, method, 400))
-    assert set(drawn) == {"full", "1/4"}
-    assert 60 < drawn["full"] < 140  # 100 expected, deviation 9
-    again = [s.level for s in train(nested, method, 20)]
-    assert again == [s.level for s in train(nested, method, 20)] != [s.level for s in train(nested, method, 20, seed=1)]
+    drawn = Counter(levels_of(nested, method, 400))
+    assert set(drawn) == {"full", "1/4"} and 60 < drawn["full"] < 140  # 100 expected, deviation 9
+    assert levels_of(nested, method, 20) == levels_of(nested, method, 20) != levels_of(nested, method, 20, seed=1)
 
 
 def test_a_level_may_have_its_own_learning_rate() -> None:
@@ -101,7 +84,7 @@ def test_a_level_may_have_its_own_learning_rate() -> None:
         nested = family(kind="low_rank")
         nested.eval()
         before = [p.detach().clone() for p in nested.parameters(level="core")]
-        train(nested, methods.alternating(order=["core"], lr={"core": factor}), 1)
+        levels_of(nested, methods.alternating(order=["core"], lr={"core": factor}), 1)
         moves.append([p.detach() - q for p, q in zip(nested.parameters(level="core"), before, strict=True)])
     for whole, quarter in zip(*moves, strict=True):
         torch.testing.assert_close(quarter, whole * 0.25, rtol=1e-4, atol=1e-7)
@@ -114,19 +97,14 @@ def test_distillation_finds_the_whole_network_in_the_teacher() -> None:
     def closure(g):
         outputs = nested(X)
         seen.append((g.level, g.teacher))
-        if g.teacher is None:
-            loss = F.cross_entropy(outputs, Y)
-        else:
-            with torch.no_grad(), nested.at("full"):
-                nested.model[3].eval()
-                nested.model[3].train()
-            loss = soft_cross_entropy(outputs, g.teacher)
+        loss = F.cross_entropy(outputs, Y) if g.teacher is None else soft_cross_entropy(outputs, g.teacher)
         loss.backward()
         return loss
 
-    nested.model[3].p = 0.0
     full_norm = nested.model[1].get_submodule("full")
-    train(nested, methods.alternating(distill=True), 2, closure)
+    sgd = sgd_of(nested, methods.alternating(distill=True))
+    for _ in range(2):
+        sgd.step(closure)
     (first, none), (second, teacher) = seen
     assert (first, none, second) == ("full", None, "core")
     assert teacher.shape == (16, 3) and not teacher.requires_grad
@@ -157,12 +135,7 @@ class WideAndDeep:
         return self
 
     def step(self) -> str | None:
-        def closure():
-            loss = F.cross_entropy(self.family(X, CROSSED), Y)
-            loss.backward()
-            return loss
-
-        return self.sgd.step(closure).level
+        return self.sgd.step(backward(lambda: F.cross_entropy(self.family(X, CROSSED), Y))).level
 
     def tensors(self, part: int) -> dict[str, torch.Tensor]:
         model, optimizer = (self.wide, self.deep)[part], self.optimizers[part]
@@ -240,7 +213,7 @@ def gradient_at(nested: Nested, level: str) -> dict[str, torch.Tensor]:
 def test_by_criterion_the_levels_are_those_that_are_owed_a_step_by_hand() -> None:
     """q of each level by autograd at every second of its steps, the shares and the credits in plain numbers."""
     nested = noiseless(0.25, 0.5)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.3), methods.alternating(order="criterion", every=2))
+    sgd = sgd_of(nested, methods.alternating(order="criterion", every=2), 0.3)
     levels = ("full", "1/2", "1/4")
     sizes = {level: sum(p.numel() for p in nested.parameters(level=level)) for level in levels}
     descent, credit, steps = dict.fromkeys(levels, 1.0), dict.fromkeys(levels, 0.0), dict.fromkeys(levels, 0)
@@ -258,7 +231,7 @@ def test_by_criterion_the_levels_are_those_that_are_owed_a_step_by_hand() -> Non
             share /= sum(float(v.square().sum()) for v in g.values())
             descent[level] = share * sizes["full"] / sizes[level]
         steps[level] += 1
-        step = sgd.step(lambda: F.cross_entropy(nested(X), Y).backward() or 0.0)
+        step = train(sgd, nested_loss)[0]
         assert bool(step.measurements) == (steps[level] % 2 == 1)
         assert step.backwards == 1 + (bool(step.measurements) and level != "full"), "x̃ is x for the whole network"
         taken.append((step.level, level))
@@ -269,14 +242,8 @@ def test_by_criterion_the_levels_are_those_that_are_owed_a_step_by_hand() -> Non
 
 def test_a_core_whose_gradient_points_away_has_the_least_of_the_steps_and_is_not_starved() -> None:
     nested = noiseless()
-    method = methods.alternating(order="criterion", every=3)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 1e-4), method)
-
-    def against():
-        loss = F.cross_entropy(nested(X), Y) * (-1 if nested.level == "core" else 1)
-        loss.backward()
-        return loss
-
+    sgd = sgd_of(nested, methods.alternating(order="criterion", every=3), 1e-4)
+    against = backward(lambda: F.cross_entropy(nested(X), Y) * (-1 if nested.level == "core" else 1))
     levels = [sgd.step(against).level for _ in range(1000)]
     cores = [t for t, level in enumerate(levels) if level == "core"]
     gaps = [b - a for a, b in itertools.pairwise(cores)]
@@ -289,7 +256,7 @@ def test_a_core_that_has_more_than_its_share_of_the_gradient_gets_more_than_half
     torch.manual_seed(0)
     deep, wide = nn.Linear(6, 3), nn.Linear(30, 3)
     both = nest(OutputSum(core=deep, extension=wide, inputs=((0,), (1,))))
-    sgd = PartialSGD(both, torch.optim.SGD(both.parameters(), 1e-3), methods.alternating(order="criterion", every=1))
+    sgd = sgd_of(both, methods.alternating(order="criterion", every=1), 1e-3)
     levels = Counter(
         sgd.step(lambda: F.cross_entropy(both(X, CROSSED * 0.01), Y).backward() or 0.0).level for _ in range(200)
     )
@@ -299,15 +266,14 @@ def test_a_core_that_has_more_than_its_share_of_the_gradient_gets_more_than_half
 
 def test_by_criterion_the_next_level_can_be_looked_at_and_a_skipped_step_is_taken_again() -> None:
     nested = noiseless()
-    method = methods.alternating(order="criterion", every=2)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method, nonfinite="skip")
+    sgd = sgd_of(nested, methods.alternating(order="criterion", every=2), nonfinite="skip")
     for t in range(30):
         with sgd.perturbed():
             expected = nested.level
         before = dict(sgd.memory), {who: dict(memory) for who, memory in sgd.measured.items()}
         skipped = sgd.step(lambda: F.cross_entropy(nested(X), Y).backward() or float("nan"))
         assert skipped.skipped and skipped.level == expected and before == (sgd.memory, sgd.measured)
-        assert sgd.step(lambda: F.cross_entropy(nested(X), Y).backward() or 0.0).level == expected and sgd.t == t + 1
+        assert train(sgd, nested_loss)[0].level == expected and sgd.t == t + 1
 
 
 @pytest.mark.parametrize("stop", [1, 6, 13])
@@ -318,17 +284,13 @@ def test_by_criterion_a_resumed_run_takes_the_same_levels(stop: int) -> None:
         method = methods.alternating(order="criterion", every=3, lr={"core": 0.7})
         return nested, optimizer, PartialSGD(nested, optimizer, method)
 
-    def levels(run, steps: int) -> list[str]:
-        return [run[2].step(lambda: F.cross_entropy(run[0](X), Y).backward() or 0.0).level for _ in range(steps)]
-
     whole, resumed = start(), start()
-    levels(whole, stop)
-    for one, other in zip(resumed, whole, strict=True):
-        one.load_state_dict(copy.deepcopy(other.state_dict()))
+    train(whole[2], nested_loss, stop)
+    load_through_a_file(whole, resumed)
     noise = torch.get_rng_state()
-    expected = levels(whole, 25)
+    expected = [step.level for step in train(whole[2], nested_loss, 25)]
     torch.set_rng_state(noise)
-    assert levels(resumed, 25) == expected and len(set(expected)) == 2
+    assert [step.level for step in train(resumed[2], nested_loss, 25)] == expected and len(set(expected)) == 2
     assert_same_bits(whole[0].state_dict(), resumed[0].state_dict())
 
 
@@ -348,17 +310,12 @@ def test_by_criterion_the_level_of_a_step_is_decided_once() -> None:
 
 def test_by_criterion_it_can_be_composed_and_guarded() -> None:
     """Either part of a composition may be the one that measures; what a guard refuses was the level's turn."""
+    by_criterion, top_k = methods.alternating(order="criterion", every=2), methods.top_k(0.5)
+    both = methods.compose(by_criterion, top_k)
     runs = []
-    for build in (
-        lambda n: methods.compose(methods.alternating(order="criterion", every=2), methods.top_k(0.5)),
-        lambda n: methods.compose(methods.top_k(0.5), methods.alternating(order="criterion", every=2)),
-        lambda n: methods.guarded(
-            methods.compose(methods.alternating(order="criterion", every=2), methods.top_k(0.5)),
-            by=lambda found: 1.0,
-        ),
-    ):
+    for method in (both, methods.compose(top_k, by_criterion), methods.guarded(both, by=lambda criteria: 1.0)):
         nested = noiseless()
-        runs.append(([s.level for s in train(nested, build(nested), 20)], nested.state_dict()))
+        runs.append((levels_of(nested, method, 20), nested.state_dict()))
     for levels, state in runs[1:]:
         assert levels == runs[0][0] and len(set(levels)) == 2
         assert_same_bits(runs[0][1], state)
@@ -368,3 +325,42 @@ def test_levels_that_are_not_there_are_refused() -> None:
     for settings in ({"order": ["small"]}, {"lr": {"small": 1.0}}):
         with pytest.raises(ValueError, match="no level 'small'; there are 'core', 'full'"):
             methods.alternating(**settings).bind(family())
+
+
+def test_a_step_is_worth_the_descent_of_lemma_3_relative_to_the_whole_and_to_its_size() -> None:
+    draw = torch.Generator().manual_seed(0)
+    for size in (0.1, 0.5):
+        g, h = torch.randn(2, 40, generator=draw, dtype=torch.float64)
+        h = g + 0.5 * h
+        inside = torch.arange(40) < 40 * size
+        pg, ph = g * inside, h * inside
+        alpha = min(1.0, float(pg @ ph / (ph @ ph)))
+        criteria = Criteria(*(float(v.norm()) for v in (g, pg, pg, ph)), inner=float(pg @ ph))
+        assert step_value(criteria.q, size) == pytest.approx(alpha**2 * float(ph @ ph) / float(g @ g) / size)
+    assert step_value(1.0, 1.0) == 1, "the whole network"
+    uphill = Criteria(2.0, 1.0, 1.0, 1.0, inner=-0.5)
+    stationary, at_a_minimum = Criteria(2.0, 0.0, 0.0, 1.0, inner=0.0), Criteria(0.0, 0.0, 0.0, 0.0, inner=0.0)
+    assert [step_value(criteria.q, 0.1) for criteria in (uphill, stationary, at_a_minimum)] == [0] * 3
+    assert step_shares({"full": 0.0, "core": 0.0}) == {"full": 0.5, "core": 0.5}, "a flat loss gives even shares"
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["worthless", "random", "against the one who is owed most"])
+def test_no_level_is_passed_over_for_long_over_1000_steps(n: int, kind: str) -> None:
+    levels = tuple(map(str, range(n)))
+    draw = torch.Generator().manual_seed(n)
+    credits: dict[str, float] = {}
+    waits, longest = dict.fromkeys(levels, 0), dict.fromkeys(levels, 0)
+    for _ in range(1000):
+        ahead = max(levels[:-1], key=lambda level: credits.get(level, 0.0))
+        favoured = [ahead] if kind.startswith("against") else levels[:-1]
+        values = {level: float(level in favoured) for level in levels}
+        if kind == "random":
+            values = dict(zip(levels, torch.rand(n, generator=draw).pow(8).tolist(), strict=True))
+        chosen, credits = take_turn(credits, step_shares(values))
+        assert sum(credits.values()) == pytest.approx(0, abs=1e-9)
+        waits = {level: 0 if level == chosen else wait + 1 for level, wait in waits.items()}
+        longest = {level: max(longest[level], waits[level]) for level in levels}
+    assert max(longest.values()) <= n * (n - 1) / EVEN_SHARE
+    if kind == "worthless":
+        assert longest[levels[-1]] == pytest.approx(n / EVEN_SHARE, rel=0.5), "not far below what is promised"

@@ -10,9 +10,9 @@ import torch
 
 from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import Problem
-from partialsgd.testing.runs import Run
 from tests.methods.test_freezing import closure
 from tests.methods.test_stages import gpt2, loss_of, mlp
+from tests.methods.training import are_equal, assert_resumes
 
 LAWS = {
     "": methods.block_coordinate(every=2),
@@ -65,8 +65,7 @@ def test_held_state_goes_on_where_it_stopped_and_freed_state_is_gone() -> None:
     for free in (False, True):
         model = mlp(3)
         optimizer = adam(model.parameters())
-        method = methods.block_coordinate(every=2, free=free)
-        sgd = PartialSGD(model, optimizer, method)
+        sgd = PartialSGD(model, optimizer, methods.block_coordinate(every=2, free=free))
         for t in range(7):
             before = copy.deepcopy({p: dict(s) for p, s in optimizer.state.items()})
             sgd.step(closure(model))
@@ -90,25 +89,13 @@ def test_a_freed_block_begins_as_with_a_new_optimizer() -> None:
             twin.zero_grad()
             closure(twin)()
             own.step()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert are_equal(model, twin)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 7])
 @pytest.mark.parametrize("options", [{"free": True}, {"free": False}, {"order": "random", "free": True}], ids=str)
 def test_a_run_that_stops_in_mid_block_goes_on_as_if_it_had_not(stop: int, options: dict) -> None:
-    method = methods.block_coordinate(2, every=3, **options)
-    whole = Run(PROBLEM, adam, method, False)
-    for t in range(stop):
-        whole.step(t)
-    state = whole.save()
-    resumed = Run(PROBLEM, adam, method, False)
-    resumed.load(state)
-    for t in range(stop, 12):
-        whole.step(t)
-        resumed.step(t)
-    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-        assert (a in whole.optimizer.state) == (b in resumed.optimizer.state)
+    assert_resumes(methods.block_coordinate(2, every=3, **options), stop, 12, PROBLEM, adam)
 
 
 def test_optimizer_memory_is_that_of_the_largest_active_block() -> None:
@@ -134,7 +121,6 @@ def test_backward_ends_at_the_first_active_block() -> None:
 
 def test_state_is_not_freed_and_given_in_one() -> None:
     model = mlp(3)
-    method = methods.block_coordinate(free=True)
-    sgd = PartialSGD(model, adam(model.parameters()), method, outside="decay")
+    sgd = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(free=True), outside="decay")
     with pytest.raises(ValueError, match="outside='decay' updates the state"):
         sgd.step(closure(model))

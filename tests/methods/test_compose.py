@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from partialsgd import LowRank, Method, Nested, PartialSGD, methods, nest
-from partialsgd.testing.problems import PROBLEMS
+from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
 from tests.methods.test_stages import mlp
+from tests.methods.training import MLP, are_equal, assert_close, backward, sgd_of, train, values
 
 LAWS = {
     "": methods.compose(methods.top_k(0.3), methods.extragradient(0.02)),
@@ -20,12 +21,18 @@ LAWS = {
 }
 REFUSED_PROBLEMS = {"freezing": ("quadratic",)}
 
-MLP = next(p for p in PROBLEMS if p.name == "mlp")
-
 
 def low_rank() -> Nested:
     torch.manual_seed(0)
     return nest(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)), LowRank(0.25))
+
+
+def cos_loss(model: nn.Module, t: int = 0) -> Tensor:
+    return backward(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum())()
+
+
+def square_loss(model: nn.Module, t: int) -> Tensor:
+    return backward(lambda: model(torch.randn(4, 6, generator=torch.Generator().manual_seed(t))).square().sum())()
 
 
 def evaluate(nested: nn.Module, t: int) -> Tensor:
@@ -34,19 +41,13 @@ def evaluate(nested: nn.Module, t: int) -> Tensor:
     return F.cross_entropy(nested(x), y)
 
 
-def closure(nested: nn.Module, t: int):
-    def run() -> Tensor:
-        loss = evaluate(nested, t)
-        loss.backward()
-        return loss
-
-    return run
+def step_loss(nested: nn.Module, t: int) -> Tensor:
+    return backward(lambda: evaluate(nested, t))()
 
 
 def gradient_at(nested: Nested, level: str, t: int) -> dict[str, Tensor]:
     with nested.at(level):
-        loss = evaluate(nested, t)
-        loss.backward()
+        step_loss(nested, t)
     found = {n: p.grad for n, p in nested.named_parameters() if p.grad is not None}
     nested.zero_grad()
     return found
@@ -55,16 +56,12 @@ def gradient_at(nested: Nested, level: str, t: int) -> dict[str, Tensor]:
 def test_alternating_and_sam_perturb_each_level_by_its_own_gradient() -> None:
     """By hand: at its level, up by rho along the level's gradient, the gradient there, back, one step."""
     nested, twin = low_rank(), low_rank()
-    sgd = PartialSGD(
-        nested,
-        torch.optim.SGD(nested.parameters(), 0.1, momentum=0.9),
-        methods.compose(methods.alternating(), methods.sam(0.2)),
-    )
+    sgd = sgd_of(nested, methods.compose(methods.alternating(), methods.sam(0.2)), momentum=0.9)
     optimizer = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
     named = dict(twin.named_parameters())
     for t in range(6):
         level = ("full", "core")[t % 2]
-        step = sgd.step(closure(nested, t))
+        step = train(sgd, step_loss)[0]
         assert step.level == level and step.backwards == 2
         g = gradient_at(twin, level, t)
         assert level == "full" or len(g) < len(named), "the core leaves parameters out"
@@ -81,26 +78,23 @@ def test_alternating_and_sam_perturb_each_level_by_its_own_gradient() -> None:
             p.grad = uphill.get(n)
         optimizer.step()
         optimizer.zero_grad()
-        for (n, a), b in zip(nested.named_parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=lambda m, n=n, t=t: f"{n} at {t}: {m}")
+        assert_close(nested, twin, rtol=1e-5, atol=1e-6)
 
 
 def test_sam_by_intervals_is_counted_for_each_level() -> None:
     nested = low_rank()
-    method = methods.compose(methods.alternating(), methods.sam(0.1, interval=2))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
-    passes = [(step.level, step.backwards) for step in (sgd.step(closure(nested, t)) for t in range(8))]
+    sgd = sgd_of(nested, methods.compose(methods.alternating(), methods.sam(0.1, interval=2)))
+    passes = [(step.level, step.backwards) for step in train(sgd, step_loss, 8)]
     assert passes == [("full", 2), ("core", 2), ("full", 1), ("core", 1)] * 2
 
 
 def test_alternating_and_top_k_move_the_largest_gradients_of_the_level_in_one_pass() -> None:
     nested = low_rank()
-    method = methods.compose(methods.alternating(), methods.top_k(0.2))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
+    sgd = sgd_of(nested, methods.compose(methods.alternating(), methods.top_k(0.2)))
     for t in range(4):
         level = ("full", "core")[t % 2]
         g = gradient_at(copy.deepcopy(nested), level, t)
-        step = sgd.step(closure(nested, t))
+        step = train(sgd, step_loss)[0]
         assert step.backwards == 1
         flat = torch.cat([v.abs().flatten() for v in g.values()])
         k = round(0.2 * len(flat))
@@ -111,44 +105,24 @@ def test_alternating_and_top_k_move_the_largest_gradients_of_the_level_in_one_pa
             assert torch.equal(torch.as_tensor(entry).expand(expected.shape), expected)
 
 
-def test_a_mask_and_a_perturbation_of_two_methods() -> None:
-    """Freezing × SAM: the prefix is held, and the rest goes by the gradient at the worst point of the whole."""
-    model, twin = mlp(3), mlp(3)
-    first = methods.freezing(steps=2, start=0.0)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), methods.compose(first, methods.sam(0.1)))
-    alone = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.01), methods.sam(0.1))
-
-    def run(net: nn.Module):
-        def closure() -> Tensor:
-            loss = net(torch.arange(24.0).view(4, 6).cos()).square().sum()
-            loss.backward()
-            return loss
-
-        return closure
-
-    before = [p.detach().clone() for p in model.parameters()]
-    mask = sgd.step(run(model)).mask
-    alone.step(run(twin))
-    for n, a, b, old in zip(mask, model.parameters(), twin.parameters(), before, strict=True):
-        assert torch.equal(a, b if mask[n] is True else old)
-    assert mask["0.weight"] is False and mask["4.weight"] is True
+ALONE = [
+    (methods.compose(methods.freezing(steps=2, start=0.0), methods.sam(0.1)), methods.sam(0.1)),
+    (methods.compose(methods.meprop(2), methods.freezing(steps=2, start=0.0)), methods.meprop(2)),
+    (methods.compose(methods.dropout(0.6), methods.random_mask(0.5)), methods.dropout(0.6)),
+]
 
 
-def test_a_perturbation_looks_at_its_own_mask_and_not_at_the_intersection() -> None:
-    """dropout × random_mask: what the random mask holds is still in the network."""
-    model, twin = MLP.model(), MLP.model()
-    sgd = PartialSGD(
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        methods.compose(methods.dropout(0.6), methods.random_mask(0.5)),
-        seed=2,
-    )
-    alone = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.1), methods.dropout(0.6), seed=2)
-    before = [p.detach().clone() for p in model.parameters()]
-    mask = sgd.step(MLP.closure(model, 0)).mask
-    alone.step(MLP.closure(twin, 0))
-    for n, a, b, old in zip(mask, model.parameters(), twin.parameters(), before, strict=True):
-        assert torch.equal(a, torch.where(torch.as_tensor(mask[n]), b, old))
+@pytest.mark.parametrize(("method", "alone"), ALONE, ids=["freezing and sam", "meprop and freezing", "dropout"])
+def test_what_moves_goes_by_the_gradient_of_the_method_alone(method: Method, alone: Method) -> None:
+    """What the other method holds is still in the network: a perturbation looks at its own mask."""
+    model, twin = mlp(4), mlp(4)
+    before = values(model)
+    (step,) = train(sgd_of(model, method, 0.01, seed=2), cos_loss)
+    train(sgd_of(twin, alone, 0.01, seed=2), cos_loss)
+    for n, entry in step.mask.items():
+        expected = torch.where(torch.as_tensor(entry), twin.get_parameter(n), before[n])
+        assert torch.equal(model.get_parameter(n), expected)
+    assert 0 < step.mask.count() < sum(p.numel() for p in model.parameters())
 
 
 def test_with_plain_it_is_the_other_to_the_bit() -> None:
@@ -160,7 +134,7 @@ def test_with_plain_it_is_the_other_to_the_bit() -> None:
             )
             for t in range(4):
                 assert ours.step(MLP.closure(a, t)).backwards == alone.step(MLP.closure(b, t)).backwards
-            assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+            assert are_equal(a, b)
 
 
 def test_a_projection_looks_at_its_own_mask() -> None:
@@ -169,9 +143,7 @@ def test_a_projection_looks_at_its_own_mask() -> None:
     method = methods.compose(
         methods.freezing(steps=1, start=0.0), methods.ac_dc(0.5, warmup=1, sparse=5, dense=1, scope="layer")
     )
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
-    for _ in range(3):
-        sgd.step(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0)
+    train(sgd_of(model, method, 0.01), cos_loss, 3)
     assert [int((model[k].weight == 0).sum()) for k in (0, 2, 4)] == [18, 18, 18]
 
 
@@ -179,43 +151,24 @@ def test_two_chains_on_one_network() -> None:
     """freezing × block_coordinate: the active block, if it is not frozen; the gradient mode comes back."""
     model = mlp(4)
     first = methods.freezing(steps=4, start=0.5)  # stages stop at t = 2, 8/3, 10/3
-    method = methods.compose(first, methods.block_coordinate(2, every=1))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, methods.compose(first, methods.block_coordinate(2, every=1)), 0.01)
     moving = []
     for _ in range(4):
-        mask = sgd.step(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0).mask
+        mask = train(sgd, cos_loss)[0].mask
         moving.append([k for k in range(4) if mask[f"{2 * k}.weight"] is True])
         assert torch.is_grad_enabled()
     assert moving[:2] == [[0, 1], [2, 3]] and moving[2] == [1] and moving[3] == [2, 3]
 
 
-def test_a_truncated_backward_behind_a_cut() -> None:
-    """meProp × freezing: the gradient of what still moves is meProp's own."""
-    model, twin = mlp(4), mlp(4)
-    method = methods.compose(methods.meprop(2), methods.freezing(steps=2, start=0.0))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
-    alone = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.01), methods.meprop(2))
-    before = [p.detach().clone() for p in model.parameters()]
-
-    def run(net: nn.Module):
-        return lambda: net(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0
-
-    mask = sgd.step(run(model)).mask
-    alone.step(run(twin))
-    assert mask["0.weight"] is False and mask["6.weight"] is True
-    for n, a, b, old in zip(mask, model.parameters(), twin.parameters(), before, strict=True):
-        assert torch.equal(a, old if mask[n] is False else b)
-
-
 def test_step_sizes_multiply() -> None:
     half = Method(scale=lambda context: 0.5, name="half")
     (a, ours), (b, alone) = (
-        (m, PartialSGD(m, torch.optim.SGD(m.parameters(), lr), made))
+        (m, sgd_of(m, made, lr))
         for m, lr, made in ((MLP.model(), 0.4, methods.compose(half, half)), (MLP.model(), 0.1, methods.plain()))
     )
     ours.step(MLP.closure(a, 0))
     alone.step(MLP.closure(b, 0))
-    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert are_equal(a, b)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["second", "first"])
@@ -228,7 +181,7 @@ def test_what_one_part_measures_is_measured_of_the_composition(first: bool) -> N
         runs = []
         for method in (methods.compose(*parts), methods.scaled_by_alpha(methods.compose(*plain), every=2)):
             model = MLP.model()
-            sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method, seed=2)
+            sgd = sgd_of(model, method, seed=2)
             steps = [sgd.step(MLP.closure(model, t)) for t in range(5)]
             assert [len(step.measurements) for step in steps] == [1, 0, 1, 0, 1]
             runs.append(([step.lr for step in steps], list(model.parameters())))
@@ -238,69 +191,55 @@ def test_what_one_part_measures_is_measured_of_the_composition(first: bool) -> N
 
 def test_the_graph_is_cut_also_where_the_other_mask_waits_for_the_gradient() -> None:
     model = mlp(4)
-    method = methods.compose(methods.top_k(0.5), methods.freezing(steps=30, start=0.0))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, methods.compose(methods.top_k(0.5), methods.freezing(steps=30, start=0.0)), 0.01)
 
     def closure() -> Tensor:
-        loss = model(torch.arange(24.0).view(4, 6).cos()).square().sum()
-        loss.backward()
+        loss = cos_loss(model)
         assert model[0].weight.grad is None and model[2].weight.grad is not None
         return loss
 
-    first = sgd.step(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0)  # looked at
+    first = train(sgd, cos_loss)[0]  # looked at
     assert first.mask.count() == round(0.5 * 3 * 42)
     step = sgd.step(closure)
     assert step.mask["0.weight"] is False and step.mask.count() == round(0.5 * 3 * 42)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        methods.top_k(0.1),
-        methods.compressed_gradient(0.1),
-        methods.compressed_gradient(0.1, kind="random-k"),
-        methods.extragradient(0.05, past=True),
-        methods.sam(0.1),
-        methods.random_mask(0.5),
-    ],
-    ids=lambda m: m.name,
-)
+OTHERS = [
+    *(methods.top_k(0.1), methods.extragradient(0.05, past=True), methods.sam(0.1), methods.random_mask(0.5)),
+    *(methods.compressed_gradient(0.1), methods.compressed_gradient(0.1, kind="random-k")),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda m: m.name)
 @pytest.mark.parametrize("stages", ["freezing", "criterion", "block_coordinate", "layerwise"])
 def test_a_cut_changes_no_bit_of_a_composition(other: Method, stages: str) -> None:
     """What the other method ranks or remembers is what may move, computed or not."""
     make = {
-        "freezing": lambda m, cut: methods.freezing(steps=5, start=0.2, cut=cut),
-        "criterion": lambda m, cut: methods.freezing("criterion", budget=1.5, every=2, cut=cut),
-        "block_coordinate": lambda m, cut: methods.block_coordinate(every=2, order="random", cut=cut),
-        "layerwise": lambda m, cut: methods.layerwise(2, cut=cut),
+        "freezing": lambda cut: methods.freezing(steps=5, start=0.2, cut=cut),
+        "criterion": lambda cut: methods.freezing("criterion", budget=1.5, every=2, cut=cut),
+        "block_coordinate": lambda cut: methods.block_coordinate(every=2, order="random", cut=cut),
+        "layerwise": lambda cut: methods.layerwise(2, cut=cut),
     }[stages]
     results = []
     for cut in (True, False):
         model = mlp(4)
-        method = methods.compose(make(model, cut), other)
-        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.02, momentum=0.9), method, seed=4)
-        counts = []
-        for t in range(8):
-            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(t))
-            counts.append(sgd.step(lambda x=x, model=model: model(x).square().sum().backward() or 0.0).mask.count())
+        sgd = sgd_of(model, methods.compose(make(cut), other), 0.02, momentum=0.9, seed=4)
+        counts = [step.mask.count() for step in train(sgd, square_loss, 8)]
         assert min(counts) > 0
-        results.append((counts, [p.detach().clone() for p in model.parameters()]))
+        results.append((counts, values(model)))
     assert results[0][0] == results[1][0]
-    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+    assert_same_bits(results[0][1], results[1][1])
 
 
 def test_a_level_of_numbers_is_dropped_by_its_own_mask() -> None:
     """dynamic_sparsity × freezing: a frozen stage is held, not dropped."""
     model = mlp(3)
-    method = methods.compose(methods.dynamic_sparsity((0.5,)), methods.freezing(steps=2, start=0.0))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, methods.compose(methods.dynamic_sparsity((0.5,)), methods.freezing(steps=2, start=0.0)), 0.01)
     zeros = []
 
     def closure() -> Tensor:
         zeros.append(sum(int((model[k].weight == 0).sum()) for k in (0, 2, 4)))
-        loss = model(torch.arange(24.0).view(4, 6).cos()).square().sum()
-        loss.backward()
-        return loss
+        return cos_loss(model)
 
     for _ in range(4):
         sgd.step(closure)
@@ -309,42 +248,31 @@ def test_a_level_of_numbers_is_dropped_by_its_own_mask() -> None:
 
 def test_what_is_outside_a_level_does_not_enter_the_memory() -> None:
     model = mlp(3)
-    method = methods.compose(methods.dynamic_sparsity((0.8,)), methods.compressed_gradient(0.5))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), method)
+    sgd = sgd_of(model, methods.compose(methods.dynamic_sparsity((0.8,)), methods.compressed_gradient(0.5)), 0.0)
     unsent = []
     for _ in range(2):
-        sgd.step(lambda: model(torch.arange(24.0).view(4, 6).cos()).square().sum().backward() or 0.0)
+        train(sgd, cos_loss)[0]
         unsent.append(sgd.memory["part 2.unsent.2.weight"])
     outside = sgd.extract("0.8")[2].weight == 0
     assert torch.equal(unsent[1][outside], unsent[0][outside]) and not torch.equal(unsent[0], unsent[1])
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: (methods.sam(), methods.extragradient()), r"sam.* and extragradient.* both perturb"),
-        (lambda: (methods.dropout(), methods.sam()), "both perturb"),
-        (lambda: (methods.dynamic_sparsity((0.5,)), methods.sam()), "both perturb the numbers of x"),
-        (lambda: (methods.sam(), methods.independent_subnets()), "both perturb the numbers of x"),
-        (lambda: (methods.alternating(), methods.only()), "both take their own branches"),
-        (lambda: (methods.ac_dc(), methods.independent_subnets(shared="average")), "both project"),
-        (
-            lambda: (methods.block_coordinate(free=True), methods.ac_dc()),
-            "both drop optimizer state",
-        ),
-        (lambda: (methods.guarded(methods.dropout()), methods.top_k()), "guard the composition"),
-        (
-            lambda: (methods.alternating(order="criterion"), methods.scaled_by_alpha(methods.top_k())),
-            "both measure",
-        ),
-        (
-            lambda: (methods.compressed_gradient(0.1), methods.compressed_gradient(0.2)),
-            "both correct the gradient",
-        ),
-    ],
-)
-def test_pairs_without_a_meaning_are_refused(build, message: str) -> None:
-    parts = build()
+REFUSED_PAIRS = [
+    ((methods.sam(), methods.extragradient()), r"sam.* and extragradient.* both perturb"),
+    ((methods.dropout(), methods.sam()), "both perturb"),
+    ((methods.dynamic_sparsity((0.5,)), methods.sam()), "both perturb the numbers of x"),
+    ((methods.sam(), methods.independent_subnets()), "both perturb the numbers of x"),
+    ((methods.alternating(), methods.only()), "both take their own branches"),
+    ((methods.ac_dc(), methods.independent_subnets(shared="average")), "both project"),
+    ((methods.block_coordinate(free=True), methods.ac_dc()), "both drop optimizer state"),
+    ((methods.guarded(methods.dropout()), methods.top_k()), "guard the composition"),
+    ((methods.alternating(order="criterion"), methods.scaled_by_alpha(methods.top_k())), "both measure"),
+    ((methods.compressed_gradient(0.1), methods.compressed_gradient(0.2)), "both correct the gradient"),
+]
+
+
+@pytest.mark.parametrize(("parts", "message"), REFUSED_PAIRS)
+def test_pairs_without_a_meaning_are_refused(parts, message: str) -> None:
     model = mlp() if any(part.name.startswith(("independent", "block")) for part in parts) else family()
     with pytest.raises(ValueError, match=message):
         methods.compose(*parts).bind(model)
@@ -352,9 +280,34 @@ def test_pairs_without_a_meaning_are_refused(build, message: str) -> None:
 
 def test_a_pair_whose_branches_show_it_is_refused_when_they_do() -> None:
     nested = family()
-    method = methods.compose(methods.slimmable(), methods.compressed_gradient(0.1))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
+    sgd = sgd_of(nested, methods.compose(methods.slimmable(), methods.compressed_gradient(0.1)))
     before = [p.detach().clone() for p in nested.parameters()]
     with pytest.raises(ValueError, match="corrects one gradient, and slimmable"):
         sgd.step(lambda: nested(torch.ones(4, 6)).square().sum().backward() or 0.0)
     assert all(torch.equal(a, b) for a, b in zip(before, nested.parameters(), strict=True))
+
+
+def test_parts_draw_for_themselves_however_they_are_nested() -> None:
+    one, more = (methods.random_mask(share, where=["weight"]) for share in (0.5, 0.6))
+    for method, share in (
+        (methods.compose(more, one), 0.3),
+        (methods.compose(methods.compose(one, one), one), 0.125),
+        (methods.compose(one, methods.compose(one, one)), 0.125),
+    ):
+        model = nn.Linear(200, 200)
+        mask = sgd_of(model, method).step(backward(lambda model=model: model(torch.ones(1, 200)).sum())).mask
+        assert float(mask["weight"].float().mean()) == pytest.approx(share, abs=0.01)
+
+
+def test_parts_keep_their_memories_apart() -> None:
+    """Sparsity masks of one and of the other lie under the same names; error feedback and past gradients do not."""
+    pruning = methods.ac_dc(0.5, warmup=1, sparse=3, dense=1, reset=False)
+    sgd = sgd_of(mlp(3), methods.compose(pruning, methods.compressed_gradient(0.5)), 0.01)
+    for t in range(5):
+        train(sgd, cos_loss)
+        assert all(key.startswith(("part 2.unsent.", "magnitudes.")) for key in sgd.memory)
+        assert any(key.startswith("magnitudes.") for key in sgd.memory) == (1 <= t < 4)
+    two = methods.compose(methods.sam(0.1, interval=2), methods.top_k(0.5))
+    sgd = sgd_of(mlp(2), methods.compose(two, methods.compressed_gradient(0.5)))
+    train(sgd, cos_loss)
+    assert {key.partition(".")[0] for key in sgd.memory} == {"sam", "part 3"}

@@ -9,6 +9,7 @@ from torch import nn
 from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import Quadratic, SometimesUnused, Tied
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
+from tests.methods.training import backward, sgd_of, values
 
 LAWS = {"": methods.dropout(0.7), "neurons": methods.dropout(0.7, unit="neurons")}
 REFUSED_PROBLEMS = {"neurons": ("quadratic", "tied", "unused")}  # no hidden units, none of their own, not to be traced
@@ -25,7 +26,7 @@ def net() -> nn.Module:
 
 
 def step(model, method):
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+    sgd = sgd_of(model, method)
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
     seen = {}
 
@@ -78,7 +79,7 @@ def test_a_step_is_that_of_the_network_without_the_dropped_units_for_any_activat
     """sigmoid(0) is not 0, a norm has a shift: the unit is gone all the same, and its statistics stay."""
     build, shape = CASES[case]
     model, layers = build(), [i for i, m in enumerate(build()) if isinstance(m, (nn.Linear, nn.Conv2d))][:-1]
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.3), methods.dropout(0.5, unit="neurons"), seed=3)
+    sgd = sgd_of(model, methods.dropout(0.5, unit="neurons"), 0.3, seed=3)
     dropped = 0
     for t in range(4):
         x, y = batch(t, *shape)
@@ -114,13 +115,8 @@ def test_momentum_and_decay_do_not_move_what_is_attached_to_a_dropped_unit() -> 
     )
     for t in range(4):
         x, y = batch(t, 5)
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-
-        def closure(x=x, y=y):
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
+        before = values(model)
+        closure = backward(lambda x=x, y=y: nn.functional.cross_entropy(model(x), y))
         gone = ~torch.as_tensor(sgd.step(closure).mask["2.bias"]).expand(7)
         for name in ("2.weight", "2.bias", "3.weight", "3.bias"):
             assert torch.equal(model.get_parameter(name)[gone], before[name][gone])
@@ -132,16 +128,9 @@ def test_one_unit_of_each_layer_stays_and_it_is_drawn() -> None:
     stays = []
     for seed in range(40):
         model = net()
-        sgd = PartialSGD(
-            model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(1e-6, unit="neurons"), seed=seed
-        )
+        sgd = sgd_of(model, methods.dropout(1e-6, unit="neurons"), seed=seed)
 
-        def closure(model=model):
-            loss = model(torch.ones(2, 5)).sum()
-            loss.backward()
-            return loss
-
-        mask = sgd.step(closure).mask
+        mask = sgd.step(backward(lambda model=model: model(torch.ones(2, 5)).sum())).mask
         assert int(mask["0.bias"].sum()) == 1 == int(mask["2.bias"].sum())
         stays.append(int(mask["0.bias"].nonzero()))
     assert len(set(stays)) > 4, "not always the same one"
@@ -161,14 +150,7 @@ def test_where_limits_it_to_layers_and_the_others_stay_whole() -> None:
 def test_layers_can_be_named_where_the_network_cannot_be_traced() -> None:
     def first_mask(method):
         model = SometimesUnused()
-        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
-
-        def closure():
-            loss = model(torch.ones(2, 6), True).sum()
-            loss.backward()
-            return loss
-
-        return sgd.step(closure).mask
+        return sgd_of(model, method).step(backward(lambda: model(torch.ones(2, 6), True).sum())).mask
 
     with pytest.raises(ValueError, match=r"dropout finds no hidden units in SometimesUnused.*hidden=\("):
         first_mask(methods.dropout(0.5, unit="neurons"))
@@ -188,6 +170,6 @@ def test_one_mask_serves_the_batch_and_nothing_is_rescaled() -> None:
 
 def test_a_model_without_hidden_units_of_its_own_is_refused_rather_than_left_alone() -> None:
     for model, message in ((Quadratic(), "Quadratic has no hidden units"), (Tied(), "'hidden' lie in tied parameters")):
-        sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.dropout(0.5, unit="neurons"))
+        sgd = sgd_of(model, methods.dropout(0.5, unit="neurons"))
         with pytest.raises(ValueError, match=message):
             sgd.step(lambda: None)

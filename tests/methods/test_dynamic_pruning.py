@@ -7,11 +7,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import nn
 
-from partialsgd import PartialSGD, methods
-from partialsgd.testing.problems import PROBLEMS
-from partialsgd.testing.runs import Run, assert_same_bits
+from partialsgd import methods
+from tests.methods.training import assert_resumes, conv_loss, conv_net, sgd_of, values
 
 LAWS = {
     "": methods.dynamic_pruning(0.6, every=2),
@@ -26,38 +24,21 @@ REFUSED_SETTINGS = [
     ({"unit": "neurons"}, "unit must be one of"),
 ]
 
-LAWS = {
-    "": methods.dynamic_pruning(0.6, every=2),
-    "rows": methods.dynamic_pruning(0.6, every=3, ramp=4, scope="layer", unit="rows"),
-}
-IDENTITY = [methods.dynamic_pruning(0.0)]
 
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 5))
-
-
-def batch(t: int) -> torch.Tensor:
-    return torch.randn(7, 1, 4, 4, generator=torch.Generator().manual_seed(t))
-
-
-def trained(method, steps: int, model=None, lr: float = 0.1):
-    model = model or net()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), lr), method)
+def trained(method, steps: int, lr: float = 0.1):
+    """The driver, x̃ at each pass, and x before each step and at the end."""
+    model = conv_net()
+    sgd = sgd_of(model, method, lr)
     seen, between = [], []
-    for t in range(steps):
 
-        def closure(t=t):
-            seen.append({n: p.detach().clone() for n, p in model.named_parameters()})
-            loss = (model(batch(t)) - 1).square().mean()
-            loss.backward()
-            return loss
+    def closure():
+        seen.append(values(model))
+        return conv_loss(model, sgd.t)
 
-        between.append({n: p.detach().clone() for n, p in model.named_parameters()})
+    for _ in range(steps):
+        between.append(values(model))
         assert sgd.step(closure).mask.is_everything
-    between.append({n: p.detach().clone() for n, p in model.named_parameters()})
-    return sgd, seen, between
+    return sgd, seen, [*between, values(model)]
 
 
 def largest(weights: list[torch.Tensor], sparsity: float) -> list[torch.Tensor]:
@@ -72,7 +53,7 @@ def largest(weights: list[torch.Tensor], sparsity: float) -> list[torch.Tensor]:
 def test_the_dense_update_is_by_the_gradient_at_the_pruned_weights() -> None:
     """DPF written out, with refreshes at 0 and 3."""
     _, seen, between = trained(methods.dynamic_pruning(0.7, every=3), 5)
-    twin = net()
+    twin = conv_net()
     for t in range(5):
         if t % 3 == 0:
             kept = largest([twin[0].weight.detach(), twin[3].weight.detach()], 0.7)
@@ -82,7 +63,7 @@ def test_the_dense_update_is_by_the_gradient_at_the_pruned_weights() -> None:
                 layer.weight.mul_(inside)
         for name, p in pruned.named_parameters():
             torch.testing.assert_close(seen[t][name], p.detach())
-        (pruned(batch(t)) - 1).square().mean().backward()
+        conv_loss(pruned, t)
         with torch.no_grad():
             for p, q in zip(twin.parameters(), pruned.parameters(), strict=True):
                 p -= 0.1 * q.grad
@@ -120,7 +101,7 @@ def test_what_is_extracted_is_the_pruned_network(steps: int) -> None:
         inside = p.detach() != 0
         assert torch.equal(p.detach(), between[-1][name] * inside)
     with sgd.perturbed():
-        assert torch.equal(sgd.parameters.model(batch(9)), small(batch(9)))
+        assert torch.equal(sgd.parameters.model(x := torch.randn(2, 1, 4, 4)), small(x))
     for name, p in sgd.parameters.items():
         assert torch.equal(p.detach(), between[-1][name]), "the dense weights are untouched"
 
@@ -142,15 +123,4 @@ def test_only_what_a_pattern_covers_is_pruned() -> None:
 
 
 def test_a_run_stopped_between_two_refreshes_goes_on_with_the_same_choice() -> None:
-    def sgd(parameters):
-        return torch.optim.SGD(parameters, 0.5, momentum=0.9)
-
-    method = methods.dynamic_pruning(0.6, every=4)
-    whole, resumed = (Run(PROBLEMS[1], sgd, method, False) for _ in range(2))
-    for t in range(10):
-        if t == 6:
-            resumed.load(whole.save())
-        whole.step(t)
-    for t in range(6, 10):
-        resumed.step(t)
-    assert_same_bits(whole.tensors(), resumed.tensors())
+    assert_resumes(methods.dynamic_pruning(0.6, every=4), 6, 10, make=lambda p: torch.optim.SGD(p, 0.5, momentum=0.9))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partialsgd import PartialSGD, methods
+from partialsgd import methods
 from partialsgd.testing.problems import PROBLEMS, Quadratic
 from partialsgd.testing.runs import Run, assert_same_bits
+from tests.methods.training import MLP, sgd_of, values
 
 LAWS = {"": methods.extragradient(0.02), "past": methods.extragradient(0.02, past=True)}
 IDENTITY = [methods.extragradient(0.0), methods.extragradient(0.0, past=True)]
@@ -16,7 +17,7 @@ REFUSED_SETTINGS = [({"eta": -1}, "eta must not be negative, got -1")]
 
 def points(method) -> tuple[list[torch.Tensor], Quadratic]:
     model = Quadratic()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, method, 0.01)
     seen = []
 
     def closure():
@@ -44,12 +45,12 @@ def test_the_second_gradient_is_taken_downhill() -> None:
     assert value(seen[1]) < value(seen[0]), "the paper's printed sign would go uphill (E5)"
 
 
-@pytest.mark.parametrize("problem", [PROBLEMS[0], PROBLEMS[1], PROBLEMS[5]], ids=lambda problem: problem.name)
+@pytest.mark.parametrize("problem", [PROBLEMS[0], MLP, PROBLEMS[5]], ids=lambda problem: problem.name)
 def test_from_the_past_is_popovs_loop_with_one_backward_a_step(problem) -> None:
     """y = x − η g_old, g = ∇f(y), x ← x − γ g; a layer that the last step did not use has no old gradient."""
     run = Run(problem, lambda p: torch.optim.SGD(p, 0.05), methods.extragradient(0.03, past=True), False)
     by_hand = problem.model()
-    x = {name: p.detach().clone() for name, p in by_hand.named_parameters()}
+    x = values(by_hand)
     past: dict[str, torch.Tensor] = {}
     for t in range(8):
         assert run.step(t).backwards == 1
@@ -68,7 +69,7 @@ def test_from_the_past_is_popovs_loop_with_one_backward_a_step(problem) -> None:
 
 def test_the_first_step_from_the_past_is_plain_and_the_second_is_not() -> None:
     runs = [
-        Run(PROBLEMS[1], torch.optim.AdamW, method, False)
+        Run(MLP, torch.optim.AdamW, method, False)
         for method in (methods.extragradient(0.5, past=True), methods.plain())
     ]
     for t in range(2):
@@ -92,8 +93,7 @@ def test_the_past_is_the_gradient_before_it_was_clipped() -> None:
 
 
 def test_a_skipped_step_is_not_the_past() -> None:
-    method = methods.extragradient(0.03, past=True)
-    run = Run(PROBLEMS[1], torch.optim.AdamW, method, False, options={"nonfinite": "skip"})
+    run = Run(MLP, torch.optim.AdamW, methods.extragradient(0.03, past=True), False, options={"nonfinite": "skip"})
     run.step(0)
     before = dict(run.sgd.memory)
     assert run.sgd.step(lambda: run.closure(1)() * float("nan")).skipped

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partialsgd import CriteriaMeter, Method, PartialSGD, masks, methods
+from partialsgd import CriteriaMeter, Method, masks, methods
 from partialsgd.methods.freezing import longest_prefix
 from tests.methods.test_stages import Embedded, flops, loss_of, mlp
+from tests.methods.training import sgd_of
 
 LAWS = {
     "": methods.freezing(steps=4, start=0.0),
@@ -42,7 +43,7 @@ def closure(model: nn.Module, log: list | None = None):
 def test_stages_stop_when_the_schedule_says(by: str, ends: list[int]) -> None:
     """steps = 100, start = 1/2, four stages: r = 1/2, 2/3, 5/6; the last never stops."""
     model = mlp(4)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), methods.freezing(by, steps=100, start=0.5))
+    sgd = sgd_of(model, methods.freezing(by, steps=100, start=0.5), 0.01)
     seen: list[set[str]] = []
     for t in range(110):
         mask = sgd.step(closure(model, seen)).mask
@@ -55,8 +56,7 @@ def test_stages_stop_when_the_schedule_says(by: str, ends: list[int]) -> None:
 def test_a_frozen_half_costs_no_backward() -> None:
     model, twin = mlp(12), mlp(12)
     whole = flops(closure(twin))
-    method = methods.freezing(steps=12, start=0.0)  # one stage a step
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, methods.freezing(steps=12, start=0.0), 0.01)
     counts = [flops(lambda: sgd.step(closure(model))) for _ in range(8)]
     layer = whole // 35  # 12 forward, 12 dW, 11 dx, all of one size
     stopped = [sum(t >= 12 * k / 11 for k in range(11)) for t in range(8)]
@@ -91,8 +91,7 @@ def test_by_criterion_the_measured_c_norm_stays_under_the_budget_and_a_stage_tha
         loss.backward()
         return loss
 
-    method = methods.freezing("criterion", budget=1.2, every=4)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1e-4), method)
+    sgd = sgd_of(model, methods.freezing("criterion", budget=1.2, every=4), 1e-4)
     frozen = []
     for t in range(12):
         scale["0"] = 1e-3 if t < 6 else 100.0
@@ -112,8 +111,7 @@ def test_by_criterion_equals_the_ratio_computed_by_hand() -> None:
     for budget in (1.05, 1.3, 2.0, 5.0):
         model, twin = Embedded(), Embedded()
         loss_of(twin).backward()
-        method = methods.freezing("criterion", budget=budget, every=3)
-        mask = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method).step(closure(model)).mask
+        mask = sgd_of(model, methods.freezing("criterion", budget=budget, every=3)).step(closure(model)).mask
         grads = {n: p.grad for n, p in twin.named_parameters()}
         whole = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
         inside = math.sqrt(sum(float(g.square().sum()) for n, g in grads.items() if mask[n] is True))
@@ -132,10 +130,9 @@ def test_it_is_frozen_by_the_number_that_the_meter_finds() -> None:
     for prefix in (1, 2):
         inside = [f"{2 * k}" for k in range(prefix, 3)]
         only = Method(mask=lambda context, names=inside: masks.only(context.parameters.model, names), name="rest")
-        probe = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), only, meter=CriteriaMeter(1, groups={}))
+        probe = sgd_of(model, only, 0.0, meter=CriteriaMeter(1, groups={}))
         c_norm = probe.step(closure(model)).criteria.c_norm
         for factor, expected in ((1 + 1e-9, prefix), (1 - 1e-9, prefix - 1)):
-            method = methods.freezing("criterion", budget=c_norm * factor, cut=False)
-            sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), method)
+            sgd = sgd_of(model, methods.freezing("criterion", budget=c_norm * factor, cut=False), 0.0)
             mask = sgd.step(closure(model)).mask
             assert [mask[f"{2 * k}.weight"] for k in range(3)].index(True) == expected

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from partialsgd import Method, PartialSGD, masks
 from partialsgd.methods._shared.stages import Stages
 from tests.methods.test_stages import NETWORKS, Embedded, flops, gpt2, loss_of, mlp, noting, stepping, taking
+from tests.methods.training import are_equal, assert_close, backward, sgd_of
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -27,8 +28,7 @@ def test_the_cut_leaves_the_gradient_of_what_moves_and_takes_the_rest_away(name:
         seen: dict[str, Tensor | None] = {}
 
         def closure(seen=seen) -> Tensor:
-            loss = loss_of(model)
-            loss.backward()
+            loss = backward(lambda: loss_of(model))()
             seen.update({n: p.grad for n, p in model.named_parameters()})
             return loss
 
@@ -80,7 +80,7 @@ def test_the_first_pass_is_whole_and_gives_the_same_bits() -> None:
         model = mlp()
         _, sgd = stepping(model, [2, 3])
         if inspected:
-            PartialSGD(model, torch.optim.SGD(model.parameters(), 0.0), sgd.method).step(taking(model))
+            sgd_of(model, sgd.method, 0.0).step(taking(model))
         graphs: list[bool] = []
         for _ in range(2):
             sgd.step(noting(model, graphs))
@@ -105,8 +105,7 @@ def test_reentrant_checkpointing_is_refused_and_the_other_kind_is_cut() -> None:
         for _ in range(2):
             sgd.step(taking(model))
             other.step(taking(twin))
-        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(a, b)
+        assert_close(model, twin)
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of the teacher, which has no graph
@@ -133,9 +132,7 @@ def test_reentrant_checkpointing_is_found_out_where_nothing_follows_it_and_a_tea
         def closure(model=model) -> Tensor:
             with torch.no_grad():
                 target = model(torch.ones(2, 6)) + 1
-            loss = (model(torch.ones(2, 6)) - target).square().sum()
-            loss.backward()
-            return loss
+            return backward(lambda: (model(torch.ones(2, 6)) - target).square().sum())()
 
         if reentrant:
             with pytest.raises(ValueError, match="use_reentrant=False"):
@@ -187,7 +184,7 @@ def test_a_module_that_runs_again_after_a_later_stage_is_found_out_at_the_first_
     shared = nn.Linear(6, 6)
     model = nn.Sequential(nn.Linear(6, 6), shared, nn.Linear(6, 6), nn.Tanh(), shared, nn.Linear(6, 6))
     stages = Stages(model, None, cut=True, method="test")
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), Method(within=stages.cut))
+    sgd = sgd_of(model, Method(within=stages.cut))
     with pytest.raises(ValueError, match="not in the order of the forward pass"):
         sgd.step(taking(model))
 
@@ -209,12 +206,11 @@ def test_the_mask_alone_decides_where_the_cut_is() -> None:
     model = mlp()
     stages = Stages(model, None, cut=True, method="test")
     method = Method(mask=lambda c: stages.mask(c, [3]) | masks.only(c.parameters, ["2.bias"]), within=stages.cut)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+    sgd = sgd_of(model, method)
     before = model[2].bias.detach().clone()
 
     def closure() -> Tensor:
-        loss = loss_of(model)
-        loss.backward()
+        loss = backward(lambda: loss_of(model))()
         assert model[0].weight.grad is None and model[2].bias.grad is not None
         return loss
 
@@ -233,8 +229,8 @@ def test_a_model_with_hooks_is_saved_and_copied_with_its_driver() -> None:
         for _ in range(3):
             run.step(noting(net, seen))
         assert seen == [True, False, False]
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), both.parameters(), strict=True))
+    assert are_equal(model, both)
     for module in model.modules():
         module._forward_hooks.clear()
     with pytest.raises(ValueError, match="hooks of the method are gone"):
-        PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), sgd.method).step(taking(model))
+        sgd_of(model, sgd.method).step(taking(model))

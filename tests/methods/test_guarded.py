@@ -12,7 +12,8 @@ from torch import nn
 from partialsgd import Method, PartialSGD, methods, perturbations
 from partialsgd.meters.criteria import Criteria
 from partialsgd.testing.problems import PROBLEMS
-from partialsgd.testing.runs import Run
+from tests.families import family
+from tests.methods.training import are_equal, assert_resumes, backward, sgd_of
 
 LAWS = {"": methods.guarded(methods.dropout(0.6), by="c_sim", bound=1.0, fallback=methods.sam(0.1), every=2)}
 
@@ -44,7 +45,7 @@ def test_a_step_is_either_the_methods_or_the_fallbacks_to_the_bit(problem, bound
         gradients = []
         for point in (Method(name="x"), method):
             twin = copy.deepcopy(model)
-            other = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 1.0), point, seed=1)
+            other = sgd_of(twin, point, 1.0, seed=1)
             other.t = t
             before = [p.detach().clone() for p in twin.parameters()]
             torch.manual_seed(t)
@@ -73,8 +74,7 @@ def test_a_step_is_either_the_methods_or_the_fallbacks_to_the_bit(problem, bound
 
 
 def test_between_measurements_the_last_verdict_holds() -> None:
-    method = methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4)
-    _, sgd = start(method)
+    _, sgd = start(methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4))
     model = sgd.parameters.model
     plain_model, plain = start(methods.plain())
     kinds = []
@@ -84,28 +84,23 @@ def test_between_measurements_the_last_verdict_holds() -> None:
         kinds.append(step.backwards)
         assert int(sgd.memory["guard.refused."]) == int(4 <= t < 8)
     assert kinds == [1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1]  # δx = 0 needs no second gradient to be measured
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain_model.parameters(), strict=True))
+    assert are_equal(model, plain_model)
 
 
 def test_each_level_is_judged_at_its_own_steps() -> None:
     """With an even interval and alternating levels, t alone would only ever judge the full one."""
-    from tests.families import family
-
     nested, judged = family(), []
 
     def by(found: Criteria) -> float:
         judged.append(sgd.t)
         return 1.0 if sgd.t % 2 == 0 else math.nan  # the core is always refused
 
-    method = methods.guarded(methods.alternating(), by=by, every=2)
-    sgd = PartialSGD(nested, momentum(nested.parameters()), method)
+    sgd = PartialSGD(nested, momentum(nested.parameters()), methods.guarded(methods.alternating(), by=by, every=2))
     levels = []
     for t in range(8):
-
-        def closure(t=t) -> torch.Tensor:
-            loss = nested(torch.randn(4, 6, generator=torch.Generator().manual_seed(t))).square().sum()
-            loss.backward()
-            return loss
+        closure = backward(
+            lambda t=t: nested(torch.randn(4, 6, generator=torch.Generator().manual_seed(t))).square().sum()
+        )
 
         levels.append(sgd.step(closure).level)
     assert judged == [0, 1, 4, 5]
@@ -146,14 +141,7 @@ def test_the_fallback_remembers_by_itself_and_what_was_refused_is_forgotten() ->
 
 def test_a_resumed_run_remembers_the_verdict() -> None:
     method = methods.guarded(Method(perturb=uphill, name="uphill"), by="c_align", bound=1.5, every=4)
-    whole = Run(MLP, momentum, method, False)
-    for t in range(6):
-        whole.step(t)
-    resumed = Run(MLP, momentum, method, False)
-    resumed.load(whole.save())
-    for t in range(6, 10):
-        assert whole.step(t).backwards == resumed.step(t).backwards
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
+    assert_resumes(method, 6, 10, make=momentum)
 
 
 def test_a_bound_that_nothing_exceeds_is_the_method_to_the_bit() -> None:
@@ -162,7 +150,7 @@ def test_a_bound_that_nothing_exceeds_is_the_method_to_the_bit() -> None:
     for t in range(5):
         sgd.step(MLP.closure(model, t))
         alone.step(MLP.closure(twin, t))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert are_equal(model, twin)
 
 
 def test_overflow_under_a_scaler_skips_whichever_pass_it_is_in() -> None:
@@ -201,8 +189,6 @@ def test_what_cannot_be_guarded_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             build()
-    from tests.families import family
-
     nested = family()
     sgd = PartialSGD(nested, momentum(nested.parameters()), methods.guarded(methods.slimmable()))
     with pytest.raises(ValueError, match="a guard judges one gradient, and this step takes 2"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import math
 from collections import Counter
@@ -14,10 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
-from partialsgd import PartialSGD, Step, methods
+from partialsgd import Context, PartialSGD, Step, methods
+from partialsgd.meters.criteria import Criteria, add_to_summary
 from partialsgd.method import Guard
+from partialsgd.methods.independent_subnets import Rounds
+from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import Quadratic
 from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
+from tests.methods.training import are_equal, load_through_a_file, sgd_of, values
 
 LAWS = {
     "": methods.independent_subnets(2, 2),
@@ -133,7 +136,7 @@ def test_it_is_masked_training_in_separate_copies_to_the_bit(build, momentum) ->
 
 def test_blocks_are_disjoint_and_cover_the_units_but_not_the_matrix_between_two_layers() -> None:
     model = ready(mlp())
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    before = values(model)
     steps = run(model, driver(model, workers=3, every=2), 6, (5,))
     for step, again in zip(steps[:3], steps[3:], strict=True):
         assert all(torch.equal(torch.as_tensor(step.mask[n]), torch.as_tensor(again.mask[n])) for n in step.mask)
@@ -167,22 +170,15 @@ def test_the_split_is_of_the_round_and_the_same_after_a_resume() -> None:
     model = ready(mlp())
     sgd = driver(model, workers=2, every=2, shared="average")
     run(model, sgd, 3, (5,))
-    file = io.BytesIO()
-    torch.save([model.state_dict(), sgd.state_dict()], file)
-    whole = masks(run(model, sgd, 9, (5,)))
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
     other = ready(mlp(), seed=9)
     resumed = driver(other, workers=2, every=2, shared="average")
-    other.load_state_dict(weights)
-    resumed.load_state_dict(state)
+    load_through_a_file([model, sgd], [other, resumed])
+    whole = masks(run(model, sgd, 9, (5,)))
     again = masks(run(other, resumed, 9, (5,)))
     assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert torch.equal(whole[1], whole[3]) and not torch.equal(whole[1], whole[5]), (
-        "worker 0 in the second and third round"
-    )
-    reseeded = PartialSGD(other, torch.optim.SGD(other.parameters(), 0.1), resumed.method, seed=6)
+    assert are_equal(model, other)
+    assert torch.equal(whole[1], whole[3]) and not torch.equal(whole[1], whole[5]), "worker 0 in rounds 2 and 3"
+    reseeded = sgd_of(other, resumed.method, seed=6)
     fresh = driver(ready(mlp()), workers=2, every=2, shared="average")
     assert not torch.equal(
         masks(run(other, reseeded, 1, (5,)))[0], masks(run(fresh.parameters.model, fresh, 1, (5,)))[0]
@@ -220,8 +216,7 @@ def test_a_step_of_another_method_does_not_stop_the_round() -> None:
     model = ready(mlp())
     subnets = methods.independent_subnets(2, 2, shared="average")
     guard = Guard(1, lambda sight: sight.context.t in (0, 1, 6), methods.plain())
-    method = replace(subnets.bind(model), guard=guard)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), RATE), method)
+    sgd = sgd_of(model, replace(subnets.bind(model), guard=guard), RATE)
     steps = run(model, sgd, 8, (5,))
     assert [step.level is None for step in steps] == [t in (0, 1, 6) for t in range(8)]
     assert not {name for name in sgd.memory if name.startswith("worker")}
@@ -290,31 +285,39 @@ def test_by_criterion_a_round_ends_when_the_mean_cosine_by_torch_func_is_below_t
     assert rounds_of(taken, 2) == ends and len(set(ends)) > 2 and max(ends) == 12
 
 
-def test_a_bound_that_nothing_exceeds_leaves_the_rounds_to_the_bit() -> None:
-    runs = []
-    for options in ({}, {"repartition": "criterion", "bound": math.inf, "measure_every": 2}):
-        model = ready(mlp())
-        sgd = driver(model, momentum=0.9, workers=3, every=3, shared="average", **options)
-        run(model, sgd, 22, (5,))
-        runs.append(model.state_dict())
-    for other in runs[1:]:
-        assert all(torch.equal(value, other[name]) for name, value in runs[0].items())
+BOUNDS = {
+    "nothing exceeds": ({"every": 3}, {"every": 3, "bound": math.inf, "measure_every": 2}),
+    "everything exceeds": ({"every": 1}, {"every": 20, "bound": 1.0, "measure_every": 1}),
+}
 
 
-def test_a_bound_that_everything_exceeds_is_a_round_for_each_measurement_to_the_bit() -> None:
-    """Each turn of the workers is measured here: the mean of their copies is put in place after each."""
+@pytest.mark.parametrize("settings", BOUNDS.values(), ids=BOUNDS)
+def test_a_bound_that_all_or_nothing_exceeds_leaves_rounds_of_fixed_length_to_the_bit(settings) -> None:
+    """After each measured turn of the workers, or after three of them, the mean of their copies is put in place."""
     runs = []
-    for options in ({"every": 1}, {"every": 20, "repartition": "criterion", "bound": 1.0, "measure_every": 1}):
+    for options in (settings[0], {**settings[1], "repartition": "criterion"}):
         model = ready(mlp())
-        sgd = driver(model, workers=3, shared="average", **options)
-        copies = []
-        for _ in range(12):
+        sgd, has_copies = driver(model, momentum=0.9, workers=3, shared="average", **options), []
+        for _ in range(22):
             run(model, sgd, 1, (5,))
-            copies.append(any(key.endswith("5.bias") for key in sgd.memory))
-        assert copies == [True, True, False] * 4
-        runs.append(model.state_dict())
-    for other in runs[1:]:
-        assert all(torch.equal(value, other[name]) for name, value in runs[0].items())
+            has_copies.append(any(key.endswith("5.bias") for key in sgd.memory))
+        runs.append((has_copies, model.state_dict()))
+    turn = 3 * settings[0]["every"]
+    assert runs[0][0] == runs[1][0] == [t % turn != turn - 1 for t in range(22)]
+    assert all(torch.equal(value, runs[1][1][name]) for name, value in runs[0][1].items())
+
+
+COSINES = [((0.5, 0.5, 0.5), True), ((0.5, 0.5, 0.49), False), ((1.0, 0.9, -0.39), True), ((math.nan, 1.0, 1.0), False)]
+
+
+@pytest.mark.parametrize(("cosines", "goes_on"), COSINES)
+def test_a_round_goes_on_while_the_mean_cosine_is_at_least_one_over_the_bound(cosines, goes_on: bool) -> None:
+    workers = tuple(f"worker {i}" for i in range(3))
+    measured: dict = {}
+    for worker, cosine in zip(workers, cosines, strict=True):
+        add_to_summary(measured, worker, Criteria(2.0, 1.0, 1.0, 1.0, cosine, 1.0, 1.0))
+    context = Context(3, 0, Parameters(nn.Linear(1, 1)), {}, measured=measured)
+    assert Rounds(workers, 4, bound=2.0).of(context) == ((0, 0) if goes_on else (1, 3))
 
 
 def test_rounds_of_any_length_are_separate_networks_with_a_mean_at_the_end() -> None:
@@ -368,19 +371,14 @@ def test_by_criterion_a_resumed_run_ends_its_rounds_at_the_same_steps() -> None:
     model = ready(mlp())
     sgd = driver(model, **options, measure_every=2)
     run(model, sgd, 17, (5,))
-    file = io.BytesIO()
-    torch.save([model.state_dict(), sgd.state_dict()], file)
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
     other = ready(mlp(), seed=9)
     resumed = driver(other, **options, measure_every=2)
-    other.load_state_dict(weights)
-    resumed.load_state_dict(state)
+    load_through_a_file([model, sgd], [other, resumed])
     run(model, sgd, 43, (5,))
     run(other, resumed, 43, (5,))
     assert all(sgd.memory[key] == resumed.memory[key] for key in ("round", "round.began"))
     assert sgd.memory["round"] > 60 // 12, "some have ended early"
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert are_equal(model, other)
 
 
 def test_models_that_cannot_be_split_are_refused() -> None:

@@ -8,6 +8,7 @@ import torch
 from partialsgd import PartialSGD, methods
 from tests.methods.test_freezing import closure
 from tests.methods.test_stages import mlp
+from tests.methods.training import are_equal, sgd_of
 
 LAWS = {"": methods.layerwise(2)}
 REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic",))
@@ -25,13 +26,12 @@ def test_each_stage_is_trained_as_if_the_others_were_constants() -> None:
             closure(twin)()
             own.step()
     assert sgd.t == 17
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert are_equal(model, twin)
 
 
 def test_backward_ends_at_the_stage_and_what_always_moves_moves() -> None:
     model = mlp(3)
-    method = methods.layerwise(2, always=["4"])
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), method)
+    sgd = sgd_of(model, methods.layerwise(2, always=["4"]), 0.01)
     seen: list[set[str]] = []
     for t in range(8):
         mask = sgd.step(closure(model, seen)).mask

@@ -14,13 +14,12 @@ from torch.nn.utils import prune
 from partialsgd import PartialSGD, methods
 from partialsgd._util.bitwise_select import rows_of
 from partialsgd.masks import Mask
-from partialsgd.testing.problems import PROBLEMS
+from tests.methods.training import are_equal, assert_close, sgd_of, values
 
 LAWS = {"": methods.meprop(3), "unmasked": methods.meprop(3, mask=False)}
 REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic",))
 IDENTITY = [methods.meprop(64)]
 
-MLP = next(p for p in PROBLEMS if p.name == "mlp")
 SIZES = (12, 20, 16, 24, 5)
 
 
@@ -73,8 +72,8 @@ def by_hand(model: nn.Sequential, t: int, k: int) -> dict[str, Tensor]:
 
 
 def gradient_of(model: nn.Module, method, run) -> tuple[dict[str, Tensor], Mask]:
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    mask = PartialSGD(model, torch.optim.SGD(model.parameters(), 1.0), method).step(run).mask
+    before = values(model)
+    mask = sgd_of(model, method, 1.0).step(run).mask
     return {n: before[n] - p.detach() for n, p in model.named_parameters()}, mask
 
 
@@ -83,8 +82,7 @@ def gradient_of(model: nn.Module, method, run) -> tuple[dict[str, Tensor], Mask]
 def test_the_gradient_is_the_dense_computation_with_dy_truncated(mask: bool, bias: bool) -> None:
     model = network(bias, torch.float64)
     expected = by_hand(model, 3, 4)
-    method = methods.meprop(4, mask=mask)
-    found, p = gradient_of(model, method, closure(model, 3, torch.float64))
+    found, p = gradient_of(model, methods.meprop(4, mask=mask), closure(model, 3, torch.float64))
     for name, g in expected.items():
         torch.testing.assert_close(found[name], g, rtol=1e-9, atol=1e-12)
     received = {n: (g != 0).any(1) for n, g in expected.items() if g.ndim == 2}
@@ -102,8 +100,7 @@ def test_rows_outside_hold_their_momentum_and_move_without_the_mask() -> None:
     moved = {}
     for mask in (True, False):
         model = network()
-        method = methods.meprop(2, mask=mask)
-        sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), method)
+        sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), methods.meprop(2, mask=mask))
         sgd.step(closure(model, 0))
         before = model[0].weight.detach().clone()
         received = (by_hand(copy.deepcopy(model), 1, 2)["0.weight"] != 0).any(1)
@@ -117,16 +114,14 @@ def test_rows_outside_hold_their_momentum_and_move_without_the_mask() -> None:
 def test_without_the_mask_it_is_adam_on_the_truncated_gradient() -> None:
     """The authors' code: a raw Adam loop that is fed the chain rule written out."""
     model, twin = network(dtype=torch.float64), network(dtype=torch.float64)
-    method = methods.meprop(3, mask=False)
-    sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), method)
+    sgd = PartialSGD(model, torch.optim.Adam(model.parameters(), 0.01), methods.meprop(3, mask=False))
     adam = torch.optim.Adam(twin.parameters(), 0.01)
     for t in range(5):
         sgd.step(closure(model, t, torch.float64))
         for n, g in by_hand(twin, t, 3).items():
             twin.get_parameter(n).grad = g
         adam.step()
-        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+        assert_close(model, twin, rtol=1e-7, atol=1e-9)
 
 
 def test_one_layer_too_small_to_truncate_among_others() -> None:
@@ -143,22 +138,20 @@ def test_one_layer_too_small_to_truncate_among_others() -> None:
 def test_a_weight_that_is_computed_from_others() -> None:
     model = network()
     prune.l1_unstructured(model[0], "weight", 0.5)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.meprop(3))
-    mask = sgd.step(closure(model, 0)).mask
+    mask = sgd_of(model, methods.meprop(3)).step(closure(model, 0)).mask
     assert mask["0.weight_orig"] is True and int(rows_of(mask["2.weight"]).sum()) == 3
 
 
 def test_a_copy_of_everything_is_truncated_too_and_a_stranger_is_refused() -> None:
     model = network()
-    method = methods.meprop(3)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+    sgd = sgd_of(model, methods.meprop(3))
     sgd.step(closure(model, 0))
     copied, other = copy.deepcopy((model, sgd))
     assert sgd.step(closure(model, 1)).mask.count() == other.step(closure(copied, 1)).mask.count()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copied.parameters(), strict=True))
+    assert are_equal(model, copied)
     stranger = network()
     with pytest.raises(ValueError, match="was bound to another model"):
-        PartialSGD(stranger, torch.optim.SGD(stranger.parameters(), 0.1), sgd.method)
+        sgd_of(stranger, sgd.method)
 
 
 def test_it_says_when_nothing_is_truncated(caplog: pytest.LogCaptureFixture) -> None:
@@ -176,7 +169,7 @@ def test_what_cannot_be_truncated_is_refused() -> None:
 def test_what_is_added_to_a_gradient_does_not_come_back_in_the_next_step() -> None:
     """The memory of dW is used again: a penalty's rows must be cleared from it."""
     model, twin = network(), network()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.meprop(3, mask=False))
+    sgd = sgd_of(model, methods.meprop(3, mask=False))
 
     def penalised(net: nn.Module, t: int):
         def run() -> Tensor:
@@ -189,11 +182,10 @@ def test_what_is_added_to_a_gradient_does_not_come_back_in_the_next_step() -> No
     for t in range(4):
         fresh = methods.meprop(3, mask=False)
         twin.load_state_dict(model.state_dict())
-        other = PartialSGD(twin, torch.optim.SGD(twin.parameters(), 0.1), fresh)
+        other = sgd_of(twin, fresh)
         sgd.step(penalised(model, t))
         other.step(penalised(twin, t))
-        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+        assert_close(model, twin, rtol=1e-6, atol=1e-7)
 
 
 def test_it_lives_with_inplace_activations_keyword_calls_and_other_hooks() -> None:
@@ -212,7 +204,7 @@ def test_it_lives_with_inplace_activations_keyword_calls_and_other_hooks() -> No
             return y
 
     net = Net()
-    sgd = PartialSGD(net, torch.optim.SGD(net.parameters(), 0.1), methods.meprop(3))
+    sgd = sgd_of(net, methods.meprop(3))
     before = net.extra.detach().clone()
     mask = sgd.step(closure(net, 0)).mask
     assert int(rows_of(mask["a.weight"]).sum()) <= 3 and not torch.equal(net.extra, before)
@@ -229,11 +221,10 @@ def test_a_backward_outside_of_a_step_is_whole() -> None:
 def test_micro_batches_shared_layers_and_penalties_add_up() -> None:
     """What is added to a truncated gradient is in the mask too, and memory that is still in use is not used again."""
     model, twin = network(), network()
-    method = methods.meprop(3)
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 1.0), method)
+    sgd = sgd_of(model, methods.meprop(3), 1.0)
     kept = []
     for t in range(3):
-        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        before = values(model)
         twin.load_state_dict(model.state_dict())
         expected = [by_hand(twin, 10 * t + k, 3) for k in range(2)]
 
@@ -262,17 +253,16 @@ def test_micro_batches_shared_layers_and_penalties_add_up() -> None:
 def test_autocast_and_compiled_models() -> None:
     torch.compiler.reset()
     model, compiled = network(), network()
-    ours = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), methods.meprop(3))
+    ours = sgd_of(model, methods.meprop(3))
     method = methods.meprop(3)
     wrapped = torch.compile(compiled, backend="aot_eager", fullgraph=True)
     other = PartialSGD(wrapped, torch.optim.SGD(compiled.parameters(), 0.1), method)
     for t in range(3):
         ours.step(closure(model, t))
         other.step(closure(wrapped, t))
-    for a, b in zip(model.parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_close(model, compiled)
     low = network()
-    sgd = PartialSGD(low, torch.optim.SGD(low.parameters(), 1.0), methods.meprop(3))
+    sgd = sgd_of(low, methods.meprop(3), 1.0)
     exact = by_hand(copy.deepcopy(low), 0, 3)
     before = low[6].weight.detach().clone()
 

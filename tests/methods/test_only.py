@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from partialsgd import PartialSGD, methods
 from tests.families import family
-
-X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
+from tests.methods.training import X, Y, backward
 
 
 def test_it_is_the_extracted_network_trained_by_a_plain_loop() -> None:
@@ -22,13 +21,7 @@ def test_it_is_the_extracted_network_trained_by_a_plain_loop() -> None:
     optimizer = torch.optim.Adam(alone.parameters(), 0.01)
     for t in range(10):
         torch.manual_seed(t)
-
-        def closure():
-            loss = F.cross_entropy(nested(X), Y)
-            loss.backward()
-            return loss
-
-        step = sgd.step(closure)
+        step = sgd.step(backward(lambda: F.cross_entropy(nested(X), Y)))
         torch.manual_seed(t)
         optimizer.zero_grad()
         loss = F.cross_entropy(alone(X), Y)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from partialsgd import PartialSGD, methods
+from partialsgd import methods
 from partialsgd.testing.problems import Quadratic
+from tests.methods.training import backward, sgd_of
 
 
 def test_gradient_descent_contracts_by_one_minus_eta_h() -> None:
     model = Quadratic()
     start = torch.cat([model.a, model.b.flatten()]).detach()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.05), methods.plain())
-
-    def closure():
-        loss = model(torch.zeros(7))
-        loss.backward()
-        return loss
-
+    sgd = sgd_of(model, methods.plain(), 0.05)
+    closure = backward(lambda: model(torch.zeros(7)))
     for _ in range(10):
         sgd.step(closure)
     end = torch.cat([model.a, model.b.flatten()]).detach()

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from partialsgd import PartialSGD, methods
+from partialsgd import methods
+from tests.methods.training import backward, sgd_of
 
 LAWS = {"": methods.random_mask(0.4)}
 IDENTITY = [methods.random_mask(1.0)]
@@ -18,16 +19,11 @@ REFUSED_SETTINGS = [
 def start(method):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(50, 60), nn.Linear(60, 1))
-    return model, PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+    return model, sgd_of(model, method)
 
 
 def closure(model):
-    def run():
-        loss = model(torch.ones(2, 50)).sum()
-        loss.backward()
-        return loss
-
-    return run
+    return backward(lambda: model(torch.ones(2, 50)).sum())
 
 
 def test_the_share_and_a_new_draw_at_every_step() -> None:

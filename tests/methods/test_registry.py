@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 import partialsgd
-from partialsgd import Context, Method, PartialSGD, methods, nest
+from partialsgd import Context, Method, methods, nest
 from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.families import family
 from tests.methods.laws import ALL, IDENTITIES, OF_LEVELS, of_test_file
+from tests.methods.training import sgd_of
 
 SOURCE = Path(partialsgd.__file__).parent
 ROOT = SOURCE.parents[1]
@@ -79,11 +80,11 @@ def test_without_a_model_it_has_no_rules_and_with_another_it_is_refused(name: st
     model, other = (family(), family()) if name in OF_LEVELS else (mlp(), mlp())
     with pytest.raises(RuntimeError, match="has no rules before it is bound to a model"):
         method.branches_at(Context(0, 0, Parameters(model), {}))
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
-    again = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), sgd.method)
+    sgd = sgd_of(model, method)
+    again = sgd_of(model, sgd.method)
     assert again.method is sgd.method and sgd.method.name.startswith(method.name.partition("(")[0])
     with pytest.raises(ValueError, match="was bound to another model; make a new method"):
-        PartialSGD(other, torch.optim.SGD(other.parameters(), 0.1), sgd.method)
+        sgd_of(other, sgd.method)
 
 
 def test_rules_beside_build_would_be_lost_and_are_refused() -> None:

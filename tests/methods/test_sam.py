@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partialsgd import Branch, Method, PartialSGD, methods
-from partialsgd.testing.problems import PROBLEMS, Quadratic
-from partialsgd.testing.runs import Run, assert_same_bits
+from partialsgd import Branch, Method, methods
+from partialsgd.testing.problems import Quadratic
+from partialsgd.testing.runs import Run
 from tests.methods.test_extragradient import points
+from tests.methods.training import MLP, assert_resumes, backward, sgd_of
 
 LAWS = {
     "": methods.sam(0.1),
@@ -21,13 +22,6 @@ REFUSED_SETTINGS = [
     ({"rho": float("nan")}, "rho must not be negative"),
     *(({"interval": wrong}, f"interval must be a whole number of at least 1, got {wrong}") for wrong in (0, -1, 1.5)),
 ]
-
-LAWS = {
-    "": methods.sam(0.1),
-    "adaptive": methods.sam(0.5, adaptive=True),
-    "interval": methods.sam(0.1, interval=2),
-}
-IDENTITY = [methods.sam(0.0), methods.sam(0.0, adaptive=True)]
 
 
 def test_the_point_is_at_distance_rho_uphill() -> None:
@@ -48,14 +42,14 @@ def test_adaptive_distance_is_rho_relative_to_the_weights() -> None:
 
 
 def backwards(method: Method, steps: int) -> list[int]:
-    run = Run(PROBLEMS[1], torch.optim.AdamW, method, False)
+    run = Run(MLP, torch.optim.AdamW, method, False)
     return [run.step(t).backwards for t in range(steps)]
 
 
-def levels_in_turn(method: Method, levels: str, name: str = "in turn") -> Method:
+def levels_in_turn(method: Method, levels: str) -> Method:
     """One level a step, as alternating does it."""
     each = {level: Branch(perturb=method.perturb, level=level) for level in levels}
-    return Method(branches=lambda context: [each[levels[context.t % len(levels)]]], name=name)
+    return Method(branches=lambda context: [each[levels[context.t % len(levels)]]], name="in turn")
 
 
 def test_every_nth_step_and_the_first() -> None:
@@ -67,8 +61,7 @@ def test_every_nth_step_and_the_first() -> None:
 @pytest.mark.parametrize(("interval", "levels"), [(2, "ab"), (4, "ab"), (3, "abb"), (2, "abab")])
 def test_each_level_has_its_own_turns(interval: int, levels: str) -> None:
     """Counted by t, an even interval would give one of two alternating levels all the turns."""
-    method = levels_in_turn(methods.sam(0.1, interval=interval), levels)
-    counted = backwards(method, 24)
+    counted = backwards(levels_in_turn(methods.sam(0.1, interval=interval), levels), 24)
     for level in set(levels):
         own = [n for t, n in enumerate(counted) if levels[t % len(levels)] == level]
         assert own == [2 if k % interval == 0 else 1 for k in range(len(own))]
@@ -83,13 +76,8 @@ def test_several_levels_in_one_step_are_counted_by_themselves() -> None:
 def test_the_steps_between_are_plain() -> None:
     """SGD by hand on the quadratic: at the worst point nearby, then three plain steps, and so on."""
     model = Quadratic()
-    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.01), methods.sam(0.2, interval=4))
-
-    def closure():
-        loss = model(torch.zeros(7))
-        loss.backward()
-        return loss
-
+    sgd = sgd_of(model, methods.sam(0.2, interval=4), 0.01)
+    closure = backward(lambda: model(torch.zeros(7)))
     x = torch.cat([model.a, model.b.flatten()]).detach()
     for t in range(9):
         gradient = model.h * (x - model.c)
@@ -100,8 +88,7 @@ def test_the_steps_between_are_plain() -> None:
 
 
 def test_a_skipped_step_is_no_turn() -> None:
-    method = methods.sam(0.1, interval=2)
-    run = Run(PROBLEMS[1], torch.optim.AdamW, method, False, options={"nonfinite": "skip"})
+    run = Run(MLP, torch.optim.AdamW, methods.sam(0.1, interval=2), False, options={"nonfinite": "skip"})
     run.step(0)
     for _ in range(3):
         assert run.sgd.step(lambda: run.closure(1)() * float("nan")).skipped
@@ -112,14 +99,4 @@ def test_a_skipped_step_is_no_turn() -> None:
 
 @pytest.mark.parametrize("stop", range(1, 7))
 def test_a_resumed_run_takes_its_turns_where_it_would_have(stop: int) -> None:
-    method = levels_in_turn(methods.sam(0.1, interval=3), "abb")
-    whole = Run(PROBLEMS[1], torch.optim.AdamW, method, False)
-    counted = []
-    for t in range(10):
-        if t == stop:
-            saved = whole.save()
-        counted.append(whole.step(t).backwards)
-    resumed = Run(PROBLEMS[1], torch.optim.AdamW, method, False)
-    resumed.load(saved)
-    assert [resumed.step(t).backwards for t in range(stop, 10)] == counted[stop:]
-    assert_same_bits(whole.tensors(), resumed.tensors())
+    assert_resumes(levels_in_turn(methods.sam(0.1, interval=3), "abb"), stop, 10)

@@ -9,24 +9,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from partialsgd import Context, PartialSGD, methods, nest
+from partialsgd import Context, methods, nest
 from partialsgd.parameters import Parameters
 from tests.families import family
+from tests.methods.training import X, Y, backward, nested_loss, sgd_of, train
 
 REFUSED_SETTINGS = [({"between": n}, f"between must be a whole number of at least 0, got {n}") for n in (-1, 1.5)]
 
-X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
-
 
 def levels_of(nested, between: int, steps: int, seed: int = 0) -> list[list[str]]:
-    method = methods.sandwich(between=between)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.01), method, seed=seed)
-
-    def closure():
-        loss = F.cross_entropy(nested(X), Y)
-        loss.backward()
-        return loss
-
+    sgd = sgd_of(nested, methods.sandwich(between=between), 0.01, seed=seed)
+    closure = backward(lambda: F.cross_entropy(nested(X), Y))
     return [[level for level, _ in sgd.step(closure).losses] for _ in range(steps)]
 
 
@@ -63,17 +56,10 @@ def test_many_widths_are_drawn_evenly_and_in_every_pair() -> None:
 
 def test_a_resumed_run_draws_what_it_would_have_drawn() -> None:
     def run(steps: int, state: dict | None = None) -> tuple[list[list[str | None]], dict]:
-        nested = family(*(k / 8 for k in range(1, 8)))
-        sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.01), methods.sandwich(), seed=3)
+        sgd = sgd_of(family(*(k / 8 for k in range(1, 8))), methods.sandwich(), 0.01, seed=3)
         if state is not None:
             sgd.load_state_dict(state)
-
-        def closure():
-            loss = F.cross_entropy(nested(X), Y)
-            loss.backward()
-            return loss
-
-        return [[level for level, _ in sgd.step(closure).losses] for _ in range(steps)], sgd.state_dict()
+        return [[level for level, _ in step.losses] for step in train(sgd, nested_loss, steps)], sgd.state_dict()
 
     whole, _ = run(20)
     first, state = run(8)
@@ -85,14 +71,8 @@ def test_a_resumed_run_draws_what_it_would_have_drawn() -> None:
 def test_the_gradients_are_added_or_averaged(combine: str) -> None:
     """On the levels that were drawn: of three, the sum moves three times as far as the mean."""
     nested, by_hand = (family(1 / 4, 1 / 2, 3 / 4).eval() for _ in range(2))
-    method = methods.sandwich(between=1, combine=combine)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
-
-    def closure():
-        loss = F.cross_entropy(nested(X), Y)
-        loss.backward()
-        return loss
-
+    sgd = sgd_of(nested, methods.sandwich(between=1, combine=combine))
+    closure = backward(lambda: F.cross_entropy(nested(X), Y))
     levels = [level for level, _ in sgd.step(closure).losses]
     assert len(levels) == 3
     total = {p: torch.zeros_like(p) for p in by_hand.parameters()}

@@ -11,9 +11,9 @@ from torch.func import functional_call, grad
 
 from partialsgd import Method, PartialSGD, masks, methods, perturbations
 from partialsgd.meters.criteria_meter import CriteriaMeter
-from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.families import family
+from tests.methods.training import MLP, assert_resumes, backward, values
 from tests.optimizer_zoo import COORDINATE_WISE
 
 LAWS = {
@@ -22,7 +22,6 @@ LAWS = {
 }
 REFUSED_OPTIMIZERS = ("ASGD", "Rprop")  # α would be no factor of their step
 
-MLP = next(p for p in PROBLEMS if p.name == "mlp")
 RATE = 0.1
 
 
@@ -73,7 +72,7 @@ def test_a_step_is_the_one_that_torch_func_computes() -> None:
 
     seen = []
     for t in range(12):
-        x = {n: p.detach().clone() for n, p in model.named_parameters()}
+        x = values(model)
         step = sgd.step(MLP.closure(model, t))
         p = {n: torch.as_tensor(step.mask[n]).float().expand(v.shape) for n, v in x.items()}
         dropped = {n: v * p[n] for n, v in x.items()}
@@ -91,14 +90,8 @@ def test_alpha_is_measured_at_every_nth_step_of_each_level_and_held_between() ->
     """The level's own steps are counted: with t alone and an even number the core would never be measured."""
     nested = family()
     x, y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
-
-    def closure() -> Tensor:
-        loss = nn.functional.cross_entropy(nested(x), y)
-        loss.backward()
-        return loss
-
-    method = methods.scaled_by_alpha(methods.alternating(lr={"core": 0.5}), every=2)
-    sgd = sgd_of(nested, method)
+    closure = backward(lambda: nn.functional.cross_entropy(nested(x), y))
+    sgd = sgd_of(nested, methods.scaled_by_alpha(methods.alternating(lr={"core": 0.5}), every=2))
     alphas: list[float] = []
     for t in range(12):
         step = sgd.step(closure)
@@ -122,11 +115,7 @@ def test_each_mask_of_whole_tensors_has_an_alpha_of_its_own() -> None:
     def perturb(context) -> perturbations.Perturbation:
         return perturbations.function(("a", "b"), lambda x: [x["a"].add_(2.0), x["b"].add_(12.0)])
 
-    def closure() -> Tensor:
-        loss = 0.5 * (model["a"].square().sum() + model["b"].square().sum())
-        loss.backward()
-        return loss
-
+    closure = backward(lambda: 0.5 * (model["a"].square().sum() + model["b"].square().sum()))
     sgd = sgd_of(model, methods.scaled_by_alpha(Method(mask=mask, perturb=perturb, name="turns"), every=3), 1e-9)
     lrs = [sgd.step(closure).lr for _ in range(8)]
     assert lrs == pytest.approx([1e-9 * 2 / 4, 1e-9 * 4 / 16] * 4, rel=1e-6)
@@ -137,8 +126,7 @@ def test_where_the_gradients_point_apart_nothing_moves_and_the_optimizer_goes_on
     """Also by momentum that came before, and by weight decay; the state takes the gradient in, as at any step."""
     model = Half([1.0, -2.0])
     optimizer = COORDINATE_WISE[name](model.parameters())
-    method = methods.scaled_by_alpha(shifted(-4.0, 8.0, when=lambda t: t >= 3), every=1)
-    sgd = PartialSGD(model, optimizer, method)
+    sgd = PartialSGD(model, optimizer, methods.scaled_by_alpha(shifted(-4.0, 8.0, when=lambda t: t >= 3), every=1))
     for t in range(5):
         before, state = model.x.detach().clone(), repr(optimizer.state[model.x])
         step = sgd.step(model.closure)
@@ -215,19 +203,11 @@ def test_a_guard_around_it_takes_the_fallbacks_step_at_the_whole_rate() -> None:
 
 
 def test_a_resumed_run_holds_the_alpha_that_it_had() -> None:
-    def run() -> Run:
-        return Run(MLP, COORDINATE_WISE["AdamW"], methods.scaled_by_alpha(methods.sam(0.5), every=5), False)
-
-    whole = run()
-    rates = [whole.step(t).lr for t in range(3)]
-    assert len(set(rates)) == 1 and rates[0] < 0.01
-    resumed = run()
-    resumed.load(whole.save())
-    for t in range(3, 8):
-        ours, again = whole.step(t), resumed.step(t)
-        assert ours.lr == again.lr and bool(again.measurements) == (t == 5)
-        assert (again.lr == rates[0]) == (t < 5)
-    assert_same_bits(whole.tensors(), resumed.tensors())
+    method = methods.scaled_by_alpha(methods.sam(0.5), every=5)
+    run = Run(MLP, COORDINATE_WISE["AdamW"], method, False)
+    rates = [run.step(t).lr for t in range(8)]
+    assert len(set(rates[:5])) == 1 and rates[5] != rates[0] < 0.01
+    assert_resumes(method, 3, 8, make=COORDINATE_WISE["AdamW"])
 
 
 def test_the_users_meter_beside_it_changes_nothing_and_finds_the_same() -> None:

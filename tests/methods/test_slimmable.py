@@ -6,20 +6,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from partialsgd import PartialSGD, methods, soft_cross_entropy
+from partialsgd import methods, soft_cross_entropy
 from tests.families import family
+from tests.methods.training import X, Y, sgd_of
 
 LAWS = {"": methods.slimmable(), "mean": methods.slimmable(combine="mean", distill=True)}
-
-X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])
 def test_the_update_is_by_the_gradients_of_all_levels(combine: str) -> None:
     nested, by_hand = family(0.25, 0.5), family(0.25, 0.5)
     weights = {"full": 1.0, "1/2": 2.0, "1/4": 3.0}
-    method = methods.slimmable(combine=combine, weights=weights)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), method)
+    sgd = sgd_of(nested, methods.slimmable(combine=combine, weights=weights))
 
     def closure():
         torch.manual_seed(0)
@@ -45,7 +43,7 @@ def test_the_update_is_by_the_gradients_of_all_levels(combine: str) -> None:
 @pytest.mark.parametrize("distill", [True, False])
 def test_pupils_learn_from_the_largest_level_if_asked_to(make, distill: bool) -> None:
     nested = family(0.25, 0.5)
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), make(distill=distill))
+    sgd = sgd_of(nested, make(distill=distill))
     teachers, first = [], []
 
     def closure(g):

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from partialsgd import Method, PartialSGD
 from partialsgd.methods._shared.stages import Stages
+from tests.methods.training import backward
 
 
 def mlp(layers: int = 4) -> nn.Sequential:
@@ -66,8 +67,7 @@ def noting(model: nn.Module, seen: list[bool]):
     """Forward and backward, and whether backward has reached the first layer."""
 
     def closure() -> Tensor:
-        loss = loss_of(model)
-        loss.backward()
+        loss = backward(lambda: loss_of(model))()
         seen.append(model[0].weight.grad is not None)
         return loss
 
@@ -92,13 +92,7 @@ NETWORKS = {"mlp": mlp, "embedded": Embedded, "gpt2": gpt2}
 
 def test_what_no_stage_names_makes_stages_of_its_own() -> None:
     stages = Stages(Embedded(), None, cut=True, method="test")
-    assert [names[0] for names in stages.names] == [
-        "shift",
-        "blocks.0.0.weight",
-        "blocks.1.0.weight",
-        "blocks.2.0.weight",
-        "norm.weight",
-    ]
+    assert [names[0] for names in stages.names] == ["shift", *(f"blocks.{k}.0.weight" for k in range(3)), "norm.weight"]
     assert stages.names[0] == ("shift", "embed.weight") and stages.names[-1][-1] == "head.bias"
     stages = Stages(
         Embedded(), ["embed", ["blocks.0", "blocks.1"], "blocks.2", "norm", "head"], cut=True, method="test"
@@ -122,22 +116,16 @@ def test_stages_keep_the_order_in_which_they_were_named() -> None:
     model = Backwards()
     stages, sgd = stepping(model, [1, 2], ["first", "last", "scale"])
     assert [names[0] for names in stages.names] == ["first.weight", "last.weight", "scale"] and stages.is_cut
-    sgd = PartialSGD(
-        model,
-        torch.optim.SGD(model.parameters(), 0.1),
-        Method(mask=lambda c: stages.mask(c, [1, 2]), within=stages.cut),
-    )
-    for whole in (True, False):
-        seen = []
+    reached: list[bool] = []
 
-        def closure(seen=seen) -> Tensor:
-            loss = model(torch.ones(2, 6)).square().sum()
-            loss.backward()
-            seen.append(model.first.weight.grad is not None)
-            return loss
+    def closure() -> Tensor:
+        loss = backward(lambda: model(torch.ones(2, 6)).square().sum())()
+        reached.append(model.first.weight.grad is not None)
+        return loss
 
+    for _ in range(2):
         sgd.step(closure)
-        assert seen == [whole]
+    assert reached == [True, False]
 
 
 def test_it_says_at_construction_whether_the_graph_is_cut(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,12 +146,15 @@ def test_a_tied_weight_belongs_to_the_first_stage_that_has_it() -> None:
     assert stages.names == (("0.weight", "0.bias"), ("2.weight", "2.bias"), ("4.bias",))
 
 
-def test_stages_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="is in two stages"):
-        Stages(mlp(), ["0", "*.weight"], cut=True, method="test")
-    with pytest.raises(ValueError, match="matches no parameter"):
-        Stages(mlp(), ["0", "nothing"], cut=True, method="test")
-    with pytest.raises(ValueError, match="names 0 lists of modules"):
-        Stages(Embedded(), "block", cut=True, method="test")
-    with pytest.raises(ValueError, match="two are needed"):
-        Stages(nn.Sequential(nn.Linear(2, 2)), None, cut=True, method="test")
+@pytest.mark.parametrize(
+    ("build", "named", "message"),
+    [
+        (mlp, ["0", "*.weight"], "is in two stages"),
+        (mlp, ["0", "nothing"], "matches no parameter"),
+        (Embedded, "block", "names 0 lists of modules"),
+        (lambda: nn.Sequential(nn.Linear(2, 2)), None, "two are needed"),
+    ],
+)
+def test_stages_that_make_no_sense_are_refused(build, named, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Stages(build(), named, cut=True, method="test")

@@ -7,7 +7,7 @@ import torch
 
 from partialsgd import methods
 from partialsgd.testing.problems import PROBLEMS
-from partialsgd.testing.runs import Run, assert_same_bits, failing_after, outside_of
+from partialsgd.testing.runs import Run, assert_same_bits
 
 NORMS = next(p for p in PROBLEMS if p.name == "batchnorm")
 
@@ -29,20 +29,3 @@ def test_a_saved_run_goes_on_in_another_and_one_changed_bit_anywhere_is_seen() -
         changed[name] = changed[name] + 1
         with pytest.raises(AssertionError, match=f"not the same to the bit: {name}"):
             assert_same_bits(run.tensors(), changed)
-
-
-def test_a_closure_fails_in_the_pass_that_was_asked_for() -> None:
-    calls = []
-    run = failing_after(lambda: calls.append(1) or torch.zeros(()), 1)
-    run()
-    with pytest.raises(ZeroDivisionError):
-        run()
-    assert len(calls) == 2
-
-
-def test_outside_is_what_the_mask_leaves_out() -> None:
-    mask = started().step(1).mask
-    for name in mask:
-        like = mask.parameters[name]
-        count = int(outside_of(mask, name, like).sum())
-        assert count == like.numel() - int(torch.as_tensor(mask[name]).expand(like.shape).sum())

@@ -11,8 +11,7 @@ from torch import nn
 from partialsgd.meters.criteria import latest
 from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.method import Branch, Context, Method
-from partialsgd.methods._shared.levels import nested_in, require_levels, require_numbers
-from partialsgd.methods._shared.settings import require_count
+from partialsgd.methods._shared.settings import nested_in, require_count, require_levels, require_numbers
 from partialsgd.nested import Nested
 from partialsgd.nested.branches import branch_of
 

@@ -31,20 +31,16 @@ def extragradient(eta: float = 0.01, *, past: bool = False) -> Method:
 
 def _along_past(context: Context, factor: float) -> Perturbation:
     """δx = factor · the gradient of the level's last step."""
-    past: dict[str, Tensor] = {}
-    for name, parameter in context.parameters.items():
-        gradient = context.memory.get(f"past.{context.level or ''}.{name}")
-        if isinstance(gradient, Tensor):
-            past[name] = gradient.to(parameter.device)
+    stored = {name: context.memory.get(f"past.{context.level or ''}.{name}") for name in context.parameters}
+    past = {name: g.to(context.parameters[name].device) for name, g in stored.items() if isinstance(g, Tensor)}
     return perturbations.along_gradient(Vector(past), factor)
 
 
 def _remember(context: Context, gradient: Vector) -> Vector:
     for name in context.parameters:
+        key = f"past.{context.level or ''}.{name}"
         if name in gradient:
-            context.memory[f"past.{context.level or ''}.{name}"] = gradient[name].detach().clone()
+            context.memory[key] = gradient[name].detach().clone()
         else:
-            context.memory.pop(
-                f"past.{context.level or ''}.{name}", None
-            )  # f did not depend on it: its gradient was zero
+            context.memory.pop(key, None)  # f did not depend on it: its gradient was zero
     return gradient

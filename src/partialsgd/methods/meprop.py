@@ -20,7 +20,7 @@ from partialsgd import masks
 from partialsgd._util.bitwise_select import over_rows
 from partialsgd.masks import Entry, Mask
 from partialsgd.method import Context, Method, everything
-from partialsgd.methods._shared.hooks import hooks_of, new_owner
+from partialsgd.methods._shared.graph_cut import hooks_of, new_owner
 from partialsgd.methods._shared.settings import require_count
 from partialsgd.parameters import unwrap
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from partialsgd.method import Method
-from partialsgd.methods._shared.levels import nested_in, require_levels
+from partialsgd.methods._shared.settings import nested_in, require_levels
 from partialsgd.nested.branches import branch_of
 
 

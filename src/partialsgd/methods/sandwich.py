@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from partialsgd.method import Branch, Context, Method
-from partialsgd.methods._shared.levels import nested_in
-from partialsgd.methods._shared.settings import Combine, require_count, require_one_of
+from partialsgd.methods._shared.settings import Combine, nested_in, require_count, require_one_of
 from partialsgd.nested.branches import branch_of
 
 

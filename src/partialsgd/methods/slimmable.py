@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from partialsgd.method import Method
-from partialsgd.methods._shared.levels import nested_in, require_levels, require_numbers
-from partialsgd.methods._shared.settings import Combine, require_one_of
+from partialsgd.methods._shared.settings import Combine, nested_in, require_levels, require_numbers, require_one_of
 from partialsgd.nested.branches import branch_of
 
 

@@ -8,9 +8,10 @@ of them the loss depends on.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from partialsgd.parameters import Parameters
 
+Hook = TypeVar("Hook")
 _log = logging.getLogger("partialsgd")
 
 
@@ -146,3 +148,21 @@ def _leaves(inputs: Any) -> Iterator[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         pending += [parent for parent, _ in node.next_functions if parent is not None]
+
+
+def new_owner() -> str:
+    """Return a token for the hooks of one method on one model."""
+    return secrets.token_hex(8)
+
+
+def hooks_of(parameters: Parameters, kind: type[Hook], owner: str) -> list[tuple[nn.Module, Hook]]:
+    """Return each module with its hook of this kind and owner."""
+
+    def find() -> list[tuple[nn.Module, Hook]]:
+        hooks = [(module, hook) for module in parameters.model.modules() for hook in module._forward_hooks.values()]
+        own = [(m, hook) for m, hook in hooks if isinstance(hook, kind) and getattr(hook, "owner", None) == owner]
+        if not own:
+            raise ValueError("the hooks of the method are gone from the model; build PartialSGD anew")
+        return own
+
+    return parameters.once((kind, owner), find)

@@ -13,8 +13,7 @@ from torch import nn
 from partialsgd import masks
 from partialsgd.masks import Mask
 from partialsgd.method import Context
-from partialsgd.methods._shared.graph_cut import GraphCut, StageHook
-from partialsgd.methods._shared.hooks import hooks_of, new_owner
+from partialsgd.methods._shared.graph_cut import GraphCut, StageHook, hooks_of, new_owner
 from partialsgd.parameters import Parameters, matches
 
 StageNames: TypeAlias = str | Sequence[str | Sequence[str]]
