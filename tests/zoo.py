@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from partialsgd import Depth, LayerSum, LowRank, Width
 from partialsgd.lab.recipes.images.resnet import resnet18
 
 TOKENS = 50
-_SMALL = {"attention_dropout": 0.0}
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,8 @@ class Network:
     lists: tuple[str, ...] = ()
     is_pre_norm: bool = True
     has_norms: bool = False
-    hidden: bool = True
     query_key: bool = False
     sums: str = ""
-    tags: frozenset[str] = field(default_factory=frozenset)
 
 
 def mlp() -> nn.Module:
@@ -101,6 +98,16 @@ def vit() -> nn.Module:
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     return ViTForImageClassification(config)
+
+
+def conv1d(outputs: int, inputs: int) -> nn.Module:
+    """Hugging Face's linear layer with a transposed weight, here with larger weights than it starts with."""
+    from transformers.pytorch_utils import Conv1D
+
+    layer = Conv1D(outputs, inputs)
+    nn.init.normal_(layer.weight, std=0.3)
+    nn.init.normal_(layer.bias)
+    return layer
 
 
 def tokens(rows: int) -> torch.Tensor:

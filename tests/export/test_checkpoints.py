@@ -214,18 +214,3 @@ def test_an_int_stays_one() -> None:
     share = spec_json._from_json(json.loads(json.dumps(spec_json._as_json(Depth("layers", keep=1.0)))))
     assert isinstance(keep, Depth) and keep.count(4) == 1  # one block, not all of them
     assert isinstance(share, Depth) and share.count(4) == 4
-
-
-def make(layer: nn.Module) -> nn.Module:
-    return nn.Identity()
-
-
-def test_of_a_layer_sum_the_function_is_only_named() -> None:
-    said = spec_json._as_json(LayerSum("fc", make, core="new"))
-    assert said == {"kind": "LayerSum", "where": "fc", "make": "make", "core": "new"}
-    assert spec_json.needs_function(said)
-    assert spec_json.is_same(said, LayerSum("fc", lambda layer: layer, core="new"))
-    assert not spec_json.is_same(said, LayerSum("fc", make))
-    assert not spec_json.is_same(said, LowRank(1 / 2))
-    with pytest.raises(ValueError, match="LayerSum cannot be read"):
-        spec_json._from_json(said)

@@ -48,14 +48,6 @@ def test_floating_point_is_drawn_anew_and_of_others_the_rows_are_drawn() -> None
     assert torch.equal(a, b), "the generator says what is drawn"
 
 
-def test_what_has_no_batch_dimension_keeps_its_shape() -> None:
-    x, mask, scale, nothing = torch.ones(6, 3), torch.zeros(3, 3), torch.tensor(2), None
-    example = as_example((x, {"mask": mask, "deep": [scale, nothing]}))
-    (y, others), _ = example.drawn(2, generator())
-    assert y.shape == (2, 3) and others["mask"].shape == (3, 3)
-    assert int(others["deep"][0]) == 2 and others["deep"][1] is None
-
-
 def test_of_a_large_batch_a_few_rows_are_kept() -> None:
     example = as_example(torch.zeros(2_000, 1_000))
     assert sum(leaf.numel() for leaf in tensors_of(example.call)) <= 10_000
@@ -73,11 +65,3 @@ def test_a_hugging_face_model_says_what_it_takes(name: str) -> None:
         args, kwargs = example.drawn(rows, generator())
         outputs = list(tensors_of(model(*args, **kwargs)))
         assert outputs and len(outputs[0]) == rows
-
-
-def test_only_floating_point_outputs_are_compared_wherever_they_lie() -> None:
-    from transformers.modeling_outputs import BaseModelOutput
-
-    x, y = torch.ones(2), torch.zeros(1)
-    assert list(tensors_of({"a": [x, (torch.tensor(3), None)], "b": "text", "c": y})) == [x, y]
-    assert [t is x for t in tensors_of(BaseModelOutput(last_hidden_state=x))] == [True]

@@ -12,9 +12,6 @@ from torch.nn import functional as F
 
 import partialsgd as ps
 from partialsgd import Depth, LowRank, Nested, OutputSum, PartialSGD, Width, export, methods, nest
-from partialsgd.method import Context
-from partialsgd.nested.branches import branch_of
-from partialsgd.parameters import Parameters
 from tests.families import family
 
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
@@ -195,20 +192,6 @@ def test_training_and_evaluation_that_differ_are_not_traced_as_one() -> None:
 def test_common_slips_are_told_what_to_write(make, kind, says) -> None:
     with pytest.raises(kind, match=says):
         make()
-
-
-def context(nested):
-    return Context(0, 0, Parameters(nested), {})
-
-
-def test_the_full_level_is_no_perturbation_and_the_core_is_a_switch() -> None:
-    nested = family()
-    assert branch_of(nested, "full").perturb(context(nested)).is_nowhere
-    perturbation = branch_of(nested, "core").perturb(context(nested))
-    assert perturbation.is_structural
-    with perturbation.at():
-        assert nested.level == "core"
-    assert nested.level == "full"
 
 
 def test_a_step_inside_of_at_is_refused() -> None:

@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from partialsgd import Depth, LayerSum, LowRank, Width, nest
-from partialsgd.nested.layers.base import exact_arithmetic
-from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.switch import Switch
 from partialsgd.testing.problems import Tied
 from tests.nested.checks import untouched
 from tests.zoo import ZOO, again, encoder, gpt2, llama, marian, mlp, specs_for, t5
@@ -62,6 +59,7 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "one of two no match": (llama, one(LowRank(0.5, where=("*.q_proj", "*.f"))), ValueError, r"'\*\.f' matches no"),
     "exclude, no match": (llama, one(LowRank(0.5, exclude="*.gate")), ValueError, r"'\*\.gate' matches no .*gate_proj"),
     "ratios, no match": (llama, one(LowRank(0.5, ratios={"q_prj": 0.1})), ValueError, r"'q_prj' matches no .*q_proj"),
+    "ratios, not nested": (wide, one(LowRank(0.5, where="0", ratios={"2": 0.1})), ValueError, "pattern '2' of ratios"),
     "width, no match": (wide, one(Width(0.5, hidden=("0", "fc"))), ValueError, "'fc' matches no module"),
     "width exclude": (llama, one(Width(0.5, exclude="*.gate")), ValueError, r"'\*\.gate' matches no"),
     "depth, no match": (llama, one(Depth("decoder.layers", keep=1)), ValueError, r"matches no .*model\.layers"),
@@ -200,38 +198,6 @@ def test_what_is_frozen_stays_frozen_and_the_rest_trained(spec: Any) -> None:
         assert parameter.requires_grad is name.startswith("model.layers.0."), name
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.ModuleDict({"fc1": nn.Linear(4, 8), "fc2": nn.Linear(8, 4)}) for _ in range(3))
-        self.head = nn.Linear(4, 2)
-
-
-def plan_of(model: nn.Module, seed: int = 0) -> NestPlan:
-    return NestPlan(model, Switch(("core", "full")), seed)
-
-
-def test_a_pattern_matches_a_name_or_a_dotted_suffix_and_all_that_lies_inside() -> None:
-    plan = plan_of(Net())
-    assert plan.match(["*.fc1"]) == plan.match(["fc1"]) == [f"blocks.{i}.fc1" for i in range(3)]
-    assert plan.match(["blocks.1"]) == ["blocks.1", "blocks.1.fc1", "blocks.1.fc2"]
-    assert plan.match(["head", "0.fc?"]) == ["blocks.0.fc1", "blocks.0.fc2", "head"], "in the order of the model"
-    assert plan.match([]) == []
-
-
-def test_a_pattern_that_matches_nothing_names_the_closest() -> None:
-    plan = plan_of(Net())
-    with pytest.raises(ValueError, match=r"pattern 'haed' matches no module; the closest names are 'head'"):
-        plan.match(["head", "haed"])
-    with pytest.raises(ValueError, match=r"blocks\.0\.fc1|blocks\.1\.fc1|blocks\.2\.fc1"):
-        plan.match(["blocks.?.fc3"])
-
-
-def test_names_far_from_all_others_get_a_real_name_as_an_example() -> None:
-    with pytest.raises(ValueError, match=r"names are like '[^']+'"):
-        plan_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))).match(["*.attention.query"])
-
-
 AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "no_grad": torch.no_grad,
@@ -288,16 +254,3 @@ def test_a_level_is_the_same_wherever_it_is_taken_out_and_trains(kind: str, arou
         same(plain, expected)
         plain(x()).sum().backward()
         assert all(p.grad is not None for p in plain.parameters())
-
-
-def test_what_was_on_is_on_again() -> None:
-    network = normed()
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        with pytest.raises(ZeroDivisionError), exact_arithmetic(network):
-            assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-            raise ZeroDivisionError
-        assert not torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
-    with torch.inference_mode():
-        with exact_arithmetic(network):
-            assert not torch.is_inference_mode_enabled()
-        assert torch.is_inference_mode_enabled()

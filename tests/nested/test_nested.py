@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from partialsgd import LowRank, Nested, Width, nest
 from partialsgd.nested.example_inputs import tensors_of
 from partialsgd.nested.layers.base import NestedModule
+from partialsgd.nested.switch import Switch
 from tests.nested.checks import output
 from tests.zoo import ZOO, gpt2, specs_for, tokens
 
@@ -62,20 +63,6 @@ def test_parameters_of_a_level_are_counted_by_hand_and_are_the_mask() -> None:
         used = set(nested.parameters(level=level))
         assert {name for name, p in nested.named_parameters() if p in used} == {n for n in mask if mask[n] is True}
     assert sum(p.numel() for p in nested.parameters()) == sum(p.numel() for p in super(Nested, nested).parameters())
-
-
-def test_what_is_outside_a_level_does_not_matter_there() -> None:
-    for kind in SPECS:
-        for level in nested_model(kind).levels[:-1]:
-            nested = nested_model(kind).eval()
-            with nested.at(level):
-                before = nested(x())
-                used = set(nested.parameters(level=level))
-                with torch.no_grad():
-                    for parameter in nested.parameters():
-                        if parameter not in used:
-                            parameter.fill_(float("nan"))
-                assert torch.equal(nested(x()), before)
 
 
 # Backward
@@ -287,3 +274,39 @@ def test_the_second_level_inside_one_autocast_block_is_not_the_first() -> None:
             with nested.at(level):
                 together.append(nested(x()).detach())
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+LEVELS = ("small", "medium", "full")
+
+
+def test_levels_nest_and_every_way_out_restores() -> None:
+    switch = Switch(LEVELS)
+    assert switch.level == "full"
+    with switch.at("small", "medium"):
+        assert (switch.level, switch.teacher) == ("small", "medium")
+        switch.teacher_outputs = "outputs"
+        with switch.at("medium"):
+            assert (switch.level, switch.teacher, switch.teacher_outputs) == ("medium", None, None)
+            with pytest.raises(ZeroDivisionError), switch.at("full"):
+                raise ZeroDivisionError
+            assert switch.level == "medium"
+        assert (switch.level, switch.teacher, switch.teacher_outputs) == ("small", "medium", "outputs")
+    assert (switch.level, switch.teacher, switch.teacher_outputs) == ("full", None, None)
+
+
+@pytest.mark.parametrize(("level", "teacher"), [("large", None), ("small", "large"), ("", None), ("Full", None)])
+def test_an_unknown_level_lists_the_levels_and_changes_nothing(level: str, teacher: str | None) -> None:
+    switch = Switch(LEVELS)
+    with switch.at("medium"):
+        with pytest.raises(ValueError, match="there are 'small', 'medium', 'full'"), switch.at(level, teacher):
+            raise AssertionError("the body must not run")
+        assert (switch.level, switch.teacher) == ("medium", None)
+
+
+def test_without_gradients_nothing_is_watched() -> None:
+    switch, x = Switch(LEVELS), torch.ones(3, requires_grad=True)
+    y = x * 2
+    with torch.no_grad(), switch.at("small"):
+        switch.watch(y)
+    y.sum().backward()
+    assert x.grad is not None

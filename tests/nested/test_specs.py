@@ -70,23 +70,6 @@ def test_a_level_is_called_by_the_fraction_that_the_ratio_is(ratio: float, name:
     assert _ratio_name(ratio) == name
 
 
-def test_several_ratios_are_one_spec_each_with_all_else_the_same() -> None:
-    spec = LowRank((1 / 8, 1 / 2), where="*.fc1", exclude="0.fc1", ratios={"*.q": (1 / 4, 1)}, init="zero")
-    first, second = spec.split()
-    assert first == (
-        "1/8",
-        LowRank(1 / 8, where="*.fc1", exclude="0.fc1", ratios={"*.q": 1 / 4}, init="zero"),
-    )
-    assert second == ("1/2", LowRank(1 / 2, where="*.fc1", exclude="0.fc1", ratios={"*.q": 1}, init="zero"))
-    width = Width([1 / 8, 1 / 2], hidden=("a", "b"), exclude="c", query_key=True, order="norm")
-    assert [part.ratio for _, part in width.split()] == [1 / 8, 1 / 2]
-    assert {(part.hidden, part.exclude, part.query_key, part.order) for _, part in width.split()} == {
-        (("a", "b"), "c", True, "norm")
-    }
-    assert [name for name, _ in Depth("layers", keep=(1, 3)).split()] == ["1", "3"]
-    assert [name for name, _ in Depth("layers", keep=(0.25, 0.5)).split()] == ["1/4", "1/2"]
-
-
 @many
 @given(st.integers(1, 40), st.floats(1e-3, 1.0))
 def test_a_share_of_blocks_is_rounded_and_never_none_or_more_than_all(total: int, share: float) -> None:

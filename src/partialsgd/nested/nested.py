@@ -1,9 +1,9 @@
-"""`Nested`: networks of several sizes that share weights, of which one runs at a time and each can be extracted."""
+"""`nest` and `Nested`: networks of several sizes that share weights, of which one runs at a time."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
@@ -21,12 +21,50 @@ from partialsgd.nested.layers import fast_paths
 from partialsgd.nested.layers.base import NestedModule, exact_arithmetic, extracted_size, level_parameters
 from partialsgd.nested.layers.batch_norm import Norms, recalibrate
 from partialsgd.nested.layers.sums import OutputSum
-from partialsgd.nested.specs import Levels
+from partialsgd.nested.planning.build import fill_plan
+from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.nested.specs import Levels, Spec, require_choice, resolve_levels
 from partialsgd.nested.switch import FULL, Switch
 from partialsgd.parameters import Parameters, parameters_of, unwrap
 
 if TYPE_CHECKING:
     from partialsgd.nested.inspect.profile import Profile
+
+
+def nest(
+    model: nn.Module,
+    spec: Spec | Sequence[Spec] | None = None,
+    *,
+    levels: Mapping[str, Spec | Sequence[Spec]] | None = None,
+    norms: Norms = "separate",
+    seed: int = 0,
+) -> Nested:
+    """Turn the model, in place, into a nested model: networks of several sizes that share their weights.
+
+    A spec with one ratio gives the levels `core` and `full`, one with several ratios gives a level for each ratio and
+    `full`; a list of specs is applied together. `levels={"small": [...], "medium": [...]}` names the levels, smallest
+    first, and lists what each has less of than the full network; `levels={}` gives `full` alone. A model that contains
+    an `OutputSum` needs no spec. `norms="separate"` gives each level its own BatchNorm, `"shared"` one to all. `seed`
+    decides the weights that are drawn.
+
+    If it raises, the model is unchanged. The parameters are new: build the optimizer afterwards.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the first argument of nest must be an nn.Module, got {type(model).__name__}")
+    if unwrap(model) is not model:
+        raise ValueError("nest the model first, then wrap it in DistributedDataParallel or torch.compile")
+    nested_modules = [module for module in model.modules() if isinstance(module, (NestedModule, Nested))]
+    if any(not isinstance(module, OutputSum) or module.switch.levels != (FULL,) for module in nested_modules):
+        raise ValueError("the model is nested already; nest it once, with `levels` for several sizes")
+    if spec is None and levels is None and not nested_modules:
+        raise ValueError("nest needs a spec, as in nest(model, LowRank(1/32)): LowRank, Width, Depth or LayerSum")
+    require_choice("norms", norms, ("separate", "shared"))
+    level_specs = resolve_levels(spec, levels)
+    plan = NestPlan(model, Switch((*level_specs, FULL)), seed)
+    with exact_arithmetic(model):
+        fill_plan(plan, level_specs, norms)
+        plan.require_registered()
+    return Nested(plan.carry_out(), plan, level_specs, norms)
 
 
 @final
@@ -37,26 +75,16 @@ class Nested(nn.Module):
     `nested.model.generate(…)` works at the current level too.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        switch: Switch,
-        specs: Levels,
-        norms: Norms,
-        nested_by: Mapping[str, str],
-        skipped: Mapping[str, str],
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: NestPlan, specs: Levels, norms: Norms) -> None:
         super().__init__()
-        self.model = model
-        self.specs, self.norms = specs, norms
-        self.nested_by, self.skipped = dict(nested_by), dict(skipped)
+        self.model, self.specs, self.norms, self._switch = model, specs, norms, plan.switch
+        self.nested_by, self.skipped = plan.nested_by, plan.skipped
         """The spec that nested each layer, and for the other layers the reason why they are not nested."""
         self.training = model.training
-        self._switch = switch
         self._example: Example | None = None
         self._compiled: dict[str, Any] = {}
         self._fast_path_flags = fast_paths.disable_where_unsafe(model)
-        model.register_forward_hook(switch.after_forward)
+        model.register_forward_hook(self._switch.after_forward)
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -134,7 +162,7 @@ class Nested(nn.Module):
     def recalibrate(self, level: str, batches: Iterable[Any]) -> None:
         """Replace the BatchNorm statistics of a level by their average over batches of inputs."""
         with self.at(level):
-            recalibrate(self.model, level, self._run_batch, batches)
+            recalibrate(self.model, level, map(example_inputs.as_call, batches))
 
     def profile(self, example: Any, *, repeats: int = 5) -> Profile:
         """Measure the parameters, FLOPs and latency of each level on the example; print the result."""
@@ -182,10 +210,6 @@ class Nested(nn.Module):
             with torch.no_grad(), self.at(teacher):
                 outputs = self(*args, **kwargs)
         self._switch.teacher_outputs = outputs
-
-    def _run_batch(self, batch: Any) -> Any:
-        args, kwargs = example_inputs.as_call(batch)
-        return self.model(*args, **kwargs)
 
 
 def unwrap_nested(model: nn.Module) -> Nested:

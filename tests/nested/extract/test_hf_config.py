@@ -48,7 +48,17 @@ def loaded(plain: nn.Module, path: Path) -> nn.Module:
     return model.eval()
 
 
-def check(name: str, spec: Any, fields: dict[str, int], path: Path) -> None:
+CASES = [
+    *((name, Width(1 / 2, order="norm"), fields) for name, fields in WIDTH.items()),
+    *((name, Depth(ZOO[name].lists, keep=2, pick="even"), fields) for name, fields in DEPTH.items()),
+    ("marian", [Depth(ZOO["marian"].lists, keep=2), Width(1 / 2)], WIDTH["marian"] | DEPTH["marian"]),
+]
+
+
+@pytest.mark.parametrize(("name", "spec", "fields"), CASES)
+def test_a_smaller_level_is_a_smaller_configuration(
+    name: str, spec: Any, fields: dict[str, int], tmp_path: Path
+) -> None:
     network = ZOO[name]
     torch.manual_seed(0)
     original = network.build().eval()
@@ -64,26 +74,11 @@ def check(name: str, spec: Any, fields: dict[str, int], path: Path) -> None:
     inputs = single(network.inputs(2))
     with torch.no_grad(), nested.at("core"):
         expected = output(nested, inputs)
-        assert torch.equal(output(loaded(plain, path), inputs), output(plain, inputs))
+        assert torch.equal(output(loaded(plain, tmp_path), inputs), output(plain, inputs))
         torch.testing.assert_close(output(plain, inputs), expected)
     fresh = kind(plain.config)
     assert {k: v.shape for k, v in fresh.state_dict().items()} == {k: v.shape for k, v in plain.state_dict().items()}
     assert nested.model.config.to_dict() == said, "the nested model keeps the configuration of the whole"
-
-
-@pytest.mark.parametrize("name", WIDTH)
-def test_narrow_feed_forward_networks_are_a_smaller_configuration(name: str, tmp_path: Path) -> None:
-    check(name, Width(1 / 2, order="norm"), WIDTH[name], tmp_path)
-
-
-@pytest.mark.parametrize("name", DEPTH)
-def test_fewer_blocks_are_a_smaller_configuration(name: str, tmp_path: Path) -> None:
-    check(name, Depth(ZOO[name].lists, keep=2, pick="even"), DEPTH[name], tmp_path)
-
-
-def test_both_at_once(tmp_path: Path) -> None:
-    spec = [Depth(ZOO["marian"].lists, keep=2), Width(1 / 2)]
-    check("marian", spec, WIDTH["marian"] | DEPTH["marian"], tmp_path)
 
 
 @pytest.mark.parametrize("name", WIDTH)

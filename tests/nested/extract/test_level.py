@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from partialsgd.nested.layers.narrow import NarrowLayer
 from partialsgd.testing.problems import Tied
 from tests.nested.checks import output, shaken, untouched
 from tests.nested.test_laws import assert_no_trace
-from tests.zoo import CASES, ZOO, again, gpt2, specs_for, t5
+from tests.zoo import CASES, ZOO, again, specs_for, t5
 
 FULL = [(name, kind) for name, kind in CASES if kind in ("ranks", "widths_separate", "depth_and_width")]
 
@@ -92,15 +91,6 @@ def test_the_network_has_numbers_of_its_own(level: str) -> None:
     theirs = {t.untyped_storage().data_ptr() for t in nested.state_dict().values()}
     assert not ours & theirs
     assert all(p.is_leaf and p.grad is None for p in plain.parameters())
-
-
-def test_a_network_that_was_taken_out_pickles_without_this_package() -> None:
-    for spec in (Width(1 / 2), LowRank(1 / 2), Width((1 / 4, 1 / 2))):
-        nested = nested_model(spec)
-        for level in nested.levels:
-            assert b"partialsgd" not in pickle.dumps(nested.extract(level))
-    heads = nest(gpt2(), Width(1 / 2, query_key=True))
-    assert b"partialsgd" not in pickle.dumps(heads.extract("core"))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -232,20 +222,6 @@ def test_ties_stay_ties() -> None:
         assert plain.head.weight is plain.embedding.weight
     plain = nest(t5(), Width(1 / 2)).extract("core")
     assert plain.lm_head.weight is plain.shared.weight is plain.encoder.embed_tokens.weight
-
-
-@pytest.mark.parametrize("spec", [LowRank(1 / 2, where=("2", "4")), Width(1 / 2, order="norm")])
-def test_a_tied_bias_stays_tied_or_is_refused(spec: Any) -> None:
-    layers = [nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)]
-    model = nn.Sequential(*layers)
-    model[4].bias = model[2].bias
-    try:
-        nested = nest(model, spec)
-    except ValueError as error:
-        assert "tied" in str(error)
-    else:
-        plain = nested.extract("full", example=torch.randn(4, 6))
-        assert plain[4].bias is plain[2].bias
 
 
 def test_a_user_s_subclass_with_another_constructor_comes_out_as_itself() -> None:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partialsgd import LowRank, Nested, Width, nest
-from partialsgd.nested.layers.lazy_weight import LazyWeight
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
-
-
-def conv1d(outputs: int, inputs: int) -> nn.Module:
-    from transformers.pytorch_utils import Conv1D
-
-    layer = Conv1D(outputs, inputs)
-    nn.init.normal_(layer.bias)
-    return layer
-
+from partialsgd.nested.layers.low_rank import LazyWeight
+from tests.zoo import conv1d
 
 LAYERS = {
     "linear": (lambda: nn.Linear(5, 7), (3, 5)),
@@ -50,33 +40,6 @@ def test_the_plain_layer_is_the_layer_again_to_the_bit_with_numbers_of_its_own(n
         ours = plain.state_dict()[key]
         assert torch.equal(ours, value) and ours.data_ptr() != value.data_ptr()
     assert torch.equal(plain(x), layer(x)) and plain.weight.is_contiguous()
-
-
-class MyLinear(nn.Linear):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("layer", "reason"),
-    [
-        (lambda: nn.Conv2d(4, 6, 3, groups=2), r"grouped convolution \(groups=2\)"),
-        (lambda: MyLinear(2, 2), "MyLinear, a subclass that may compute more"),
-        (
-            lambda: nn.MultiheadAttention(4, 2).out_proj,
-            "NonDynamicallyQuantizableLinear, a subclass that",
-        ),
-        (lambda: nn.LayerNorm(3), "LayerNorm; only Linear, Conv2d and Hugging Face's Conv1D"),
-        (lambda: nn.ConvTranspose2d(3, 3, 1), "ConvTranspose2d; only"),
-        (lambda: nn.Conv1d(3, 3, 1), "Conv1d; only"),
-        (lambda: nn.Bilinear(3, 3, 1), "Bilinear; only"),
-        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "ParametrizedLinear, a subclass that may"),
-    ],
-)
-def test_what_cannot_be_nested_says_why(layer, reason: str) -> None:
-    import re
-
-    why = linear_map_of(layer())
-    assert isinstance(why, str) and re.search(reason, why)
 
 
 @pytest.mark.parametrize("spec", [LowRank((1 / 4, 1 / 2), where="0"), Width((1 / 4, 1 / 2))])
@@ -140,15 +103,6 @@ def test_whatever_uses_it_gets_the_numbers_and_gives_the_gradient(use) -> None:
     (a,) = torch.autograd.grad(ours.sum(), made.values)
     (b,) = torch.autograd.grad(theirs.sum(), made.values)
     assert torch.equal(a, b)
-
-
-def test_detached_and_copied_it_is_an_ordinary_tensor() -> None:
-    made = Made(3, 4)
-    weight = made.weight()
-    for ordinary in (weight.detach(), weight.data, copy.deepcopy(weight.detach()), weight.clone().detach()):
-        assert type(ordinary) is Tensor and torch.equal(ordinary, made.values) and not ordinary.requires_grad
-    assert weight.tolist() == made.values.tolist() and len(weight) == 3
-    assert torch.equal(torch.as_tensor(weight.detach().numpy()), made.values.detach())
 
 
 def nested_model(trained: bool = True) -> tuple[Nested, nn.Module]:

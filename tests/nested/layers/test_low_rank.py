@@ -14,17 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from partialsgd import LowRank, Nested, nest
 from partialsgd.nested.layers.linear_maps import LinearMap
 from partialsgd.nested.layers.low_rank import LowRankLayer
+from tests.zoo import conv1d
 
 STARTS = ("svd", "matched", "zero")
-
-
-def conv1d(outputs: int, inputs: int) -> nn.Module:
-    from transformers.pytorch_utils import Conv1D
-
-    layer = Conv1D(outputs, inputs)
-    nn.init.normal_(layer.weight, std=0.3)
-    nn.init.normal_(layer.bias)
-    return layer
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -151,22 +143,6 @@ def test_the_core_of_a_dead_layer_is_drawn_or_zero_but_finite() -> None:
         nn.init.zeros_(layer.weight)
         _, made = nested_layer(layer, 1 / 2, init=init)
         assert all(bool(p.isfinite().all()) for p in made.parameters())
-
-
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("weight", "bias"), ()])
-def test_a_frozen_layer_stays_frozen(name: str, frozen: tuple[str, ...]) -> None:
-    layer = LAYERS[name][0]()
-    for part in frozen:
-        if layer._parameters[part] is not None:
-            layer.get_parameter(part).requires_grad_(False)
-    nested, made = nested_layer(layer, 1 / 4, 1 / 2)
-    for key, parameter in made.named_parameters():
-        assert parameter.requires_grad is not (("bias" if key == "bias" else "weight") in frozen)
-    x = torch.randn(LAYERS[name][1])
-    plain = nested.extract("full", example=x).get_submodule("0")
-    for key, parameter in plain.named_parameters():
-        assert parameter.requires_grad is (key not in frozen)
 
 
 @pytest.mark.parametrize("name", LAYERS)

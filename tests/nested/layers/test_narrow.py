@@ -182,15 +182,3 @@ def test_the_sum_over_columns_is_the_joined_product(
             y = made(x)
             assert y.shape == (*shape[:-1], 5)
             torch.testing.assert_close(y, form.apply(x, made._joined(level), made.bias))
-
-
-def test_frozen_and_half_precision_layers() -> None:
-    layer = nn.Linear(6, 8).bfloat16()
-    layer.weight.requires_grad_(False)
-    form = linear_map_of(layer)
-    assert isinstance(form, LinearMap)
-    made = NarrowLayer(layer, form, Axis(8, {"a": 3}), Axis(6, {"a": 2}), Switch(("a", "full")))
-    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
-    for name, parameter in made.named_parameters():
-        assert parameter.requires_grad is name.startswith("bias")
-    assert torch.equal(made.weight, layer.weight)

@@ -221,13 +221,3 @@ def test_only_tensors_are_added() -> None:
     with pytest.raises(TypeError, match="terms of a sum must be tensors, got tuple and Tensor"):
         add((torch.ones(1),), torch.ones(1))
     assert torch.equal(add(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
-
-
-@pytest.mark.parametrize("old", [True, False])
-@pytest.mark.parametrize("new", [True, False])
-def test_a_sum_of_linear_layers_is_counted_as_the_one_that_ships(old: bool, new: bool) -> None:
-    model = nn.Sequential(nn.Linear(6, 4, bias=old))
-    nested = nest(model, LayerSum("0", lambda layer: nn.Linear(6, 4, bias=new)))
-    for level in nested.levels:
-        plain = nested.extract(level, example=torch.randn(2, 6))
-        assert nested.size(level) == sum(p.numel() for p in plain.parameters())

@@ -52,16 +52,6 @@ def test_single_layers_have_their_own_ratio_and_excluded_ones_none() -> None:
     assert ranks(everywhere)["model.layers.0.mlp.up_proj"] == [4]
 
 
-def test_a_ratio_for_a_layer_that_the_spec_does_not_nest_is_no_silent_nothing() -> None:
-    model = chain()
-    try:
-        nested = nest(model, LowRank(1 / 2, where="0", ratios={"2": 1 / 4}))
-    except ValueError as error:
-        assert "'2'" in str(error)
-    else:
-        assert "2" in ranks(nested)
-
-
 def test_a_level_that_does_not_name_a_layer_has_it_whole() -> None:
     model = shaken(chain())
     before = copy.deepcopy(model)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from partialsgd import Width, nest
-from partialsgd.nested.planning.chains import hidden_groups
-from partialsgd.nested.planning.groups import Producer, UnitGroup
+from partialsgd.nested.planning.groups import Producer, UnitGroup, hidden_groups
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import assert_one_function, few, shaken, untouched

@@ -17,7 +17,7 @@ from partialsgd.nested.planning.groups import UnitGroup
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import assert_one_function, shaken, untouched
-from tests.zoo import mlp, normal, resnet18
+from tests.zoo import normal, resnet18
 
 
 def groups(model: nn.Module) -> list[UnitGroup]:
@@ -26,10 +26,6 @@ def groups(model: nn.Module) -> list[UnitGroup]:
 
 def as_sets(found: list[UnitGroup]) -> list[tuple[int, set[str], set[str], set[str]]]:
     return [(g.units, {p.name for p in g.producers}, set(g.consumers), set(g.norms)) for g in found]
-
-
-def test_an_mlp_is_a_chain() -> None:
-    assert as_sets(groups(mlp())) == [(9, {"0"}, {"2"}, set()), (7, {"2"}, {"5"}, {"3"})]
 
 
 def test_residual_sums_of_resnet18_join_what_they_add() -> None:

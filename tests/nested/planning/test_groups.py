@@ -183,16 +183,6 @@ def test_rotary_embeddings_tie_a_unit_to_its_place() -> None:
     assert layer(nested, "model.layers.0.mlp.up_proj").rows.order is not None
 
 
-@pytest.mark.parametrize("order", ["first", "norm", "gradient"])
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "t5_gated", "marian", "vit", "encoder", "mlp"])
-def test_the_whole_network_is_the_function_that_it_was(name: str, order: str) -> None:
-    network = ZOO[name]
-    model = with_gradients(shaken(network.build()), network.inputs(3)).eval()
-    expected = output(model, network.inputs(3))
-    nested = nest(model, Width((1 / 4, 1 / 2), order=order, query_key=network.query_key))
-    torch.testing.assert_close(output(nested, network.inputs(3)), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_importance_is_added_in_double_precision() -> None:
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).bfloat16()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Transformers by structure: where hidden units, query and key lie, and one function whatever the sizes."""
+"""Transformers by structure: hidden units, query and key, torch's fast path, and one function at any size."""
 
 from __future__ import annotations
 
@@ -11,99 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from partialsgd import Depth, LowRank, Width, nest
-from partialsgd.nested.planning.groups import Producer, UnitGroup
+from partialsgd import Depth, LayerSum, LowRank, Width, nest
+from partialsgd.nested.planning.groups import Producer
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.planning.transformers import feed_forward_groups, query_key_groups
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import assert_one_function, few, shaken
-from tests.zoo import TOKENS, ZOO, encoder, mlp, tokens
+from tests.zoo import TOKENS, ZOO, again, tokens
 
 
 def site(model: nn.Module) -> NestPlan:
     return NestPlan(model, Switch(("core", "full")))
 
 
-def last(groups: list[UnitGroup]) -> UnitGroup:
-    return groups[-1]
+LAYERS = {"bert": 12, "gpt2": 9, "llama": 15, "t5": 30, "t5_gated": 36, "marian": 30, "vit": 12}
 
 
-def made_by(*names: str) -> tuple[Producer, ...]:
-    return tuple(Producer(name) for name in names)
-
-
-FEED_FORWARD: dict[str, tuple[int, UnitGroup]] = {
-    "bert": (
-        3,
-        UnitGroup(25, made_by("bert.encoder.layer.2.intermediate.dense"), ("bert.encoder.layer.2.output.dense",)),
-    ),
-    "gpt2": (3, UnitGroup(25, made_by("transformer.h.2.mlp.c_fc"), ("transformer.h.2.mlp.c_proj",))),
-    "llama": (
-        3,
-        UnitGroup(25, made_by("model.layers.2.mlp.gate_proj", "model.layers.2.mlp.up_proj"),
-              ("model.layers.2.mlp.down_proj",)),
-    ),
-    "t5": (
-        6,
-        UnitGroup(25, made_by("decoder.block.2.layer.2.DenseReluDense.wi"),
-                  ("decoder.block.2.layer.2.DenseReluDense.wo",)),
-    ),
-    "t5_gated": (
-        6,
-        UnitGroup(25, made_by(*(f"decoder.block.2.layer.2.DenseReluDense.wi_{i}" for i in (0, 1))),
-              ("decoder.block.2.layer.2.DenseReluDense.wo",)),
-    ),
-    "marian": (6, UnitGroup(21, made_by("model.decoder.layers.2.fc1"), ("model.decoder.layers.2.fc2",))),
-    "vit": (3, UnitGroup(25, made_by("vit.layers.2.mlp.fc1"), ("vit.layers.2.mlp.fc2",))),
-    "encoder": (3, UnitGroup(12, made_by("layers.2.linear1"), ("layers.2.linear2",))),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FEED_FORWARD)
-def test_each_feed_forward_network_is_one_group(name: str) -> None:
-    count, expected = FEED_FORWARD[name]
-    found = feed_forward_groups(site(ZOO[name].build()))
-    assert len(found) == count and last(found) == expected
-
-
-QUERY_KEY: dict[str, tuple[int, int, tuple[int, ...]]] = {
-    "bert": (3, 8, (2, 2)),
-    "llama": (3, 4, (4, 2)),
-    "t5": (3 + 2 * 3, 6, (2, 2)),
-    "marian": (3 + 2 * 3, 8, (2, 2)),
-    "vit": (3, 8, (2, 2)),
-}
-
-
-@pytest.mark.parametrize("name", QUERY_KEY)
-def test_query_and_key_of_each_attention_are_one_group_of_units_in_each_head(name: str) -> None:
-    count, units, heads = QUERY_KEY[name]
-    found = query_key_groups(site(ZOO[name].build()))
-    assert len(found) == count
-    for group in found:
-        assert group.units == units and group.pads and not group.consumers
-        assert tuple(producer.heads for producer in group.producers) == heads
-        assert group.can_be_ordered is (name != "llama")
-
-
-def test_packed_query_and_key_come_before_the_value() -> None:
-    found = query_key_groups(site(ZOO["gpt2"].build()))
-    assert [group.producers for group in found] == [
-        (Producer(f"transformer.h.{i}.attn.c_attn", heads=4, tail=16, stacked=2),) for i in range(3)
-    ]
-
-
-def test_what_is_of_no_known_structure_is_found_by_nobody() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.fc2 = nn.Linear(3, 4), nn.Linear(4, 3)
-
-    assert feed_forward_groups(site(Own())) == [], "names alone are no structure"
-    with pytest.raises(ValueError, match="Sequential has no attention of a known structure"):
-        query_key_groups(site(mlp()))
-    with pytest.raises(ValueError, match=r"'layers\.0\.self_attn' is an nn\.MultiheadAttention"):
-        query_key_groups(site(encoder()))
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_feed_forward_network_query_and_key_is_narrowed(name: str) -> None:
+    assert len(nest(ZOO[name].build(), Width(1 / 2, query_key=True)).nested_by) == LAYERS[name]
 
 
 def test_a_transformer_of_torch_with_a_decoder() -> None:
@@ -238,3 +164,54 @@ def test_gpt2_is_one_function(data: st.DataObject) -> None:
         levels, preserves = data.draw(widths()), True
     nested = nest(model, levels=plus_depth(data.draw, levels, ("transformer.h",), layers))
     assert_one_function(before, nested, {"input_ids": tokens(2)[:, :4]}, preserves=preserves)
+
+
+def relu_encoder(activation: Any = "relu", *, packs: bool = True) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, activation=activation)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=packs and not isinstance(activation, nn.Tanh))
+
+
+def flags(model: nn.TransformerEncoder) -> tuple[Any, ...]:
+    return (*(layer.activation_relu_or_gelu for layer in model.layers), model.use_nested_tensor)
+
+
+LOW = LowRank(1 / 2, where=("linear1", "linear2"))
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("activation", ["relu", nn.GELU(), nn.Tanh()])
+@pytest.mark.parametrize("spec", [LOW, LayerSum("linear1", again), Width(1 / 2)])
+def test_an_extracted_encoder_takes_the_path_that_its_layers_allow(spec: Any, activation: Any, packs: bool) -> None:
+    model = relu_encoder(activation, packs=packs)
+    before = flags(model)
+    nested, x = nest(model, spec), torch.randn(3, 5, 8)
+    assert flags(model) == (before if isinstance(spec, Width) else (0, 0, False))
+    assert flags(nested.extract("full", example=x)) == before
+    core = nested.extract("core", example=x)
+    assert flags(core) == ((0, 0, False) if spec is LOW else before), "two small layers have no one weight"
+
+
+def test_a_path_that_was_switched_off_stays_off() -> None:
+    for spec in (Width(1 / 2), LOW):
+        model = relu_encoder(packs=False)
+        for layer in model.layers:
+            layer.activation_relu_or_gelu = 0
+        assert flags(nest(model, spec).extract("full", example=torch.randn(3, 5, 8))) == (0, 0, False)
+
+
+def test_a_small_level_of_low_rank_is_cheaper_in_evaluation_too() -> None:
+    """On the fast path the dense product VU would be read."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def flops(network: nn.Module) -> int:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            network(x)
+        return counter.get_total_flops()
+
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 64, dropout=0.0, batch_first=True), 2)
+    nested, x = nest(model, LowRank(1 / 8, where=("linear1", "linear2"))), torch.randn(30, 5, 8)
+    core = nested.extract("core", example=x)
+    nested.eval()
+    core.eval()
+    with nested.at("core"):
+        assert flops(nested) == flops(core)

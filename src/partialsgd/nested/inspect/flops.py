@@ -57,9 +57,9 @@ def count(model: nn.Module, *args: object, **kwargs: object) -> Flops:
         # Attention written as matrix products is the only kind that is counted on every device.
         with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter:
             output = model(*args, **kwargs)
-            forward, batch_norm = _product_flops(counter), _counted_batch_norms(counter)
+            forward, batch_norm = _counted(counter)
             _differentiate(output, [p for p in model.parameters() if p.requires_grad])
-            training = _product_flops(counter)
+            training, _ = _counted(counter)
     finally:
         buffers.restore()
         random.restore()
@@ -90,10 +90,8 @@ def _batch_norm_flops(shape: Sequence[int], *_: object, **__: object) -> int:
     return 2 * prod(shape)
 
 
-def _product_flops(counter: FlopCounterMode) -> int:
-    return counter.get_total_flops() - _counted_batch_norms(counter)
-
-
-def _counted_batch_norms(counter: FlopCounterMode) -> int:
+def _counted(counter: FlopCounterMode) -> tuple[int, int]:
+    """Return the FLOPs of convolutions and matrix products so far, and those of BatchNorm."""
     counts = counter.get_flop_counts().get("Global", {})
-    return sum(counts.get(op, 0) for op in _BATCH_NORMS)
+    batch_norm = sum(counts.get(op, 0) for op in _BATCH_NORMS)
+    return counter.get_total_flops() - batch_norm, batch_norm

@@ -47,12 +47,8 @@ class Profile:
         head = ("level", "parameters", "share", "forward FLOPs", "training FLOPs", "multiply-adds", "latency")
         lines = [head, *(_cells(row) for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(
-                [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
-            )
-            for line in lines
-        )
+        columns = [f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])]
+        return "\n".join("  ".join(columns).format(*line) for line in lines)
 
 
 def profile(nested: Nested, call: Call, repeats: int) -> Profile:
@@ -62,21 +58,16 @@ def profile(nested: Nested, call: Call, repeats: int) -> Profile:
 
 def _measure(nested: Nested, level: str, call: Call, repeats: int, full: int) -> Row:
     args, kwargs = call
-    size = nested.size(level)
+    size, modes = nested.size(level), Modes(nested)
     with nested.at(level):
         counted = flops.count(nested.model, *args, **kwargs)
-        latency = _latency(nested, call, repeats)
+        nested.eval()
+        try:
+            with torch.inference_mode():
+                latency = statistics.median(_seconds(nested, call) for _ in range(repeats + 1))
+        finally:
+            modes.restore()
     return Row(level, size, size / full, counted.forward, counted.training, counted.multiply_adds, latency)
-
-
-def _latency(nested: Nested, call: Call, repeats: int) -> float:
-    modes = Modes(nested)
-    nested.eval()
-    try:
-        with torch.inference_mode():
-            return statistics.median(_seconds(nested, call) for _ in range(repeats + 1))
-    finally:
-        modes.restore()
 
 
 def _seconds(nested: Nested, call: Call) -> float:

@@ -83,20 +83,18 @@ class NestedLayer(NestedModule):
 
 def level_parameters(module: nn.Module, level: str) -> Iterator[nn.Parameter]:
     """Yield the parameters that a level of the model uses, each once."""
-    members = _walk(module, lambda nested: nested.members(level))
-    yield from dict.fromkeys(member for member in members if isinstance(member, nn.Parameter))
+    yield from (one for one in _walk(module, lambda m: m.members(level)) if isinstance(one, nn.Parameter))
 
 
 def level_modules(module: nn.Module, level: str) -> Iterator[nn.Module]:
-    """Yield the modules that a level of the model runs, outermost first."""
-    members = _walk(module, lambda nested: nested.members(level))
-    yield from dict.fromkeys(member for member in members if isinstance(member, nn.Module))
+    """Yield the modules that a level of the model runs, each once and outermost first."""
+    yield from (one for one in _walk(module, lambda m: m.members(level)) if isinstance(one, nn.Module))
 
 
 def extracted_size(module: nn.Module, level: str) -> int:
     """Count the parameters of the level once it is extracted."""
-    members = _walk(module, lambda nested: nested.extracted_members(level))
-    return sum(member.numel() for member in dict.fromkeys(members) if isinstance(member, nn.Parameter))
+    members = _walk(module, lambda m: m.extracted_members(level))
+    return sum(one.numel() for one in members if isinstance(one, nn.Parameter))
 
 
 @contextmanager
@@ -111,12 +109,11 @@ def exact_arithmetic(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _walk(member: Member, members_of: Callable[[NestedModule], Iterator[Member]]) -> Iterator[Member]:
-    yield member
+def _walk(member: Member, members_of: Callable[[NestedModule], Iterator[Member]]) -> dict[Member, None]:
+    """Return the member and all inside it, each once, as the keys of a dict."""
     inner: Iterable[Member] = ()
     if isinstance(member, NestedModule):
         inner = members_of(member)
     elif isinstance(member, nn.Module):
         inner = [*member.parameters(recurse=False), *member.children()]
-    for one in inner:
-        yield from _walk(one, members_of)
+    return {member: None} | {one: None for child in inner for one in _walk(child, members_of)}

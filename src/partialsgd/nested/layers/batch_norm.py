@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
 import torch
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partialsgd._util.snapshots import Buffers, Modes
+from partialsgd.nested.example_inputs import Call
 from partialsgd.nested.layers.axes import Axis
 from partialsgd.nested.layers.base import NestedModule, level_modules
 from partialsgd.nested.layers.linear_maps import parameter_like
 from partialsgd.nested.switch import FULL, Switch
 
 Norms = Literal["separate", "shared"]
-_STATISTICS = ("running_mean", "running_var")
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @final
@@ -69,11 +70,10 @@ class SharedBatchNorm(NestedModule):
         self.eps, self.momentum = norm.eps, norm.momentum
         self._template = [copy.deepcopy(norm).to("meta")]  # in a list, so that it is not registered as a child
         self.sizes = sorted({axis.units(level) for level in switch.levels})
-        for name in _STATISTICS:
-            statistic = norm._buffers.get(name)
-            self.register_buffer(name, None if statistic is None else axis.permuted(statistic, 0).clone())
-        batches = norm._buffers.get("num_batches_tracked")
-        self.register_buffer("num_batches_tracked", None if batches is None else batches.clone())
+        for name in _BUFFERS:
+            buffer = norm._buffers[name]
+            permuted = axis.permuted(buffer, 0) if buffer is not None and buffer.ndim else buffer
+            self.register_buffer(name, None if permuted is None else permuted.clone())
         for name, parameter in norm.named_parameters(recurse=False):
             values = axis.permuted(parameter.detach(), 0)
             for i, (low, high) in enumerate(itertools.pairwise([0, *self.sizes])):
@@ -95,18 +95,15 @@ class SharedBatchNorm(NestedModule):
 
     def extract(self, level: str, memo: dict[int, Any]) -> nn.Module:
         affine = {name: self._joined(name, level) for name in ("weight", "bias")}
-        mean, var = self._statistics(level)
-        statistics = {"running_mean": mean, "running_var": var, "num_batches_tracked": self.num_batches_tracked}
-        return _resized(self._template[0], self.axis.units(level), affine, statistics)
+        statistics = dict(zip(_BUFFERS, (*self._statistics(level), self.num_batches_tracked), strict=True))
+        return _resized(self._template[0], self.axis.units(level), affine | statistics)
 
     def describe(self) -> str:
         return "one for all levels"
 
-    def _statistics(self, level: str) -> tuple[Tensor | None, Tensor | None]:
+    def _statistics(self, level: str) -> list[Tensor | None]:
         units = self.axis.units(level)
-        if self.running_mean is None or self.running_var is None:
-            return None, None
-        return self.running_mean[:units], self.running_var[:units]
+        return [None if values is None else values[:units] for values in (self.running_mean, self.running_var)]
 
     def _block_count(self, level: str) -> int:
         return self.sizes.index(self.axis.units(level)) + 1
@@ -124,11 +121,8 @@ def batch_norms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
 
 def warn_if_never_updated(module: nn.Module, level: str) -> None:
     """Warn if a BatchNorm of an extracted level saw no batch there: it has the statistics of another level."""
-    stale = [
-        name
-        for name, norm in batch_norms(module)
-        if norm.num_batches_tracked is not None and not norm.num_batches_tracked
-    ]
+    norms = ((name, norm.num_batches_tracked) for name, norm in batch_norms(module))
+    stale = [name for name, batches in norms if batches is not None and not batches]
     if stale:
         warnings.warn(
             f"the statistics of {len(stale)} BatchNorm layers (the first is {stale[0]!r}) were never updated at level "
@@ -139,7 +133,7 @@ def warn_if_never_updated(module: nn.Module, level: str) -> None:
 
 
 @torch.no_grad()
-def recalibrate(model: nn.Module, level: str, run: Callable[[Any], object], batches: Iterable[Any]) -> None:
+def recalibrate(model: nn.Module, level: str, batches: Iterable[Call]) -> None:
     """Replace the BatchNorm statistics that the level uses by their average over the batches."""
     norms: list[Any] = [
         module
@@ -156,10 +150,10 @@ def recalibrate(model: nn.Module, level: str, run: Callable[[Any], object], batc
         for norm in norms:
             norm.train()
             norm.momentum = None
-        for count, batch in enumerate(batches, start=1):
+        for count, (args, kwargs) in enumerate(batches, start=1):
             if count == 1:
                 torch._foreach_zero_([norm.num_batches_tracked for norm in norms])
-            run(batch)
+            model(*args, **kwargs)
     except BaseException as error:
         buffers.restore()
         if isinstance(error, TypeError):
@@ -179,24 +173,24 @@ def _narrowed(norm: _BatchNorm, axis: Axis, level: str) -> nn.Module:
     units = axis.units(level)
 
     def first_units(values: Tensor | None) -> Tensor | None:
-        if values is None:
-            return None
+        if values is None or values.ndim == 0:
+            return values
         return axis.between(axis.permuted(values.detach(), 0), 0, 0, units).requires_grad_(values.requires_grad)
 
-    batches = norm._buffers.get("num_batches_tracked")
-    statistics = {name: first_units(norm._buffers.get(name)) for name in _STATISTICS}
-    statistics["num_batches_tracked"] = batches if level == FULL or batches is None else torch.zeros_like(batches)
-    return _resized(norm, units, {name: first_units(p) for name, p in norm._parameters.items()}, statistics)
+    buffers = {name: norm._buffers.get(name) for name in _BUFFERS}
+    values = {name: first_units(tensor) for name, tensor in {**norm._parameters, **buffers}.items()}
+    if level != FULL and (batches := values["num_batches_tracked"]) is not None:
+        values["num_batches_tracked"] = torch.zeros_like(batches)
+    return _resized(norm, units, values)
 
 
-def _resized(
-    norm: _BatchNorm, units: int, affine: Mapping[str, Tensor | None], statistics: Mapping[str, Tensor | None]
-) -> nn.Module:
+def _resized(norm: _BatchNorm, units: int, values: Mapping[str, Tensor | None]) -> nn.Module:
     """Return a BatchNorm with the options of `norm`, of another size and with other values."""
     resized = copy.deepcopy(norm)
     resized.num_features = units
-    for name, values in affine.items():
-        resized._parameters[name] = None if values is None else parameter_like(values, values)
-    for name, statistic in statistics.items():
-        resized._buffers[name] = None if statistic is None else statistic.detach().clone()
+    for name, value in values.items():
+        if name in _BUFFERS:
+            resized._buffers[name] = None if value is None else value.detach().clone()
+        else:
+            resized._parameters[name] = None if value is None else parameter_like(value, value)
     return resized

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from partialsgd._util import randomness
 from partialsgd.nested.layers.base import NestedLayer
-from partialsgd.nested.layers.lazy_weight import LazyWeight
 from partialsgd.nested.layers.linear_maps import LinearMap, parameter_like
 from partialsgd.nested.switch import Switch
 
 Init = Literal["svd", "matched", "zero"]
+_WITHOUT_VALUES = {
+    *(getattr(Tensor, name).__get__ for name in ("dtype", "shape", "device", "layout", "ndim", "is_cuda")),
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point),
+}
 
 
 @final
@@ -140,3 +144,41 @@ def _initial_stds(weight: Tensor, rank: int, init: Init) -> tuple[float, float]:
 def _uniform(rows: int, columns: int, std: float, key: int) -> Tensor:
     generator = torch.Generator().manual_seed(key)
     return (torch.rand(rows, columns, generator=generator) * 2 - 1) * (math.sqrt(3) * std)
+
+
+@final
+class LazyWeight(Tensor):
+    """A weight that is computed when its values are used: T5 reads a dtype at each call, which should cost nothing."""
+
+    compute: Callable[[], Tensor]
+
+    @staticmethod
+    def __new__(cls, like: Tensor, shape: Sequence[int], compute: Callable[[], Tensor]) -> LazyWeight:
+        lazy: LazyWeight = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
+        lazy.compute = compute
+        return lazy
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function in _WITHOUT_VALUES:
+            default = super().__torch_function__
+            return default(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # untyped in torch
+        args, kwargs = tree_map(_computed, (args, dict(kwargs or {})))
+        return function(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub says a plain function, its docs a class method
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map(_computed, (args, dict(kwargs or {})))
+        return function(*args, **kwargs)
+
+
+def _computed(value: Any) -> Any:
+    if not isinstance(value, LazyWeight):
+        return value
+    with torch._C.DisableTorchFunctionSubclass():
+        compute = value.compute
+    return compute()

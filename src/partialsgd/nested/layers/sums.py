@@ -21,28 +21,54 @@ ArgumentKeys: TypeAlias = Sequence[int | str]
 
 
 class _Sum(NestedModule):
-    """A module that runs the core alone at small levels, and the sum at the others."""
+    """A module with two terms: small levels run the core alone, the others add both."""
 
+    terms: tuple[str, str]
     core_name: str
+    inputs: tuple[ArgumentKeys, ArgumentKeys] | None = None
+    """The arguments of each term; None if both get all."""
 
     def is_sum(self, level: str) -> bool:
         raise NotImplementedError
 
-    def members(self, level: str) -> Iterator[nn.Module]:
-        for name, child in self.named_children():
-            if self.is_sum(level) or name == self.core_name:
-                yield child
+    def terms_at(self, level: str) -> tuple[str, ...]:
+        return self.terms if self.is_sum(level) else (self.core_name,)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = []
+        for term in self.terms_at(self.switch.level):
+            own_args, own_kwargs = self.arguments_of(term, args, kwargs)
+            outputs.append(getattr(self, term)(*own_args, **own_kwargs))
+        return add(*outputs) if len(outputs) > 1 else outputs[0]
+
+    def arguments_of(self, term: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return the arguments that one of the two terms gets."""
+        if self.inputs is None:
+            return args, kwargs
+        keys = self.inputs[self.terms.index(term)]
+        if missing := [key for key in keys if (key not in kwargs if isinstance(key, str) else key >= len(args))]:
+            raise ValueError(f"the {term} takes argument {missing[0]!r}, which was not given")
+        by_name = {key: kwargs[key] for key in keys if isinstance(key, str)}
+        return tuple(args[key] for key in keys if isinstance(key, int)), by_name
+
+    def members(self, level: str) -> Iterator[Member]:
+        yield from (self.get_submodule(term) for term in self.terms_at(level))
+
+    def extract(self, level: str, memo: dict[int, Any]) -> nn.Module:
+        copies = {term: copy.deepcopy(self.get_submodule(term), memo) for term in self.terms_at(level)}
+        return _sum_module(copies, self.inputs)
 
     def describe(self) -> str:
-        terms = " + ".join(f"{name} ({type(child).__name__})" for name, child in self.named_children())
+        terms = " + ".join(f"{term} ({type(getattr(self, term)).__name__})" for term in self.terms)
         return f"{terms}, core = {self.core_name}"
 
 
 @final
 class SumLayer(_Sum):
-    """old(x) + new(x)."""
+    """old(x) + new(x). Two linear layers of one class and size are extracted as one layer of that class."""
 
     spec_name = "LayerSum"
+    terms = ("old", "new")
 
     def __init__(
         self, old: nn.Module, new: nn.Module, core: Literal["old", "new"], core_levels: Sequence[str], switch: Switch
@@ -54,23 +80,16 @@ class SumLayer(_Sum):
     def is_sum(self, level: str) -> bool:
         return level not in self.core_levels
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.switch.level in self.core_levels:
-            return getattr(self, self.core_name)(*args, **kwargs)
-        return add(self.old(*args, **kwargs), self.new(*args, **kwargs))
-
     @property
     def weight(self) -> Tensor:
-        """The weight that code may read from a layer without calling it; the sum of two linear layers is linear."""
-        if self.is_sum(self.switch.level):
-            return self.old.get_parameter("weight") + self.new.get_parameter("weight")
-        core: Tensor = getattr(self, self.core_name).weight
-        return core
+        """The weight that code may read from a layer without calling it."""
+        first, *rest = (getattr(self, term).weight for term in self.terms_at(self.switch.level))
+        total: Tensor = sum(rest, start=first)
+        return total
 
     @property
     def bias(self) -> Tensor | None:
-        terms = [self.old, self.new] if self.is_sum(self.switch.level) else [getattr(self, self.core_name)]
-        return _summed_bias(*terms)
+        return _summed_bias(*(getattr(self, term) for term in self.terms_at(self.switch.level)))
 
     @property
     def in_features(self) -> int:
@@ -81,21 +100,25 @@ class SumLayer(_Sum):
         return int(getattr(self, self.core_name).out_features)
 
     def extracted_members(self, level: str) -> Iterator[Member]:
-        """Yield one weight and one bias for two linear layers, which are merged."""
-        if not self.is_sum(level) or _common_linear_map(self.old, self.new) is None:
+        if self._merged_linear_map(level) is None:
             yield from self.members(level)
             return
         yield self.old.get_parameter("weight")
         yield from [bias for layer in (self.old, self.new) if (bias := layer._parameters["bias"]) is not None][:1]
 
     def extract(self, level: str, memo: dict[int, Any]) -> nn.Module:
-        if not self.is_sum(level):
-            return copy.deepcopy(self.get_submodule(self.core_name), memo)
-        linear = _common_linear_map(self.old, self.new)
-        if linear is not None:
-            weight = self.old.get_parameter("weight") + self.new.get_parameter("weight")
-            return linear.build(linear.stored(weight), _summed_bias(self.old, self.new))
-        return _sum_module({name: copy.deepcopy(child, memo) for name, child in self.named_children()})
+        linear = self._merged_linear_map(level)
+        if linear is None:
+            return super().extract(level, memo)
+        weight = self.old.get_parameter("weight") + self.new.get_parameter("weight")
+        return linear.build(linear.stored(weight), _summed_bias(self.old, self.new))
+
+    def _merged_linear_map(self, level: str) -> LinearMap | None:
+        """Return the linear map of both terms if the extracted level adds them to one layer."""
+        linear = linear_map_of(self.old)
+        if not self.is_sum(level) or isinstance(linear, str) or linear != linear_map_of(self.new):
+            return None
+        return linear
 
 
 @final
@@ -107,41 +130,20 @@ class OutputSum(_Sum):
     """
 
     spec_name = "OutputSum"
+    terms = ("core", "extension")
+    core_name = "core"
 
     def __init__(
         self, core: nn.Module, extension: nn.Module, *, inputs: tuple[ArgumentKeys, ArgumentKeys] | None = None
     ) -> None:
         super().__init__()
-        self.core, self.extension = core, extension
-        self.core_name, self.switch = "core", Switch((FULL,))
+        self.core, self.extension, self.switch = core, extension, Switch((FULL,))
         if inputs is not None and (len(inputs) != 2 or any(isinstance(keys, (int, str)) for keys in inputs)):
             raise ValueError(f"inputs must be two lists, the core's arguments and the extension's; got {inputs!r}")
         self.inputs = inputs
 
     def is_sum(self, level: str) -> bool:
         return level == FULL
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        core_args, core_kwargs = self.arguments_of("core", args, kwargs)
-        y = self.core(*core_args, **core_kwargs)
-        if not self.is_sum(self.switch.level):
-            return y
-        extension_args, extension_kwargs = self.arguments_of("extension", args, kwargs)
-        return add(y, self.extension(*extension_args, **extension_kwargs))
-
-    def arguments_of(self, term: Literal["core", "extension"], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Return the arguments that one of the two networks gets."""
-        if self.inputs is None:
-            return args, kwargs
-        keys = self.inputs[0 if term == "core" else 1]
-        if missing := [key for key in keys if (key not in kwargs if isinstance(key, str) else key >= len(args))]:
-            raise ValueError(f"the {term} takes argument {missing[0]!r}, which was not given")
-        by_name = {key: kwargs[key] for key in keys if isinstance(key, str)}
-        return tuple(args[key] for key in keys if isinstance(key, int)), by_name
-
-    def extract(self, level: str, memo: dict[int, Any]) -> nn.Module:
-        terms = {"core": self.core, "extension": self.extension} if self.is_sum(level) else {"core": self.core}
-        return _sum_module({name: copy.deepcopy(term, memo) for name, term in terms.items()}, self.inputs)
 
 
 def add(a: Any, b: Any) -> Any:
@@ -168,11 +170,6 @@ def require_same_signature(old: nn.Module, new: nn.Module, name: str) -> None:
         raise ValueError(
             f"{name!r} and the layer made for it cannot be added on an input of shape {tuple(x.shape)}: {error}"
         ) from error
-
-
-def _common_linear_map(old: nn.Module, new: nn.Module) -> LinearMap | None:
-    linear = linear_map_of(old)
-    return None if isinstance(linear, str) or linear != linear_map_of(new) else linear
 
 
 def _summed_bias(*layers: nn.Module) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from partialsgd._util import randomness
 from partialsgd.nested.layers.axes import Axis
 from partialsgd.nested.layers.batch_norm import Norms, SeparateBatchNorm, SharedBatchNorm, batch_norms
 from partialsgd.nested.layers.depth import ShortenedBlocks, ShortenedModuleList, ShortenedSequential, block_indices
@@ -15,9 +16,8 @@ from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.narrow import NarrowLayer
 from partialsgd.nested.layers.sums import SumLayer, require_same_signature
-from partialsgd.nested.planning.chains import hidden_groups
 from partialsgd.nested.planning.channels import channel_groups
-from partialsgd.nested.planning.groups import Cut, UnitGroup, require_disjoint
+from partialsgd.nested.planning.groups import Cut, UnitGroup, hidden_groups, require_disjoint
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.planning.transformers import feed_forward_groups, query_key_groups
 from partialsgd.nested.specs import Depth, LayerSum, Levels, LowRank, Width, as_patterns, as_tuple, chains_of
@@ -60,14 +60,14 @@ def _plan_low_rank(plan: NestPlan, specs: Sequence[tuple[str, LowRank]]) -> None
         linear, inits = plan.linear_map(name), {spec.init: level for level, spec in by_level.items()}
         if len(inits) > 1:
             raise ValueError(f"{name!r} has init={' and init='.join(map(repr, inits))}; all levels must have the same")
-        ranks = {level: max(1, round(_ratio_for(name, spec) * linear.full_rank)) for level, spec in by_level.items()}
+        ratios = {
+            level: next((ratio for pattern, ratio in spec.ratios.items() if matches(name, pattern)), spec.ratio)
+            for level, spec in by_level.items()
+        }
+        ranks = {level: max(1, round(as_tuple(ratio)[0] * linear.full_rank)) for level, ratio in ratios.items()}
         _require_growing(plan, name, {level: range(rank) for level, rank in ranks.items()}, linear.full_rank + 1)
-        layer, init = plan.modules[name], next(iter(inits))
-        plan.replace(name, LowRankLayer(layer, linear, ranks, plan.switch, init=init, key=plan.key(name)))
-
-
-def _ratio_for(name: str, spec: LowRank) -> float:
-    return as_tuple(next((ratio for pattern, ratio in spec.ratios.items() if matches(name, pattern)), spec.ratio))[0]
+        layer, init, key = plan.modules[name], next(iter(inits)), randomness.key(plan.seed, "nest", name)
+        plan.replace(name, LowRankLayer(layer, linear, ranks, plan.switch, init=init, key=key))
 
 
 def _low_rank_layers(plan: NestPlan, spec: LowRank) -> list[str]:

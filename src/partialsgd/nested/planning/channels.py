@@ -75,7 +75,8 @@ class _ChannelTrace:
     producers: dict[int, list[str]] = field(default_factory=dict)
     consumers: dict[int, list[str]] = field(default_factory=dict)
     norms: dict[int, list[str]] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
+    linear_maps: dict[str, LinearMap] = field(default_factory=dict)
+    """The linear maps of the layers that were called."""
 
     def visit(self, node: fx.Node) -> None:
         inputs = [self.root(self.group_of[arg]) for arg in node.all_input_nodes]
@@ -121,13 +122,13 @@ class _ChannelTrace:
 
     def _group(self, root: int) -> UnitGroup:
         makers, takers = self._members(self.producers, root), self._members(self.consumers, root)
-        linear_maps = [self._linear_map(name) for name in makers]
-        units = linear_maps[0].outputs
-        if any(linear.outputs != units for linear in linear_maps):
+        made_by = [self.linear_maps[name] for name in makers]
+        units = made_by[0].outputs
+        if any(linear.outputs != units for linear in made_by):
             raise self._unknown(f"the sum of the outputs of {', '.join(map(repr, makers))}")
-        is_image = all(linear.kind == "conv2d" for linear in linear_maps)
+        is_image = all(linear.kind == "conv2d" for linear in made_by)
         for name in takers:
-            inputs = self._linear_map(name).inputs
+            inputs = self.linear_maps[name].inputs
             # A flattened image has the positions of one channel in a row, a flattened sequence has not.
             if inputs != units and (inputs % units or not is_image):
                 raise self._unknown(f"{name!r}, which takes {inputs} inputs of {units} units")
@@ -137,36 +138,27 @@ class _ChannelTrace:
                 raise self._unknown(f"{name!r}, which normalises more than {units} units")
         return UnitGroup(units, tuple(Producer(name) for name in makers), takers, norms)
 
-    def _linear_map(self, name: str) -> LinearMap:
-        linear = linear_map_of(self.plan.modules[name])
-        assert isinstance(linear, LinearMap)  # only such layers are recorded
-        return linear
-
     def _visit_module(self, name: str, inputs: list[int]) -> int:
         module = self.plan.modules[name]
         linear = linear_map_of(module)
         if isinstance(module, (nn.Linear, nn.Conv2d)) and isinstance(linear, str):
             raise self._unknown(f"{name!r}: {linear}")
+        if name in self.linear_maps or any(name in names for names in self.norms.values()):
+            raise self._unknown(f"{name!r}, which runs twice")
         if isinstance(linear, LinearMap):
-            self._require_first_call(name)
+            self.linear_maps[name] = linear
             self.consumers.setdefault(inputs[0], []).append(name)
             group = len(self.parent)
             self.parent.append(group)
             self.producers[group] = [name]
             return group
         if isinstance(module, _BatchNorm):
-            self._require_first_call(name)
             self.norms.setdefault(inputs[0], []).append(name)
             return inputs[0]
         mixes_channels = isinstance(module, nn.Flatten) and module.start_dim != 1
         if (isinstance(module, _KEEP_CHANNELS) and not mixes_channels) or all(group == _FIXED for group in inputs):
             return inputs[0] if inputs else _FIXED
         raise self._unknown(f"{name!r}, a {type(module).__name__}")
-
-    def _require_first_call(self, name: str) -> None:
-        if name in self.called:
-            raise self._unknown(f"{name!r}, which runs twice")
-        self.called.add(name)
 
     def _members(self, table: dict[int, list[str]], root: int) -> tuple[str, ...]:
         return tuple(name for group, names in table.items() if self.root(group) == root for name in names)

@@ -8,7 +8,6 @@ from typing import Any, final
 
 from torch import nn
 
-from partialsgd._util import randomness
 from partialsgd.nested.layers.axes import Axis
 from partialsgd.nested.layers.base import NestedModule
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
@@ -95,10 +94,6 @@ class NestPlan:
             raise ValueError(f"{name!r} is matched by {specs}; a layer can be nested by one spec only")
         self.nested_by[name], self.replacements[name] = replacement.spec_name, replacement
         replacement.training = self.modules[name].training
-
-    def key(self, name: str) -> int:
-        """Return the random seed for the weights of a module."""
-        return randomness.key(self.seed, "nest", name)
 
     def carry_out(self) -> nn.Module:
         """Put the nested modules where the old ones are registered, and return the root of the model."""
