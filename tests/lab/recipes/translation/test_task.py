@@ -14,7 +14,7 @@ from torch import nn
 import partialsgd as ps
 from partialsgd.lab.recipes.translation import losses, model, scores
 from partialsgd.lab.recipes.translation.task import TranslationTask, build, make_optimizer
-from partialsgd.lab.runs import final_scores
+from partialsgd.lab.runs import use_run
 from partialsgd.lab.runs.use_run import load_weights
 from partialsgd.lab.training import loop
 from tests.lab.by_hand import steps_by_hand
@@ -192,7 +192,7 @@ def test_it_is_the_level_that_only_trains_inside_the_family(tmp_path: Path) -> N
 def test_bleu_along_the_training_is_of_the_first_validation_pairs_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(final_scores, "summarise", lambda *_: {})  # which scores the levels, and takes its time
+    monkeypatch.setattr(use_run, "summarise", lambda *_: {})  # which scores the levels, and takes its time
     told = {**TOLD, "max_steps": 3}
     with_look, without = (
         loop.train(settings(**told, look_bleu=pairs, out=str(tmp_path / f"{pairs}")), show=False) for pairs in (4, 0)
