@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from partialsgd import export, logging, masks, meters, methods, perturbations, theory
+    from partialsgd.engine.gradient_pass import GradientPass
     from partialsgd.engine.partial_sgd import PartialSGD
     from partialsgd.engine.step import Step
     from partialsgd.logging import MetricsLog
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "logging", "masks", "meters", "methods", "perturbations", "theory"]
 __all__ += ["Alerts", "CriteriaMeter", "Mask", "MetricsLog", "PartialSGD", "Perturbation", "Step", "Vector"]
-__all__ += ["Branch", "Context", "GradientPair", "GradientRequest", "Guard", "Meter", "Method", "__version__"]
+__all__ += ["Branch", "Context", "GradientPair", "GradientPass", "GradientRequest", "Guard", "Meter"]
+__all__ += ["Method", "__version__"]
 __all__ += ["Depth", "LayerSum", "LowRank", "Nested", "OutputSum", "Width", "nest", "soft_cross_entropy"]
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "engine.gradient_pass": ("GradientPass",),
     "engine.partial_sgd": ("PartialSGD",),
     "engine.step": ("Step",),
     "logging": ("MetricsLog",),

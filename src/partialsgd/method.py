@@ -289,7 +289,9 @@ class Method:
         return replace(self, name="method") == Method()
 
     def bind(self, model: nn.Module) -> Method:
-        """Return the method with its rules for this model. `PartialSGD` calls it once, when it is built."""
+        """Return the method with its rules for this model; it may register hooks there, so a method is bound once.
+
+        `PartialSGD` binds a method that is not bound yet."""
         inner = unwrap(model)
         if self.build is not None:
             return replace(self.build(model), bound_to=inner)

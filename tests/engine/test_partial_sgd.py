@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
-from partialsgd import Branch, CriteriaMeter, Method, PartialSGD, masks, methods, perturbations
+from partialsgd import Branch, CriteriaMeter, GradientRequest, Method, PartialSGD, masks, methods, perturbations
 from partialsgd.testing.problems import PROBLEMS, Problem
 from tests import reference
 from tests.functions import backward
@@ -522,9 +523,47 @@ def test_a_step_inside_of_perturbed_is_refused() -> None:
     model, sgd = start(methods.dropout(0.5))
     with sgd.perturbed():
         for take in (lambda: sgd.step(MLP.closure(model, 0)), sgd.gradients):
-            with pytest.raises(RuntimeError, match="take steps outside of it"):
+            with pytest.raises(RuntimeError, match="leave its `with` block before a step"):
                 take()
     assert sgd.step(MLP.closure(model, 0)).t == 0
+
+
+def test_perturbed_keeps_the_users_gradients_and_refuses_a_step_that_was_begun() -> None:
+    model, sgd = start(methods.dropout(0.5))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with sgd.perturbed():
+        pass
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+    passes = iter(sgd.gradients())
+    with next(passes):
+        MLP.closure(model, 0)()
+    with pytest.raises(RuntimeError, match="a step was begun and not updated"), sgd.perturbed():
+        pass
+    assert next(passes, None) is None and sgd.update().t == 0
+
+
+def test_a_rule_that_reads_the_gradient_too_late_or_too_early_raises() -> None:
+    early = Method(within=lambda c: nullcontext(c.gradient))
+    model, sgd = start(early)
+    with pytest.raises(RuntimeError, match="'within' of method reads context.gradient, which is not known before"):
+        sgd.step(MLP.closure(model, 0))
+
+    class Every:
+        def requests(self, context, trained):
+            return [GradientRequest(trained)]
+
+        def measure(self, pair):
+            return None
+
+    late = Method(
+        perturb=lambda c: perturbations.along_gradient(c.gradient, 0.1), scale=lambda c: c.gradient.norm(), meter=Every()
+    )
+    model, sgd = start(late)
+    before = bits(model)
+    with pytest.raises(RuntimeError, match="'scale' of method reads context.gradient, which is gone"):
+        sgd.step(MLP.closure(model, 0))
+    assert same(bits(model), before) and sgd.t == 0
 
 
 def test_perturbed_refuses_what_needs_a_batch_and_a_level_that_is_not_there() -> None:

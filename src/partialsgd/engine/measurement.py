@@ -101,6 +101,11 @@ class Measurement:
                 self._measure(who, pair)
             if who == "method":
                 plan.scale = ask(step.method.scale, plan.context, "scale", (int, float))
+                if plan.scale is None:
+                    raise RuntimeError(
+                        f"the rule 'scale' of {step.method.name} reads context.gradient, which is gone when its meter "
+                        "has measured; read context.measured"
+                    )
                 oracle.check(step, plan)
         noise.restore()
         return refused

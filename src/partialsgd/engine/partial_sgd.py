@@ -141,6 +141,8 @@ class PartialSGD:
     def perturbed(self, level: str | None = None) -> Iterator[Perturbation]:
         """Set x to x̃_t inside the block, to evaluate or save the network that the next step trains."""
         self._require_none_pending()
+        if self._pending is not None:
+            raise RuntimeError("a step was begun and not updated: finish it, or call zero_grad() to drop it")
         context = self._context(level)
         branches = enumerate(self.method.branches_at(context))
         number, branch = next(((n, b) for n, b in branches if level in (None, b.level)), (0, None))
@@ -217,6 +219,7 @@ class PartialSGD:
     def _begin(self, *, by_closure: bool = False) -> StepInProgress:
         """A new step. A guard that is not due, but has refused before, makes it a step of the fallback."""
         self._require_none_pending()
+        self.zero_grad()
         self._update.groups.refresh()
         method, context, measurement = self.method, self._context(), None
         if self._meters:
@@ -262,13 +265,12 @@ class PartialSGD:
 
     def _require_none_pending(self) -> None:
         if self._is_perturbed:
-            raise RuntimeError("a step moves x, and inside of perturbed() x is x̃: take steps outside of it")
+            raise RuntimeError("inside perturbed() x is x̃: leave its `with` block before a step, another perturbed() or extract()")
         if self._pending is not None:
             if self._pending.current is not None and self._pending.current.running:
                 raise RuntimeError("a gradient is being taken already: leave its `with` block first")
             if self._pending.complete:
                 raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
-        self.zero_grad()
 
 
 def _check_arguments(

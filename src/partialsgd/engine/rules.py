@@ -88,11 +88,16 @@ def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
     perturbation = NOWHERE if is_still else ask(branch.perturb, context, "perturb", Perturbation)
     scale = 1.0 if rules.scale is method.unscaled else ask(rules.scale, context, "scale", (int, float))
     is_direct = rules.within is method.directly
-    within = None if is_direct else ask(rules.within, context, "within", AbstractContextManager)
-    within = None if isinstance(within, nullcontext) else within
+    within_answer = None if is_direct else ask(rules.within, context, "within", AbstractContextManager)
+    within = None if isinstance(within_answer, nullcontext) else within_answer
     plan = BranchPlan(branch, context, mask, perturbation, scale, within, rules.within)
     if plan.needs_gradient and context.has_gradient:
         raise RuntimeError(f"a rule of {rules.name} reads context.mask before the mask is chosen; only later rules may")
+    if not (is_direct or plan.needs_gradient or context.has_gradient) and within_answer is None:
+        raise RuntimeError(
+            f"the rule 'within' of {rules.name} reads context.gradient, which is not known before the pass; "
+            "read context.mask or context.memory"
+        )
     return plan
 
 

@@ -84,9 +84,8 @@ def _prepare(settings: Settings) -> tuple[Task, Method]:
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     method = parse_method(settings.method)  # before the data, because a typo is found at once
     task = build(settings)
-    method.bind(task.network)
     make_meter(settings, task.network)
-    return task, method
+    return task, method.bind(task.network)
 
 
 def _train_to_end(run: Run, settings: Settings, task: Task, method: Method, show: bool) -> Run:
