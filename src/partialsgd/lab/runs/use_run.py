@@ -162,7 +162,14 @@ def _level(state: TrainingState, level: str) -> dict[str, Any]:
 
 
 def show(summary: Summary, console: Console) -> None:
-    """Print a table with a row for each level, and below it the other numbers of the recipe."""
+    """Print the table of levels, and below it the other numbers of the recipe."""
+    console.print(table(summary))
+    for name, value in summary["extras"].items():
+        _show_extra(name, value, console)
+
+
+def table(summary: Summary) -> Table:
+    """One row for each level: size, training cost, score and latency."""
     score = summary["score"]
     shown = _level_table("updates", "training FLOPs", score, "latency")
     shown.title = f"{summary['recipe']}: every level on the test data"
@@ -176,9 +183,7 @@ def show(summary: Summary, console: Console) -> None:
             f"{row['test'][score]:.4g}",
             f"{1e3 * row['latency']:.3g} ms",
         )
-    console.print(shown)
-    for name, value in summary["extras"].items():
-        _show_extra(name, value, console)
+    return shown
 
 
 def _level_table(*columns: str) -> Table:
