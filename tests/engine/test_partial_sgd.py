@@ -557,7 +557,9 @@ def test_a_rule_that_reads_the_gradient_too_late_or_too_early_raises() -> None:
             return None
 
     late = Method(
-        perturb=lambda c: perturbations.along_gradient(c.gradient, 0.1), scale=lambda c: c.gradient.norm(), meter=Every()
+        perturb=lambda c: perturbations.along_gradient(c.gradient, 0.1),
+        scale=lambda c: c.gradient.norm(),
+        meter=Every(),
     )
     model, sgd = start(late)
     before = bits(model)

@@ -265,7 +265,9 @@ class PartialSGD:
 
     def _require_none_pending(self) -> None:
         if self._is_perturbed:
-            raise RuntimeError("inside perturbed() x is x̃: leave its `with` block before a step, another perturbed() or extract()")
+            raise RuntimeError(
+                "inside perturbed() x is x̃: leave its `with` block before a step, another perturbed() or extract()"
+            )
         if self._pending is not None:
             if self._pending.current is not None and self._pending.current.running:
                 raise RuntimeError("a gradient is being taken already: leave its `with` block first")
