@@ -546,7 +546,7 @@ def test_perturbed_keeps_the_users_gradients_and_refuses_a_step_that_was_begun()
 def test_a_rule_that_reads_the_gradient_too_late_or_too_early_raises() -> None:
     early = Method(within=lambda c: nullcontext(c.gradient))
     model, sgd = start(early)
-    with pytest.raises(RuntimeError, match="'within' of method reads context.gradient, which is not known before"):
+    with pytest.raises(RuntimeError, match=r"'within' of method reads context.gradient, which is not known before"):
         sgd.step(MLP.closure(model, 0))
 
     class Every:
@@ -563,7 +563,7 @@ def test_a_rule_that_reads_the_gradient_too_late_or_too_early_raises() -> None:
     )
     model, sgd = start(late)
     before = bits(model)
-    with pytest.raises(RuntimeError, match="'scale' of method reads context.gradient, which is gone"):
+    with pytest.raises(RuntimeError, match=r"'scale' of method reads context.gradient, which is gone"):
         sgd.step(MLP.closure(model, 0))
     assert same(bits(model), before) and sgd.t == 0
 
