@@ -57,7 +57,8 @@ class Context:
 
     @property
     def gradient(self) -> Vector:
-        """The gradient at x_t on this step's batch: computed once, and only if a rule reads it."""
+        """The gradient before δx on this step's batch: at x_t, or for a level of a nested model at that level
+        (`Branch.base`). It is computed once, and only if a rule reads it."""
         if self._gradient is None:
             raise NeedsGradient
         return self._gradient

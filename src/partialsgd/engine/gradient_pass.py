@@ -45,7 +45,7 @@ class GradientPass:
         on_move: Callable[[Displacement], None] | None = None,
     ) -> None:
         self.level = level
-        """The level that the branch trains, or None without levels. A pass at x_t runs the full level."""
+        """The level that this pass runs, or None without levels. A pass for a meter at x runs the full level."""
         self.last = last
         """True if the step needs no further gradient after this one."""
         self.loss: Tensor | float | None = None

@@ -28,7 +28,7 @@ from partialsgd.vectors import Vector
 @final
 @dataclass(frozen=True)
 class GradientOracle:
-    """Asks the user's code for as many gradients as a step needs, and leaves p_t ⊙ g_t in `.grad`."""
+    """Asks the user's code for as many gradients as a step needs, and leaves the gradient of the update in `.grad`."""
 
     model: nn.Module
     """The model as the user passed it, with its wrappers."""

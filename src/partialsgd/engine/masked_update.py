@@ -2,7 +2,7 @@
 
 A tensor wholly outside gets `grad = None`, which every torch optimizer skips. Of a tensor partly outside,
 the coordinates outside are saved before `optimizer.step()` and put back after it: the parameter, and
-under `outside="hold"` every entry of the optimizer's state that has one number for each coordinate.
+under `outside="hold"` and `"reset"` every entry of the optimizer's state that has one number for each coordinate.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class MaskedUpdate:
 
     @torch.no_grad()
     def apply(self, mask: Mask, scale: float, forgotten: Mask | None = None) -> None:
-        """x ← x − γ p ⊙ g. The gradients are already masked; `scale` is α, γ = α γ_base."""
+        """x ← x − γ p ⊙ g, with γ = α γ_base and α = `scale`. A tensor wholly outside has `grad = None`;
+        elements outside may still have a gradient, and are held here."""
         if forgotten is not None:
             self._forget(forgotten)
         if self.outside == "reset":

@@ -1,4 +1,4 @@
-"""NaN and infinity in a step, and clipping. The gradients are read once at most, and not at all after a norm."""
+"""NaN and infinity in a step. The gradients are read once at most, and not at all if their norm is known."""
 
 from __future__ import annotations
 

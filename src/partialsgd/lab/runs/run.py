@@ -1,4 +1,4 @@
-"""A run directory: config.json, metrics.jsonl, checkpoints/, best/, last/, summary.json."""
+"""A run directory: config.json, metrics.jsonl, checkpoints/, best/, last/, summary.json or failed.json, and .lock."""
 
 from __future__ import annotations
 

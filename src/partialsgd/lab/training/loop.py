@@ -24,6 +24,7 @@ from partialsgd._util.snapshots import Modes, RandomState
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes import build
 from partialsgd.lab.runs import use_run
+from partialsgd.lab.runs.metrics import VALID
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch
 from partialsgd.lab.training.batch_plan import BatchPlan, StepBatches
@@ -185,7 +186,7 @@ def _evaluate(state: TrainingState, run: Run, display: Display) -> Numbers:
         ps.export.save(task.network, run.best, metrics=evaluations)
     display.evaluated(state.position, evaluations)
     accelerator.wait_for_everyone()
-    return {f"valid/{level}/{name}": value for level, each in evaluations.items() for name, value in each.items()}
+    return {f"{VALID}{level}/{name}": value for level, each in evaluations.items() for name, value in each.items()}
 
 
 def _open_log(run: Run, settings: Settings, state: TrainingState) -> ps.MetricsLog:

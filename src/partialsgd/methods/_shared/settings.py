@@ -22,7 +22,7 @@ def require_one_of(name: str, value: object, choices: object) -> None:
 
 def require_share(name: str, value: float) -> None:
     if not 0 < value <= 1:
-        raise ValueError(f"{name} must be in (0, 1], got {value}; for no mask use methods.plain()")
+        raise ValueError(f"{name} must be in (0, 1], got {value}; 1 is plain training")
 
 
 def require_nonnegative(name: str, value: float) -> None:
