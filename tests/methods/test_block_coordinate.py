@@ -122,5 +122,5 @@ def test_backward_ends_at_the_first_active_block() -> None:
 def test_state_is_not_freed_and_given_in_one() -> None:
     model = mlp(3)
     sgd = PartialSGD(model, adam(model.parameters()), methods.block_coordinate(free=True), outside="decay")
-    with pytest.raises(ValueError, match="outside='decay' updates the state"):
+    with pytest.raises(ValueError, match="outside='decay' updates state that the method resets"):
         sgd.step(closure(model))
