@@ -15,8 +15,62 @@ from partialsgd.nested import nest
 from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import Tied
 from tests import zoo
-from tests.methods.smaller import mlp
+from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
 from tests.nested.checks import untouched
+
+
+def drawn(found: tuple[neurons.Units, ...], seed: int = 0) -> list[tuple[neurons.Units, Tensor]]:
+    """Some units of each layer, at least one and not all."""
+    generator = torch.Generator().manual_seed(seed)
+    return [(u, torch.randperm(u.count, generator=generator) < max(1, u.count // 2)) for u in found]
+
+
+@pytest.mark.parametrize(("build", "shape"), [(mlp, (5,)), (cnn, (2, 6, 6))])
+def test_what_is_attached_is_what_the_smaller_network_has(build, shape) -> None:
+    model = ready(build())
+    parameters = Parameters(model)
+    chosen = drawn(neurons.hidden_units(model, caller="test"))
+    kept = {int(u.layers[0]): k for u, k in chosen}
+    inside = neurons.attached(parameters, chosen)
+    for name, index in places(model, kept).items():
+        expected = torch.zeros(model.state_dict()[name].shape, dtype=torch.bool)
+        expected[index] = True
+        if name in inside:
+            assert torch.equal(inside[name], expected)
+        else:
+            assert name not in parameters or expected.all(), f"{name} belongs to hidden units"
+    assert len(inside) == len(parameters) - 1, "all but the bias of the outputs"
+
+
+@pytest.mark.parametrize(("build", "shape"), [(mlp, (5,)), (cnn, (2, 6, 6))])
+def test_a_network_with_zeros_there_is_the_smaller_network_for_any_activation(build, shape) -> None:
+    model = ready(build())
+    chosen = drawn(neurons.hidden_units(model, caller="test"))
+    small = smaller(model, {int(u.layers[0]): k for u, k in chosen})
+    with torch.no_grad():
+        for name, inside in neurons.attached(Parameters(model), chosen).items():
+            model.get_parameter(name).mul_(inside)
+    x, _ = batch(0, *shape)
+    for training in (True, False):
+        torch.testing.assert_close(model.train(training)(x), small.train(training)(x))
+    assert any(k.sum() < len(k) for _, k in chosen)
+
+
+@pytest.mark.parametrize("build", [mlp, cnn])
+def test_statistics_of_units_that_are_out_stay_and_those_of_the_others_move(build) -> None:
+    model = ready(build())
+    chosen = drawn(neurons.hidden_units(model, caller="test"))
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    x, _ = batch(0, *((5,) if build is mlp else (2, 6, 6)))
+    with pytest.raises(ZeroDivisionError), neurons.statistics_kept(model, chosen):
+        model(x)
+        raise ZeroDivisionError
+    for units, kept in chosen:
+        for name in units.norms:
+            for leaf in ("running_mean", "running_var"):
+                old, now = before[f"{name}.{leaf}"], model.get_buffer(f"{name}.{leaf}")
+                assert torch.equal(old[~kept], now[~kept]) and not (old == now)[kept].any()
+            assert int(model.get_buffer(f"{name}.num_batches_tracked")) == 1
 
 
 def test_layers_that_are_stored_transposed() -> None:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from partialsgd import LowRank, Nested, Width, nest
+from partialsgd import Depth, LowRank, Nested, Width, nest
 from partialsgd.nested.example_inputs import tensors_of
 from partialsgd.nested.layers.base import NestedModule
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import output
-from tests.zoo import ZOO, gpt2, specs_for, tokens
+from tests.zoo import ZOO, gpt2, llama, specs_for, tokens
 
 
 def model() -> nn.Sequential:
@@ -107,6 +107,36 @@ def test_a_backward_at_another_level_raises_and_moves_no_gradient(spec: Any, ree
     with nested.at("core"):
         nested(given).square().sum().backward()
     assert {p for p in nested.parameters() if p.grad is not None} == set(nested.parameters(level="core"))
+
+
+def test_what_is_outside_a_level_does_not_matter_there() -> None:
+    for kind in SPECS:
+        for level in nested_model(kind).levels[:-1]:
+            nested = nested_model(kind).eval()
+            with nested.at(level):
+                before = nested(x())
+                used = set(nested.parameters(level=level))
+                with torch.no_grad():
+                    for parameter in nested.parameters():
+                        if parameter not in used:
+                            parameter.fill_(float("nan"))
+                assert torch.equal(nested(x()), before)
+
+
+def test_gradient_checkpointing_of_hugging_face() -> None:
+    nested = nest(llama(), [LowRank(1 / 4, where="self_attn"), Depth("layers", keep=2)]).train()
+    ids, expected = tokens(2), []
+    for checkpointing in (False, True):
+        if checkpointing:
+            nested.model.gradient_checkpointing_enable()
+        for i, level in enumerate(nested.levels):
+            nested.zero_grad()
+            with nested.at(level):
+                nested(input_ids=ids, use_cache=False).logits.square().sum().backward()
+            gradients = [p.grad for p in nested.parameters(level=level)]
+            if checkpointing:
+                assert all(torch.equal(a, b) for a, b in zip(gradients, expected[i], strict=True))
+            expected.append(gradients)
 
 
 @pytest.mark.parametrize("spec", CHECKPOINTED)

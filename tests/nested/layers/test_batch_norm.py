@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from partialsgd import LowRank, Nested, Width, nest
+from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, Width, nest
 from partialsgd.nested.layers.axes import Axis
 from partialsgd.nested.layers.batch_norm import SeparateBatchNorm, SharedBatchNorm
 from partialsgd.nested.switch import Switch
@@ -241,3 +241,57 @@ def test_a_frozen_norm_stays_frozen() -> None:
         nested.recalibrate("core", batches())
         plain = nested.extract("core", example=batches()[0])
         assert [p.requires_grad for p in plain.parameters()] == [True, True, False, False, True, True]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.norm(self.linear(x))
+        return y
+
+
+def networks() -> dict[str, tuple[nn.Module, Any]]:
+    def blocks() -> nn.Module:
+        return nn.Sequential(Block(), Block(), Block())
+
+    return {
+        "depth": (nn.Sequential(blocks(), nn.Linear(4, 2)), Depth("0", keep=1)),
+        "outputs": (OutputSum(blocks(), Block()), None),
+        "old": (nn.Sequential(Block(), nn.Linear(4, 2)), LayerSum("0", lambda _: blocks())),
+        "new": (nn.Sequential(blocks(), nn.Linear(4, 2)), LayerSum("0", lambda _: Block(), core="new")),
+    }
+
+
+@pytest.mark.parametrize("norms", ["separate", "shared"])
+@pytest.mark.parametrize("kind", ["depth", "outputs", "old", "new"])
+def test_norms_that_a_level_does_not_run_are_not_recalibrated(kind: str, norms: str) -> None:
+    network, spec = networks()[kind]
+    nested = nest(network, spec, norms=norms)
+    for level in nested.levels:
+        with nested.at(level):
+            nested(batches()[0])
+    unused = _statistics_outside(nested, "core")
+    assert unused
+    nested.recalibrate("core", batches())
+    assert all(torch.equal(value, unused[name]) for name, value in _statistics_outside(nested, "core").items())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nested.extract("full")
+
+
+def _statistics_outside(nested: Nested, level: str) -> dict[str, Tensor]:
+    with nested.at(level), torch.no_grad():
+        used: list[nn.Module] = []
+        handles = [m.register_forward_hook(lambda m, *_: used.append(m)) for m in nested.modules()]
+        modes = [(m, m.training) for m in nested.modules()]
+        nested.eval()
+        nested(batches()[0])
+        for module, mode in modes:
+            module.training = mode
+        for handle in handles:
+            handle.remove()
+    norms = {n: m for n, m in nested.named_modules() if isinstance(m, nn.BatchNorm1d) and m not in used}
+    return {f"{n}.{name}": b.clone() for n, m in norms.items() for name, b in m.named_buffers()}

@@ -221,3 +221,26 @@ def test_only_tensors_are_added() -> None:
     with pytest.raises(TypeError, match="terms of a sum must be tensors, got tuple and Tensor"):
         add((torch.ones(1),), torch.ones(1))
     assert torch.equal(add(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_low_rank_is_a_special_case() -> None:
+    """With W old and VU new, and new the core."""
+    network = model()
+    low = nest(copy.deepcopy(network), LowRank(1 / 3, where="2"))
+    inner = low.model[2]
+
+    def factors(_: nn.Module) -> nn.Module:
+        pair = nn.Sequential(nn.Linear(6, 2, bias=False), nn.Linear(2, 6)).double()
+        with torch.no_grad():
+            pair[0].weight.copy_(inner.U0)
+            pair[1].weight.copy_(inner.V0)
+            pair[1].bias.copy_(inner.bias)
+        return pair
+
+    network[2].bias = None
+    with torch.no_grad():
+        network[2].weight.copy_(inner.W)
+    summed, x = nest(network, LayerSum("2", factors, core="new")), normal(3, 4)
+    for level in ("core", "full"):
+        with low.at(level), summed.at(level):
+            torch.testing.assert_close(low(x), summed(x))

@@ -200,3 +200,13 @@ def test_gradients_that_are_not_there_are_named(missing: str) -> None:
     model.get_parameter(missing).grad = None
     with untouched(model), pytest.raises(ValueError, match=f"{missing.rpartition('.')[0]}' has none: run loss.backw"):
         nest(model, Width(1 / 2, order="gradient"))
+
+
+@pytest.mark.parametrize("order", ["first", "norm", "gradient"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "t5_gated", "marian", "vit", "encoder", "mlp"])
+def test_the_whole_network_is_the_function_that_it_was(name: str, order: str) -> None:
+    network = ZOO[name]
+    model = with_gradients(shaken(network.build()), network.inputs(3)).eval()
+    expected = output(model, network.inputs(3))
+    nested = nest(model, Width((1 / 4, 1 / 2), order=order, query_key=network.query_key))
+    torch.testing.assert_close(output(nested, network.inputs(3)), expected, rtol=1e-5, atol=1e-6)
