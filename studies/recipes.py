@@ -14,6 +14,7 @@ from typing import Any
 
 from partialsgd.lab.recipes import presets
 from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.use_run import level_cells
 from studies import pages, results
 from studies.results import RESULTS, Record
 
@@ -62,18 +63,7 @@ def sections(file: Path = FILE) -> str:
 def _section(record: Record) -> str:
     summary = record["summary"]
     score, extras = summary["score"], summary["extras"]
-    rows = [
-        (
-            level,
-            f"{row['parameters']:,}",
-            f"{row['share']:.1%}",
-            f"{row['updates']:,}",
-            f"{row['flops']:.3g}",
-            f"{row['test'][score]:.4g}",
-            f"{1e3 * row['latency']:.3g} ms",
-        )
-        for level, row in summary["levels"].items()
-    ]
+    rows = level_cells(summary)
     head = ("level", "parameters", "share", "updates", "training FLOPs", score, "latency")
     sentences = [
         f"{summary['steps']:,} steps, {summary['seconds'] / 60:.1f} minutes of training; {record['date']}; "

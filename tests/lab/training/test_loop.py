@@ -60,6 +60,21 @@ def test_it_is_algorithm_1_over_the_batches(tmp_path: Path, method: str) -> None
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)  # the mean is taken in another order
 
 
+def test_a_method_is_bound_once_so_its_hooks_are_registered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binds = []
+    bind = ps.Method.bind
+
+    def counted(self: ps.Method, model: torch.nn.Module) -> ps.Method:
+        binds.append(self.build is not None)
+        return bind(self, model)
+
+    monkeypatch.setattr(ps.Method, "bind", counted)
+    loop.train(Toy(out=str(tmp_path / "a"), max_steps=2), show=False)
+    assert sum(binds) == 1
+
+
 def test_a_run_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path / "a", keep=2)
     assert not leftovers(run.path)

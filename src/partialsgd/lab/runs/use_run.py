@@ -173,8 +173,16 @@ def table(summary: Summary) -> Table:
     score = summary["score"]
     shown = _level_table("updates", "training FLOPs", score, "latency")
     shown.title = f"{summary['recipe']}: every level on the test data"
-    for level, row in summary["levels"].items():
-        shown.add_row(
+    for cells in level_cells(summary):
+        shown.add_row(*cells)
+    return shown
+
+
+def level_cells(summary: Summary) -> list[tuple[str, ...]]:
+    """The texts of the table of levels: name, parameters, share, updates, FLOPs, score and latency."""
+    score = summary["score"]
+    return [
+        (
             level,
             f"{row['parameters']:,}",
             f"{row['share']:.1%}",
@@ -183,7 +191,8 @@ def table(summary: Summary) -> Table:
             f"{row['test'][score]:.4g}",
             f"{1e3 * row['latency']:.3g} ms",
         )
-    return shown
+        for level, row in summary["levels"].items()
+    ]
 
 
 def _level_table(*columns: str) -> Table:
