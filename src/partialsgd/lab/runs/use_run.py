@@ -87,9 +87,7 @@ def evaluate(
 
 def scores_table(scores: Mapping[str, Numbers]) -> Table:
     """A row for each number, a column for each level."""
-    shown = Table("")
-    for level in scores:
-        shown.add_column(level, justify="right")
+    shown = _table("", *scores)
     for name in next(iter(scores.values())):
         shown.add_row(name, *(f"{numbers[name]:.4g}" for numbers in scores.values()))
     return shown
@@ -100,24 +98,21 @@ def profile(run: Run, console: Console) -> None:
     task = open_task(run)
     network = task.network
     example = example_on_device(task)
-    shown = _level_table("forward", "training", "paper", "latency")
+    shown = _table("level", "parameters", "share", "forward", "training", "paper", "latency")
     for row in network.profile(example).rows:
         latency = task.latency(network.extract(row.level, example=example).eval())
         counts = (f"{count:.3g}" for count in (row.forward, row.training, row.multiply_adds))
         shown.add_row(row.level, f"{row.parameters:,}", f"{row.share:.1%}", *counts, f"{1e3 * latency:.3g} ms")
     console.print(shown)
-    for line in (
-        f"forward, training: FLOPs of a pass over {_shapes(example)}, as torch counts them",
-        "paper: multiply-adds of the forward pass, as the paper counts them",
-        "latency: one example through the extracted level",
-    ):
-        console.print(line, highlight=False)
-
-
-def _shapes(example: Any) -> str:
     args, kwargs = as_call(example)
     named = [("an input of", value) for value in args] + list(kwargs.items())
-    return ", ".join(f"{name} {'×'.join(map(str, x.shape))}" for name, x in named if isinstance(x, Tensor))
+    shapes = ", ".join(f"{name} {'×'.join(map(str, x.shape))}" for name, x in named if isinstance(x, Tensor))
+    console.print(
+        f"forward, training: FLOPs of a pass over {shapes}, as torch counts them\n"
+        "paper: multiply-adds of the forward pass, as the paper counts them\n"
+        "latency: one example through the extracted level",
+        highlight=False,
+    )
 
 
 Summary: TypeAlias = dict[str, Any]
@@ -138,9 +133,18 @@ def summarise(run: Run, state: TrainingState, method: Method, console: Console) 
     }
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
         line = progress.add_task("")
+        full = task.network.size(task.network.levels[-1])
         for level in task.network.levels:
             progress.update(line, description=f"scoring {level} on the test data")
-            summary["levels"][level] = _level(state, level)
+            size = task.network.size(level)
+            summary["levels"][level] = {
+                "parameters": size,
+                "share": size / full,
+                "updates": state.updates.get(level, 0),
+                "flops": state.flops.get(level, 0.0),
+                "latency": task.latency(task.network.extract(level, example=example_on_device(task)).eval()),
+                "test": task.scores(level, "test"),
+            }
         progress.update(line, description="computing further numbers")
         summary["extras"] = task.extras(method)
     summary["wall"] = round(state.wall, 1)
@@ -148,34 +152,15 @@ def summarise(run: Run, state: TrainingState, method: Method, console: Console) 
     return summary
 
 
-def _level(state: TrainingState, level: str) -> dict[str, Any]:
-    task, network = state.task, state.task.network
-    size = network.size(level)
-    return {
-        "parameters": size,
-        "share": size / network.size(network.levels[-1]),
-        "updates": state.updates.get(level, 0),
-        "flops": state.flops.get(level, 0.0),
-        "latency": task.latency(network.extract(level, example=example_on_device(task)).eval()),
-        "test": task.scores(level, "test"),
-    }
-
-
 def show(summary: Summary, console: Console) -> None:
     """Print the table of levels, and below it the other numbers of the recipe."""
-    console.print(table(summary))
-    for name, value in summary["extras"].items():
-        _show_extra(name, value, console)
-
-
-def table(summary: Summary) -> Table:
-    """One row for each level: size, training cost, score and latency."""
-    score = summary["score"]
-    shown = _level_table("updates", "training FLOPs", score, "latency")
-    shown.title = f"{summary['recipe']}: every level on the test data"
+    names = ("level", "parameters", "share", "updates", "training FLOPs", summary["score"], "latency")
+    shown = _table(*names, title=f"{summary['recipe']}: every level on the test data")
     for cells in level_cells(summary):
         shown.add_row(*cells)
-    return shown
+    console.print(shown)
+    for name, value in summary["extras"].items():
+        _show_extra(name, value, console)
 
 
 def level_cells(summary: Summary) -> list[tuple[str, ...]]:
@@ -195,10 +180,10 @@ def level_cells(summary: Summary) -> list[tuple[str, ...]]:
     ]
 
 
-def _level_table(*columns: str) -> Table:
-    """A table with a row for each level: its size, and these columns."""
-    shown = Table("level")
-    for name in ("parameters", "share", *columns):
+def _table(first: str, *columns: str, title: str | None = None) -> Table:
+    """A table with numbers in all columns but the first."""
+    shown = Table(first, title=title)
+    for name in columns:
         shown.add_column(name, justify="right")
     return shown
 

@@ -94,18 +94,8 @@ def from_main(value: Any) -> Any:
     return values[0]
 
 
-def mean(accelerator: Accelerator, value: Tensor) -> Tensor:
-    """Average a tensor over the ranks."""
-    if accelerator.num_processes == 1:
-        return value
-    average: Tensor = accelerator.reduce(value, reduction="mean")
-    return average
-
-
 def total(accelerator: Accelerator, value: float) -> float:
     """Sum a number over the ranks."""
-    if accelerator.num_processes == 1:
-        return value
     tensor = torch.tensor(value, dtype=torch.float64, device=accelerator.device)
     return float(accelerator.reduce(tensor, reduction="sum").item())
 
@@ -115,13 +105,8 @@ def random_states(accelerator: Accelerator) -> list[dict[str, Tensor]]:
     states = {"cpu": torch.get_rng_state()}
     if accelerator.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(accelerator.device)
-    ranks = accelerator.num_processes
-    if ranks == 1:
-        return [states]
-    gathered: dict[str, Tensor] = {
-        kind: accelerator.gather(state[None].to(accelerator.device)).cpu() for kind, state in states.items()
-    }
-    return [{kind: stacked[rank] for kind, stacked in gathered.items()} for rank in range(ranks)]
+    gathered = {kind: accelerator.gather(state[None].to(accelerator.device)).cpu() for kind, state in states.items()}
+    return [{kind: stacked[rank] for kind, stacked in gathered.items()} for rank in range(accelerator.num_processes)]
 
 
 def set_random_states(accelerator: Accelerator, states: list[dict[str, Tensor]]) -> None:
