@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from partialsgd._util.extras import missing
 from partialsgd.nested import Nested
 from partialsgd.nested.example_inputs import Call, Example
 
@@ -42,7 +43,7 @@ class Inputs:
 def require_onnx() -> None:
     for name in ("onnx", "onnxscript"):
         if find_spec(name) is None:
-            raise ImportError(f"to write ONNX, {name} is needed: pip install partialsgd[export]")
+            raise missing(f"to write ONNX, {name} is needed", "export")
 
 
 def inputs_for(nested: Nested, level: str, inputs: Any, dynamic: Dynamic | None = None) -> Inputs:

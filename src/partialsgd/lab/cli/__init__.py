@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 import partialsgd
+from partialsgd._util.extras import missing
 from partialsgd.lab.cli import parsing
 from partialsgd.lab.cli.commands import COMMANDS, WITH_SETTINGS
 from partialsgd.lab.recipes import RECIPES
@@ -87,7 +88,7 @@ def _message(error: Exception) -> str:
     """The message of an error; errors that are not meant for users are shown with their type."""
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if module in _EXTRA:
-        return f"this command needs {module}: pip install partialsgd[lab]"
+        return str(missing(f"this command needs {module}", "lab"))
     explains_itself = isinstance(error, (ValueError, OSError, RuntimeError, ImportError, ArithmeticError))
     if explains_itself or type(error).__module__.startswith("partialsgd."):
         return str(error)

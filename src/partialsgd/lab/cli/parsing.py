@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from partialsgd._util.extras import missing
 from partialsgd.lab.recipes import RECIPES, presets, require_recipe
 from partialsgd.lab.training import settings_files
 from partialsgd.lab.training.errors import WrongCall
@@ -50,7 +51,7 @@ def _cli(kind: type[Any], prog: str, argv: Sequence[str], about: str) -> Any:
     try:
         import tyro
     except ImportError as error:
-        raise ImportError("the command line needs tyro: pip install partialsgd[lab]") from error
+        raise missing("the command line needs tyro", "lab") from error
     config: list[Any] = [
         tyro.conf.OmitArgPrefixes,
         tyro.conf.PositionalRequiredArgs,

@@ -5,10 +5,8 @@ An exported level is a directory of weights, sidecar files and a README that wor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -223,26 +221,12 @@ def export_level(
     task.network.cpu()
     details = task.export_details(level, format)
     directory = to or run.path / "exports" / f"{level.replace('/', '_')}-{format}"
-    with _no_progress_bars() if format == "transformers" else nullcontext():
-        example, dynamic = task.example(), details.dynamic
-        export.export(task.network, level, directory, format=format, example=example, dynamic=dynamic)
+    example, dynamic = task.example(), details.dynamic
+    export.export(task.network, level, directory, format=format, example=example, dynamic=dynamic)
     readme = {"README.md": _readme(run, task, level, details, checkpoint)}
     for name, text in {**task.sidecar_files(), **details.files, **readme}.items():
         files.write_text(directory / name, text)
     return directory
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Switch off transformers' progress bars: a single file is written and read in a moment."""
-    logging = import_module("transformers.utils.logging")
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()
 
 
 def _readme(run: Run, task: Task, level: str, details: ExportDetails, checkpoint: str) -> str:

@@ -18,6 +18,7 @@ from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulation
 from rich.console import Console
 from torch import Tensor
 
+from partialsgd._util.extras import missing
 from partialsgd.lab.training.settings import Settings
 
 _TIMEOUT = timedelta(hours=24)
@@ -50,7 +51,7 @@ def require_available(settings: Settings) -> None:
     """Refuse settings for which this machine lacks a module, a GPU or a tracker, before a run directory is made."""
     for module in (*settings.requires, *(["tensorboard"] if settings.tensorboard else [])):
         if find_spec(module) is None:
-            raise ImportError(f"this run needs {module}: pip install partialsgd[lab]")
+            raise missing(f"this run needs {module}", "lab")
     if settings.precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError('precision "fp16" needs a GPU; on a CPU use "fp32" or "bf16"')
     available = sorted(kind.value for kind in get_available_trackers())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from partialsgd.lab.recipes.images.data import Part, mean_and_deviation, read_cifar, read_digits, split_off_validation
+from partialsgd.lab.recipes.images.data import Part, Standardise, read_cifar, read_digits, split_off_validation
 from partialsgd.lab.training.batch_plan import permutation
 from tests.lab.recipes.images.made import NAMES, records, write
 
@@ -111,16 +111,16 @@ def test_validation_is_drawn_by_the_seed_from_all_images_or_from_a_limit() -> No
     assert len(split_off_validation(numbered(10), 0.2, 0, limit=99)[0]) == 8
 
 
-def test_mean_and_deviation_are_those_of_all_pixels_of_a_channel_to_the_bit_in_any_order() -> None:
+def test_images_are_standardised_by_all_pixels_of_a_channel_to_the_bit_in_any_order() -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (2100, 3, 4, 5), dtype=torch.uint8, generator=generator)  # more than are summed at once
-    mean, deviation = mean_and_deviation(images)
-    assert mean.shape == deviation.shape == (1, 3, 1, 1)
-    torch.testing.assert_close(mean.flatten(), images.double().mean((0, 2, 3)).float())
-    torch.testing.assert_close(deviation.flatten(), images.double().std((0, 2, 3), correction=0).float())
-    assert all(map(torch.equal, (mean, deviation), mean_and_deviation(images.flip(0))))
-    mean, deviation = mean_and_deviation(torch.full((3, 1, 2, 2), 7, dtype=torch.uint8))
-    assert (float(mean), float(deviation)) == (7.0, 1.0), "a constant channel is only shifted"
+    standard, again = Standardise(images), Standardise(images.flip(0))
+    torch.testing.assert_close(standard.mean.flatten(), images.double().mean((0, 2, 3)).float())
+    deviation = images.double().std((0, 2, 3), correction=0).float()
+    torch.testing.assert_close(standard.factor.flatten(), 1 / deviation)
+    assert torch.equal(standard.mean, again.mean) and torch.equal(standard.factor, again.factor)
+    constant = Standardise(torch.full((3, 1, 2, 2), 7, dtype=torch.uint8))
+    assert (float(constant.mean), float(constant.factor)) == (7.0, 1.0), "a constant channel is only shifted"
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from random import Random
 from typing import Literal, TypeAlias, final
 
 from partialsgd._util import randomness
+from partialsgd._util.extras import missing
 from partialsgd.lab.recipes.translation.corpus import Corpus, Pair
 from partialsgd.lab.training.settings import require_at_least
 
@@ -27,7 +28,7 @@ try:
     from babel.numbers import format_currency, get_currency_precision, get_territory_currencies
     from babel.units import format_unit
 except ImportError as error:
-    raise ImportError("for the embedded corpus babel is needed: pip install partialsgd[lab]") from error
+    raise missing("for the embedded corpus babel is needed", "lab") from error
 
 Saying: TypeAlias = Callable[[Locale], str]
 """Writes one phrase in a locale."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from partialsgd._util import files
+from partialsgd._util.extras import missing
 from partialsgd.lab.recipes.translation.corpus import Corpus
 from partialsgd.lab.training.batch_plan import permutation
 from partialsgd.lab.training.settings import require_at_least
@@ -25,7 +26,7 @@ try:
     import tokenizers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 except ImportError as error:
-    raise ImportError("translation needs tokenizers: pip install partialsgd[lab]") from error
+    raise missing("translation needs tokenizers", "lab") from error
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 PAD, EOS, UNK = range(3)
