@@ -8,7 +8,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from multiprocessing.context import ForkServerProcess
+from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import final
 
@@ -21,8 +23,15 @@ from rich import live, pretty, progress_bar  # noqa: F401  # what rich imports w
 from tests.lab import toy_run
 
 ROOT = Path(__file__).parents[2]
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
+
+
+@cache
+def _server() -> ForkServerContext:
+    """A fork server that has imported this module, in place of one that other tests have started."""
+    forkserver._forkserver._stop()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 @final
@@ -31,7 +40,7 @@ class Child:
 
     def __init__(self, *args: str, log: Path, **env: object) -> None:
         texts = {name: str(value) for name, value in env.items()}
-        self._log, self._process = log, ForkServerProcess(target=_become, args=(args, log, texts), daemon=True)
+        self._log, self._process = log, _server().Process(target=_become, args=(args, log, texts), daemon=True)
         self._process.start()
 
     @property
