@@ -15,6 +15,7 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
+from partialsgd._util import tensor_files
 from partialsgd.lab.runs import checkpoints, use_run
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
@@ -399,3 +400,45 @@ def test_wrong_settings_are_found_before_a_directory_is_made(tmp_path: Path, opt
     with pytest.raises(WrongCall, match=message):
         trained(tmp_path / "a", measure_every=2, **options)
     assert not (tmp_path / "a").exists()
+
+
+def test_a_run_whose_checkpoint_cannot_be_used_is_refused_and_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_batch(9, stop, monkeypatch)
+    with pytest.raises(loop.Stopped):
+        trained(tmp_path / "a", track=("tensorboard",))
+    newest = checkpoints.paths(tmp_path / "a" / "checkpoints")[-1]
+    tensor_files.write_checked(newest, "partialsgd.training", {"format": 2, "position": 10, "state": {}}, {})
+    before = {path: path.is_file() and (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError, match="has format 2, and this version of partialsgd reads format 1"):
+        loop.resume(Run.open(tmp_path / "a"))
+    after = {path: path.is_file() and (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
+    assert after == before
+
+
+def test_a_run_without_some_of_its_settings_is_not_resumed(tmp_path: Path) -> None:
+    run = trained(tmp_path / "a", max_steps=1)
+    (run.path / "summary.json").unlink()
+    config = json.loads((run.path / "config.json").read_text())
+    del config["settings"]["lr"], config["settings"]["seed"]
+    run.write_json("config.json", config)
+    with pytest.raises(ValueError, match=r"config\.json has no seed, lr: it was edited .*; add the values"):
+        loop.resume(run)
+
+
+def test_a_damaged_or_removed_log_is_told_of_and_never_blocks_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_batch(5, stop, monkeypatch)
+    with pytest.raises(loop.Stopped):
+        trained(tmp_path / "a")
+    run = Run.open(tmp_path / "a")
+    first, _, *others = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(b"".join([first, b"\0\n", *others]))
+    at_batch(8, run.metrics.unlink, monkeypatch)
+    assert loop.resume(run).summary is not None
+    err = capsys.readouterr().err
+    assert "had 1 damaged lines, which were dropped; the other 5 before step 6 were kept" in err
+    assert f"{run.metrics} was removed: its lines are lost" in err
+    assert (run.path / "metrics.jsonl.damaged-1").read_bytes().startswith(first + b"\0\n")
