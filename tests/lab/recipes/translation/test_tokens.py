@@ -192,3 +192,12 @@ def test_a_write_that_fails_or_is_interrupted_leaves_nothing(
     with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
         assert tokens.cached_text("name", make, tmp_path) == "made\r\nonce\n"
     assert len(calls) == 2 and [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_without_a_home_there_is_no_cache_and_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    calls, make = counted()
+    assert [tokens.cached_text("without a home", make) for _ in range(2)] == ["made\r\nonce\n"] * 2
+    assert len(calls) == 2 and not list(tmp_path.iterdir())

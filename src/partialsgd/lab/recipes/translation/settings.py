@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
 
-from partialsgd.lab.training.settings import LevelOptions, Settings, parse_ratio, require_at_least, require_in
+from partialsgd.lab.training.settings import (
+    LevelOptions,
+    Settings,
+    parse_ratio,
+    require_at_least,
+    require_in,
+    require_positive,
+)
 
 Preset: TypeAlias = Literal["laptop", "iwslt14", "wmt17"]
 
@@ -57,6 +64,9 @@ class ModelOptions:
     """Tie the decoder's input and output embeddings. The encoder always has its own."""
     dropout: float = 0.1
     """Dropout of embeddings, attention outputs and feed-forward outputs."""
+    query_key: bool = True
+    """With --nest width, narrow queries and keys too, as the paper does.
+    With --no-query-key a smaller level is a network of its own class, which `export --format transformers` needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +149,9 @@ class Translation(
             require_in(name, getattr(self, name), 0, 1)
         for name in ("eps", "weight_decay", "warmup_init_lr"):
             require_in(name, getattr(self, name), 0, float("inf"))
-        if not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+        require_positive("lr", self.lr)
+        require_at_least("corpus_seed", self.corpus_seed, 0)
+        require_in("lenpen", self.lenpen, -100, 100)
         if not 0 < self.teacher_weight <= 1:
             raise ValueError(f"teacher_weight must be in (0, 1], got {self.teacher_weight}; for 0 omit teacher")
         if self.d_model % self.heads or self.d_model % 2:

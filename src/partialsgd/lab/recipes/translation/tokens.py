@@ -96,7 +96,10 @@ def _lines(corpus: Corpus) -> Iterator[str]:
 
 def cached_text(name: str, make: Callable[[], str], folder: str | os.PathLike[str] | None = None) -> str:
     """Return a cached text, or make and cache it. A damaged file is made again; a read-only cache is no error."""
-    file = (_cache_folder() if folder is None else Path(folder)) / name
+    folder = folder or _cache_folder()
+    if folder is None:
+        return make()
+    file = Path(folder) / name
     with suppress(OSError, UnicodeDecodeError):
         checksum, _, text = file.read_bytes().decode().partition("\n")
         if checksum == files.sha256(text):
@@ -107,9 +110,12 @@ def cached_text(name: str, make: Callable[[], str], folder: str | os.PathLike[st
     return text
 
 
-def _cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "partialsgd"
+def _cache_folder() -> Path | None:
+    """~/.cache/partialsgd, or the place that XDG_CACHE_HOME names; None for a user without a home."""
+    caches, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME") or os.environ.get("USERPROFILE", "")
+    if os.path.isabs(caches):
+        return Path(caches) / "partialsgd"
+    return Path(home) / ".cache" / "partialsgd" if os.path.isabs(home) else None
 
 
 Ids: TypeAlias = tuple[Sequence[int], Sequence[int]]
