@@ -30,13 +30,6 @@ def points(method) -> tuple[list[torch.Tensor], Quadratic]:
     return seen, model
 
 
-def trained(method) -> dict[str, torch.Tensor]:
-    """On a network with BatchNorm and dropout, with one backward pass a step."""
-    run = Run(PROBLEMS[3], torch.optim.AdamW, method, False)
-    assert all(run.step(t).backwards == 1 for t in range(4))
-    return run.tensors()
-
-
 def test_the_second_gradient_is_taken_downhill() -> None:
     seen, model = points(methods.extragradient(0.03))
     gradient = model.h * (seen[0] - model.c)

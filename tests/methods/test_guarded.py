@@ -144,15 +144,6 @@ def test_a_resumed_run_remembers_the_verdict() -> None:
     assert_resumes(method, 6, 10, make=momentum)
 
 
-def test_a_bound_that_nothing_exceeds_is_the_method_to_the_bit() -> None:
-    model, sgd = start(methods.guarded(methods.dropout(0.7), by=lambda found: 1.0, every=1))
-    twin, alone = start(methods.dropout(0.7))
-    for t in range(5):
-        sgd.step(MLP.closure(model, t))
-        alone.step(MLP.closure(twin, t))
-    assert are_equal(model, twin)
-
-
 def test_overflow_under_a_scaler_skips_whichever_pass_it_is_in() -> None:
     for failing in (1, 2, 3):
         model = MLP.model()

@@ -199,7 +199,7 @@ def method():
     return odd_layers()
 
 
-@pytest.fixture(params=PROBLEMS[:2], ids=lambda p: p.name)
+@pytest.fixture(params=PROBLEMS[:1], ids=lambda p: p.name)
 def problem(request):
     return request.param
 '''
@@ -210,5 +210,5 @@ def test_a_method_written_outside_goes_through_the_suite(tmp_path: Path) -> None
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_mine.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    # 7 laws on 2 problems × 2 optimizers × 2 precisions, and 2 laws without precisions
-    assert f"{7 * 8 + 2 * 4} passed" in done.stdout
+    # 7 laws under 2 optimizers × 2 precisions, and 2 laws without precisions
+    assert f"{7 * 4 + 2 * 2} passed" in done.stdout
