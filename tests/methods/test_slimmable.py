@@ -16,7 +16,7 @@ REFUSED_SETTINGS = [({"combine": "max"}, "combine must be")]
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])
 @pytest.mark.parametrize("make", [methods.slimmable, methods.sandwich])
-def test_the_update_is_by_the_gradients_of_all_levels_added_or_averaged(make, combine: str) -> None:
+def test_the_update_is_by_the_gradients_of_all_levels(make, combine: str) -> None:
     nested, by_hand = (family(0.25, 0.5).eval() for _ in range(2))
     weights = {"full": 1.0, "1/2": 2.0, "1/4": 3.0} if make is methods.slimmable else {}
     step = train(sgd_of(nested, make(combine=combine, **{"weights": weights} if weights else {})), nested_loss)[0]
