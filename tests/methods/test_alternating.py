@@ -71,7 +71,8 @@ def test_order_is_a_cycle_and_weights_are_odds() -> None:
     nested = family(0.25, 0.5)
     assert levels_of(nested, methods.alternating(order=("1/4", "1/4", "full")), 4) == ["1/4", "1/4", "full", "1/4"]
     method = methods.alternating(weights={"full": 1, "1/2": 0, "1/4": 3})
-    drawn = Counter(levels_of(nested, method, 400))
+    branches, parameters = method.bind(nested).branches, Parameters(nested)
+    drawn = Counter(branches(Context(t, 0, parameters, {}))[0].level for t in range(400))
     assert set(drawn) == {"full", "1/4"} and 60 < drawn["full"] < 140  # 100 expected, deviation 9
     assert levels_of(nested, method, 20) == levels_of(nested, method, 20) != levels_of(nested, method, 20, seed=1)
 

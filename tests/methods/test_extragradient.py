@@ -83,11 +83,3 @@ def test_the_past_is_the_gradient_before_it_was_clipped() -> None:
     gradients = torch.autograd.grad(PROBLEMS[0].evaluate(by_hand, 0), list(by_hand.parameters()))
     run.step(0)
     assert_same_bits(run.sgd.memory, dict(zip(("past..a", "past..b"), gradients, strict=True)))
-
-
-def test_a_skipped_step_is_not_the_past() -> None:
-    run = Run(MLP, torch.optim.AdamW, methods.extragradient(0.03, past=True), False, options={"nonfinite": "skip"})
-    run.step(0)
-    before = dict(run.sgd.memory)
-    assert run.sgd.step(lambda: run.closure(1)() * float("nan")).skipped
-    assert_same_bits(before, run.sgd.memory)

@@ -13,7 +13,7 @@ from partialsgd import Method, PartialSGD, masks, methods, perturbations
 from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.families import family
-from tests.methods.training import MLP, assert_resumes, backward, values
+from tests.methods.training import MLP, are_equal, assert_resumes, backward, values
 from tests.optimizer_zoo import COORDINATE_WISE
 
 LAWS = {
@@ -155,8 +155,7 @@ def test_what_is_not_perturbed_is_the_method_to_the_bit_and_costs_nothing() -> N
         for t in range(4):
             step, other = step_of_mlp(ours, t), step_of_mlp(alone, t)
             assert step.backwards == other.backwards and step.lr == RATE, method.name
-        for a, b in zip(ours.parameters.values(), alone.parameters.values(), strict=True):
-            assert torch.equal(a, b), method.name
+        assert are_equal(ours.parameters.model, alone.parameters.model), method.name
 
 
 def test_a_guard_around_it_takes_the_fallbacks_step_at_the_whole_rate() -> None:
@@ -173,14 +172,11 @@ def test_a_guard_around_it_takes_the_fallbacks_step_at_the_whole_rate() -> None:
         assert step.lr == (pytest.approx(RATE * step.criteria.alpha) if kinds[-1] else RATE)
         assert step.criteria.alpha < 1
     assert kinds == [True, True, False, False] * 2
-    never = methods.guarded(methods.scaled_by_alpha(methods.dropout(0.6), every=3), by=lambda found: 1.0, every=2)
-    ours, alone = (
-        sgd_of(MLP.model(), never),
-        sgd_of(MLP.model(), methods.scaled_by_alpha(methods.dropout(0.6), every=3)),
-    )
+    scaled = methods.scaled_by_alpha(methods.dropout(0.6), every=3)
+    ours, alone = (sgd_of(MLP.model(), m) for m in (methods.guarded(scaled, by=lambda found: 1.0, every=2), scaled))
     for t in range(6):
         assert step_of_mlp(ours, t).lr == step_of_mlp(alone, t).lr
-    assert all(torch.equal(a, b) for a, b in zip(ours.parameters.values(), alone.parameters.values(), strict=True))
+    assert are_equal(ours.parameters.model, alone.parameters.model)
 
 
 def test_a_resumed_run_holds_the_alpha_that_it_had() -> None:

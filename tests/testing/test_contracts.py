@@ -114,8 +114,14 @@ def test_law_3_fails_when_a_skipped_step_counts(monkeypatch) -> None:
         self.t += step.skipped
         return step
 
-    monkeypatch.setattr(PartialSGD, "update", counting)
-    broken(law, Method(), MLP, False)
+    def remembering(self):
+        step = original(self)
+        self.memory["skipped"] = int(step.skipped)
+        return step
+
+    for replacement in (counting, remembering):
+        monkeypatch.setattr(PartialSGD, "update", replacement)
+        broken(law, Method(), MLP, False)
 
 
 @pytest.mark.parametrize(("part", "problem"), [(RandomState, "transformer"), (Buffers, "batchnorm")])
