@@ -160,6 +160,9 @@ def test_damaged_lines_are_dropped_aloud_and_every_other_line_is_kept(
         assert path.read_bytes() == b"".join([*lines[:2], *lines[3:5]]) and copy.read_bytes() == spoilt
         assert "had 1 damaged lines, which were dropped; the other 4 before step 5 were kept" in caplog.text
         assert f"the file as it was is {copy}" in caplog.text
+    path.write_bytes(b"oh\n" + lines[1])  # a file of ours, of which nothing is kept
+    ps.MetricsLog(path, t=0).close()
+    assert path.read_bytes() == b"" and (tmp_path / "metrics.jsonl.damaged-4").exists()
     path.unlink()
     ps.MetricsLog(path, t=5).close()
     assert f"{path} is missing: the log begins anew, with step 5" in caplog.text

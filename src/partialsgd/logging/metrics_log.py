@@ -164,6 +164,7 @@ def _keep_lines_before(t: int | None, path: Path, skips: int) -> None:
         )
     kept: list[bytes] = []
     damaged: list[ValueError] = []
+    is_ours = False
     with open_to_change(path) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n") and line[: len(_BEGIN)] == _BEGIN[: len(line)]:
@@ -173,6 +174,7 @@ def _keep_lines_before(t: int | None, path: Path, skips: int) -> None:
             except ValueError as error:
                 damaged.append(error)
                 continue
+            is_ours = True
             is_earlier_attempt = fields["t"] == t and "skipped" in fields and skips > 0
             if fields["t"] >= t and not is_earlier_attempt:
                 break
@@ -183,7 +185,7 @@ def _keep_lines_before(t: int | None, path: Path, skips: int) -> None:
             return
         file.seek(0)
         before = file.read()
-    if not kept:
+    if not is_ours:
         raise damaged[0]
     copy = next(name for k in count(1) if not os.path.lexists(name := path.with_name(f"{path.name}.damaged-{k}")))
     write_bytes(copy, before)

@@ -86,7 +86,7 @@ WRONG = [
     (["train", "--epochs", "1.5"], "--epochs"),
     (["train", "--nest", "deep"], "--nest"),
     (["train", "images", "--preset", "cifar"], "--preset"),
-    (["compare", "--seeds", "0"], "--seeds must be a whole number of at least 1, got 0"),
+    (["compare", "--seeds", "0"], "--seeds must be from 1 to 10,000, got 0"),
 ]
 
 

@@ -145,6 +145,17 @@ def test_accumulating_is_one_step_on_the_union(tmp_path: Path, monkeypatch: pyte
     assert [line["loss"] for line in lines] == [pytest.approx(line["loss"]) for line in report.read(together.metrics)]
 
 
+_WHOLE: dict[str, dict[str, Any]] = {}
+
+
+def whole_run(place: Path, **settings: Any) -> dict[str, Any]:
+    """What a run that was never stopped leaves; made once for these settings."""
+    key = json.dumps(settings)
+    if key not in _WHOLE:
+        _WHOLE[key] = remains(trained(place / "whole", **settings).path)
+    return _WHOLE[key]
+
+
 HARD: dict[str, Any] = {"norm": True, "measure_every": 2, "checkpoint_every": 4, "epochs": 3}
 """With BatchNorm, dropout and a meter."""
 
@@ -160,7 +171,7 @@ HARD: dict[str, Any] = {"norm": True, "measure_every": 2, "checkpoint_every": 4,
 def test_asked_to_stop_it_finishes_the_step_saves_and_goes_on_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, changes: Any
 ) -> None:
-    whole = remains(trained(tmp_path / "whole", **HARD, **changes).path)
+    whole = whole_run(tmp_path, **HARD, **changes)
     place = tmp_path / "stopped"
     for position in (0, 6, 9, 13):  # the first, the last of an epoch, two between checkpoints
         with monkeypatch.context() as patch:
@@ -188,7 +199,7 @@ def test_a_run_that_failed_anywhere_goes_on_to_the_bit(tmp_path: Path, monkeypat
     def fail() -> None:
         raise KeyError("a fault of the data")
 
-    whole = remains(trained(tmp_path / "whole", **HARD).path)
+    whole = whole_run(tmp_path, **HARD)
     trying = [1, 3, 4, 7, 8, 20]
     with pytest.raises(KeyError), monkeypatch.context() as patch:
         at_batch(trying[0], fail, patch)
@@ -217,7 +228,7 @@ def test_between_any_two_writes_a_run_may_end_and_goes_on_to_the_bit(
 ) -> None:
     """Every write is an instant; a kill comes before it or after it. Step 14 has all three."""
     options: dict[str, Any] = {**HARD, "checkpoint_every": 2}
-    whole = remains(trained(tmp_path / "whole", **options).path)
+    whole = whole_run(tmp_path, **options)
     holder, name = WRITES[what]
     write, calls = getattr(holder, name), {"checkpoint": (4, 7), "log": (8, 14), "weights": (1, 2, 3, 4)}[what]
     for call in calls:
@@ -371,7 +382,7 @@ def test_trackers_get_the_numbers_of_the_log_however_it_ends(
 def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = remains(trained(tmp_path / "whole", **HARD).path)
+    whole = whole_run(tmp_path, **HARD)
     at_batch(13, stop, monkeypatch)
     with pytest.raises(loop.Stopped):
         trained(tmp_path / "a", **HARD)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -93,13 +92,6 @@ def test_it_is_a_tokenizer_json_for_transformers(tmp_path: Path) -> None:
     assert fast.batch_decode(fast(lines)["input_ids"], skip_special_tokens=True) == lines
     padded = fast(lines[:2], padding=True)["input_ids"]
     assert padded[0][-1] in (PAD, EOS) and len(padded[0]) == len(padded[1])
-
-
-def test_without_tokenizers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.delitem(sys.modules, tokens.__name__)
-    with pytest.raises(ImportError, match=r"needs tokenizers: pip install .*\[lab\]"):
-        importlib.import_module(tokens.__name__)
 
 
 def counted(text: str = "made\r\nonce\n") -> tuple[list[int], Callable[[], str]]:

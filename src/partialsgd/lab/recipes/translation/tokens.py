@@ -12,21 +12,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias, final
 
+import tokenizers
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from partialsgd._util import files
-from partialsgd._util.extras import missing
 from partialsgd.lab.recipes.translation.corpus import Corpus
 from partialsgd.lab.training.batch_plan import permutation
 from partialsgd.lab.training.settings import require_at_least
-
-try:
-    import tokenizers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-except ImportError as error:
-    raise missing("translation needs tokenizers", "lab") from error
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 PAD, EOS, UNK = range(3)
