@@ -1,0 +1,156 @@
+"""How often a step makes the host wait for the device, for every method and optimizer.
+
+`python -m tests.device.reads` prints the table, with the lines of code that read.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partialsgd import CriteriaMeter
+from partialsgd.testing.runs import Run
+from tests.device import pretended
+from tests.device.cases import METHODS, OPTIMIZERS, on_device, problem_for
+from tests.methods.laws import NAME_OF
+
+STEPS = 6
+FIRST_COUNTED = 2
+"""The steps before make the optimizer's state and try out what the optimizer can do; they happen once in a training."""
+
+LIMITS: dict[str, int] = {
+    # Everything that a step needs to know is on the device, or on the host from the beginning.
+    "plain": 0,
+    "alternating": 0,
+    "slimmable": 0,
+    "sandwich": 0,
+    "only": 0,
+    "dropout": 0,
+    "random_mask": 0,
+    "block_coordinate": 0,
+    "layerwise": 0,
+    "freezing": 0,
+    "independent_subnets": 0,
+    "sam": 0,
+    "extragradient": 0,
+    # The mask depends on the numbers, and the host must know which tensors move at all.
+    "top_k": 1,
+    "compressed_gradient": 1,
+    "meprop": 1,
+    "dynamic_pruning": 1,
+    "dynamic_sparsity": 1,
+    "ac_dc": 1,
+    "compose": 1,  # of top_k, in the main case
+    # A criterion decides: it is read when it is measured.
+    "guarded": 1,
+    "scaled_by_alpha": 1,
+    "alternating_criterion": 1,
+    "freezing_criterion": 1,
+    "independent_subnets_criterion": 1,
+    # Other cases than a method's main one.
+    "compose_freezing": 0,
+}
+"""The most reads that a step may make, by case or by method."""
+
+OPTIONS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "nonfinite='skip'": ("dropout", {"nonfinite": "skip"}, 0),
+    "nonfinite='ignore'": ("dropout", {"nonfinite": "ignore"}, 0),
+    "clip_norm": ("dropout", {"clip_norm": 0.1}, 1),
+    "outside='decay'": ("dropout", {"outside": "decay"}, 0),
+    "outside='reset'": ("block_coordinate", {"outside": "reset"}, 0),
+    "a meter at every step": ("dropout", {"meter": CriteriaMeter(1)}, 1),
+    "a meter that waits for its turn": ("dropout", {"meter": CriteriaMeter(1000)}, 0),
+}
+"""Options of PartialSGD, each with the method that it is tried with and the most reads that a step may make."""
+
+
+def limit_of(case: str) -> int:
+    """The limit of a case, or of its method."""
+    return LIMITS[case] if case in LIMITS else LIMITS[NAME_OF[case]]
+
+
+@dataclass
+class Trained:
+    """A training on the device: its tensors at the end, and what each step read."""
+
+    tensors: dict[str, Tensor]
+    reads: list[Counter[tuple[str, str]]] = field(default_factory=list)
+    uploads: list[Counter[tuple[str, str]]] = field(default_factory=list)
+
+    @property
+    def most(self) -> int:
+        """The largest number of reads in a step."""
+        return max(sum(counter.values()) for counter in self.reads[FIRST_COUNTED:])
+
+    @property
+    def most_uploads(self) -> int:
+        return max(sum(counter.values()) for counter in self.uploads[FIRST_COUNTED:])
+
+    @property
+    def sites(self) -> str:
+        return written(self.reads)
+
+
+def written(counters: Sequence[Counter[tuple[str, str]]]) -> str:
+    """The lines of code, each with its operation and with how often it ran in the step in which it ran most."""
+    most: Counter[tuple[str, str]] = Counter()
+    for counter in counters[FIRST_COUNTED:]:
+        most |= counter
+    return ", ".join(f"{site} ({what}{f' × {n}' if n > 1 else ''})" for (what, site), n in sorted(most.items()))
+
+
+@cache
+def trained(case: str, optimizer: str, option: str = "") -> Trained:
+    """Train on the device and count. The batch is moved outside the count, by the user's code."""
+    options = dict(OPTIONS[option][1]) if option else {}
+    meter = options.pop("meter", None)
+    problem = on_device(problem_for(case))
+    run = Run(problem, OPTIMIZERS[optimizer], METHODS[case], False, meter, options)
+    result = Trained({})
+    for t in range(STEPS):
+        with pretended.watch() as traffic:
+            run.step(t)
+        result.reads.append(_of_library(traffic.reads))
+        result.uploads.append(_of_library(traffic.uploads))
+    result.tensors = {name: tensor.cpu() for name, tensor in run.tensors().items()}
+    return result
+
+
+def _of_library(counter: Mapping[tuple[str, str], int]) -> Counter[tuple[str, str]]:
+    """Leave out the batches, which the problem itself moves to the device."""
+    return Counter({key: count for key, count in counter.items() if not key[1].startswith(("testing/", "cases.py"))})
+
+
+def table() -> Iterator[tuple[str, str, int, Trained]]:
+    """(method and option, optimizers, limit, training): one row for the optimizers that read at the same lines."""
+    tried = [(case, "", case, limit_of(case)) for case in METHODS]
+    tried += [(case, option, f"{case}, {option}", limit) for option, (case, _, limit) in OPTIONS.items()]
+    for case, option, name, limit in tried:
+        by_sites: dict[str, list[str]] = {}
+        for optimizer in OPTIMIZERS:
+            by_sites.setdefault(trained(case, optimizer, option).sites, []).append(optimizer)
+        for optimizers in by_sites.values():
+            alike = "every one" if len(optimizers) == len(OPTIMIZERS) else ", ".join(optimizers)
+            yield name, alike, limit, trained(case, optimizers[0], option)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    argparse.ArgumentParser(prog="python -m tests.device.reads", description=__doc__).parse_args(arguments)
+    torch.set_num_threads(1)
+    print(f"{'method':<42} {'optimizer':<24} limit reads  where the host reads")
+    for name, optimizers, limit, result in table():
+        mark = " " if result.most <= limit else "!"
+        print(f"{name:<42} {optimizers:<24} {limit:>5} {result.most:>4}{mark}  {result.sites}", flush=True)
+        if result.most_uploads:
+            print(f"{'':<78} and copies {result.most_uploads} to the device: {written(result.uploads)}")
+
+
+if __name__ == "__main__":
+    main()
