@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partialsgd import Method, Width, nest
+from partialsgd import Method, Width, methods, nest
 from partialsgd.testing.problems import PROBLEMS, Problem
 from partialsgd.testing.runs import MakeOptimizer
 from tests.device.pretended import to_device
@@ -26,6 +26,13 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD fused": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9, weight_decay=0.01, fused=True),
     "AdamW fused": lambda parameters: torch.optim.AdamW(parameters, 0.01, weight_decay=0.1, fused=True),
 }
+TRIED = [
+    (case, optimizer)
+    for case in METHODS
+    for optimizer in OPTIMIZERS
+    if case in methods.NAMES or optimizer == "AdamW fused"
+]
+"""Every method with every optimizer, and its other settings with the optimizer that most people use on a GPU."""
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
 
 

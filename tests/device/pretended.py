@@ -125,6 +125,9 @@ class Pretended(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]  # printing reads; for a test that fails it may
         return f"Pretended({self._inside!r})"
 
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
+
     def tolist(self) -> Any:
         _count("reads", "tolist")
         return self._inside.tolist()
@@ -178,6 +181,7 @@ def to_device(module: nn.Module, device: torch.device | str = DEVICE) -> nn.Modu
 _READS = {
     "_local_scalar_dense": "item",  # .item(), float(), int(), bool(), `if tensor:`, math.isfinite(tensor)
     "equal": "equal",
+    "allclose": "allclose",
     "is_nonzero": "is_nonzero",
     "nonzero": "nonzero",
     "nonzero_numpy": "nonzero",
@@ -273,8 +277,8 @@ def _count_reads(
     elif name in _INDEXING:
         indices = [index for index in args[1] if index is not None]
         is_boolean = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
-        # x[mask] = number becomes masked_fill, which needs no positions.
-        fills = name != "index" and not isinstance(args[2], Pretended) and args[2].numel() == 1
+        # x[mask] = number becomes masked_fill on CUDA, which needs no positions.
+        fills = name not in ("index", "_unsafe_index") and args[2].dim() == 0
         if is_boolean and not fills:
             _count("reads", "boolean index")
         if any(not isinstance(index, Pretended) for index in indices):

@@ -18,7 +18,7 @@ from torch import Tensor
 from partialsgd import CriteriaMeter
 from partialsgd.testing.runs import Run
 from tests.device import pretended
-from tests.device.cases import METHODS, OPTIMIZERS, on_device, problem_for
+from tests.device.cases import METHODS, OPTIMIZERS, TRIED, on_device, problem_for
 from tests.methods.laws import NAME_OF
 
 STEPS = 6
@@ -130,11 +130,12 @@ def _of_library(counter: Mapping[tuple[str, str], int]) -> Counter[tuple[str, st
 
 def table() -> Iterator[tuple[str, str, int, Trained]]:
     """(method and option, optimizers, limit, training): one row for the optimizers that read at the same lines."""
-    tried = [(case, "", case, limit_of(case)) for case in METHODS]
-    tried += [(case, option, f"{case}, {option}", limit) for option, (case, _, limit) in OPTIONS.items()]
-    for case, option, name, limit in tried:
+    optimizers_of = {case: [optimizer for other, optimizer in TRIED if other == case] for case in METHODS}
+    rows = [(case, "", case, limit_of(case)) for case in METHODS]
+    rows += [(case, option, f"{case}, {option}", limit) for option, (case, _, limit) in OPTIONS.items()]
+    for case, option, name, limit in rows:
         by_sites: dict[str, list[str]] = {}
-        for optimizer in OPTIMIZERS:
+        for optimizer in OPTIMIZERS if option else optimizers_of[case]:
             by_sites.setdefault(trained(case, optimizer, option).sites, []).append(optimizer)
         for optimizers in by_sites.values():
             alike = "every one" if len(optimizers) == len(OPTIMIZERS) else ", ".join(optimizers)

@@ -68,7 +68,7 @@ READS: dict[str, tuple[Callable[[], object], str]] = {
     "to": (lambda: X.to("cpu", torch.float64), "copy to host"),
     "copy_": (lambda: torch.empty(3).copy_(X), "copy to host"),
     "equal": (lambda: torch.equal(X, X), "equal"),
-    "allclose": (lambda: torch.allclose(X, X), "item"),
+    "allclose": (lambda: torch.allclose(X, X), "allclose"),
     "nonzero": (lambda: X.nonzero(), "nonzero"),
     "where": (lambda: torch.where(MASK), "nonzero"),
     "masked_select": (lambda: X.masked_select(MASK), "masked_select"),
