@@ -1,9 +1,6 @@
-"""What is tried on the pretended device: every method in every setting of its test file, and four optimizers."""
+"""What is tried on a device: every method in every setting of its test file, and four optimizers."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +9,6 @@ from torch.nn import functional as F
 from partialsgd import Method, Width, methods, nest
 from partialsgd.testing.problems import PROBLEMS, Problem
 from partialsgd.testing.runs import MakeOptimizer
-from tests.device.pretended import to_device
 from tests.methods.laws import METHODS as OF_PLAIN_MODELS
 from tests.methods.laws import OF_LEVELS
 
@@ -54,8 +50,3 @@ FAMILY = Problem("family", _family, evaluate, is_random=True)
 def problem_for(method: str) -> Problem:
     """The problem that a method is tried on: a nested model if it trains levels."""
     return BY_NAME["mlp"] if method in OF_PLAIN_MODELS else FAMILY
-
-
-def on_device(problem: Problem) -> Problem:
-    build: Callable[[], nn.Module] = problem.build
-    return replace(problem, build=lambda: to_device(build()))

@@ -21,19 +21,18 @@ of a weight casts it anew), `torch.compile`, and several devices.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-import partialsgd
+from partialsgd.testing.problems import Problem
+from tests.device.call_site import line_of_code
 
 NAME = "pretended"
 DEVICE = torch.device("privateuseone", 0)  # torch's name for a device from outside; it is "pretended" from below on
@@ -71,24 +70,7 @@ def watch() -> Iterator[Traffic]:
 
 def _count(kind: str, operation: str) -> None:
     for traffic in _watching:
-        getattr(traffic, kind)[operation, _line_of_code()] += 1
-
-
-_PACKAGE = str(Path(partialsgd.__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
-
-
-def _line_of_code() -> str:
-    """The innermost line of partialsgd on the stack; without one torch.optim, or the innermost line outside torch."""
-    frame, outside, is_optimizer = sys._getframe(), "backward", False
-    while (frame := frame.f_back) is not None:  # type: ignore[assignment]  # the loop ends at None
-        path = frame.f_code.co_filename
-        if path.startswith(_PACKAGE):
-            return f"{path[len(_PACKAGE) + 1 :]}:{frame.f_lineno}"
-        is_optimizer |= path.startswith(f"{_TORCH}/optim/")
-        if outside == "backward" and path != __file__ and not path.startswith((_TORCH, "<")) and "torch" not in path:
-            outside = f"{Path(path).name}:{frame.f_lineno}"
-    return "torch.optim" if is_optimizer else outside
+        getattr(traffic, kind)[operation, line_of_code()] += 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -173,6 +155,12 @@ def to_device(module: nn.Module, device: torch.device | str = DEVICE) -> nn.Modu
         return module.to(device)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def on_device(problem: Problem) -> Problem:
+    """The same problem with its model on the device; it moves its batches there itself."""
+    build = problem.build
+    return replace(problem, build=lambda: to_device(build()))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -263,7 +251,7 @@ def _refuse_mixing(
         if id(tensor) in written or not (is_scalar or id(tensor) in indices):
             raise RuntimeError(
                 f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE} and cpu! "
-                f"(a CPU tensor of shape {tuple(tensor.shape)} in {name}, at {_line_of_code()})"
+                f"(a CPU tensor of shape {tuple(tensor.shape)} in {name}, at {line_of_code()})"
             )
 
 

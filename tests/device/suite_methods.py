@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from partialsgd.testing.runs import Run, assert_same_bits
-from tests.device import reads
+from tests.device import limits, reads
 from tests.device.cases import METHODS, OPTIMIZERS, TRIED, problem_for
 from tests.methods.laws import NAME_OF
 
@@ -19,10 +19,10 @@ ROUNDED = {"sam", "sam_interval", "compose_freezing", "guarded", "scaled_by_alph
 
 @cache
 def on_cpu(case: str, optimizer: str, option: str = "") -> dict[str, Tensor]:
-    options = dict(reads.OPTIONS[option][1]) if option else {}
+    options = dict(limits.OPTIONS[option][1]) if option else {}
     meter = options.pop("meter", None)
     run = Run(problem_for(case), OPTIMIZERS[optimizer], METHODS[case], False, meter, options)
-    for t in range(reads.STEPS):
+    for t in range(limits.STEPS):
         run.step(t)
     return run.tensors()
 
@@ -45,27 +45,27 @@ def test_a_method_trains_as_on_the_cpu(case: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW fused"])
-@pytest.mark.parametrize("option", reads.OPTIONS)
+@pytest.mark.parametrize("option", limits.OPTIONS)
 def test_an_option_trains_as_on_the_cpu(option: str, optimizer: str) -> None:
-    check_same(reads.OPTIONS[option][0], optimizer, option)
+    check_same(limits.OPTIONS[option][0], optimizer, option)
 
 
 @pytest.mark.parametrize(("case", "optimizer"), TRIED)
 def test_a_step_of_a_method_reads_no_more_than_its_limit(case: str, optimizer: str) -> None:
     result = reads.trained(case, optimizer)
     most = result.most
-    assert most <= reads.limit_of(case), f"{most} reads: {result.sites}"
+    assert most <= limits.limit_of(case), f"{most} reads: {result.sites}"
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW fused"])
-@pytest.mark.parametrize("option", reads.OPTIONS)
+@pytest.mark.parametrize("option", limits.OPTIONS)
 def test_a_step_with_an_option_reads_no_more_than_its_limit(option: str, optimizer: str) -> None:
-    case, _, limit = reads.OPTIONS[option]
+    case, _, limit = limits.OPTIONS[option]
     result = reads.trained(case, optimizer, option)
     most = result.most
     assert most <= limit, f"{most} reads: {result.sites}"
 
 
 def test_every_method_has_a_limit() -> None:
-    assert all(reads.limit_of(case) in (0, 1) for case in METHODS)
-    assert reads.LIMITS.keys() <= METHODS.keys() | set(NAME_OF.values()), "a limit of a method that is not there"
+    assert all(limits.limit_of(case) in (0, 1) for case in METHODS)
+    assert limits.LIMITS.keys() <= METHODS.keys() | set(NAME_OF.values()), "a limit of a method that is not there"

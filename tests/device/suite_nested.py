@@ -18,8 +18,8 @@ from partialsgd import CriteriaMeter, Depth, LowRank, Nested, OutputSum, Partial
 from partialsgd.testing import contracts as laws
 from partialsgd.testing.problems import Problem
 from partialsgd.testing.runs import Run, assert_same_bits
-from tests.device.cases import BY_NAME, FAMILY, METHODS, OPTIMIZERS, evaluate, on_device
-from tests.device.pretended import DEVICE, to_device, watch
+from tests.device.cases import BY_NAME, FAMILY, METHODS, OPTIMIZERS, evaluate
+from tests.device.pretended import DEVICE, on_device, to_device, watch
 from tests.nested.contracts import HUGGING_FACE, Residual, layers
 
 

@@ -1,0 +1,30 @@
+"""The line of code that made the host wait, found on the stack."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+import partialsgd
+
+_PACKAGE = str(Path(partialsgd.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def line_of_code() -> str:
+    """The innermost line of partialsgd on the stack; without one torch.optim, or the innermost line outside torch."""
+    caller = sys._getframe(1).f_code.co_filename
+    outside, is_optimizer = "backward", False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith(_PACKAGE):
+            return f"{path[len(_PACKAGE) + 1 :]}:{frame.f_lineno}"
+        is_optimizer |= path.startswith(f"{_TORCH}/optim/")
+        if outside == "backward" and path != caller and not path.startswith((_TORCH, "<")):
+            outside = f"{Path(path).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "torch.optim" if is_optimizer else outside
