@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from types import FrameType
 
@@ -16,7 +17,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 def line_of_code() -> str:
     """The innermost line of partialsgd on the stack; without one torch.optim, or the innermost line outside torch."""
-    caller = sys._getframe(1).f_code.co_filename
+    hidden = {sys._getframe(1).f_code.co_filename, warnings.__file__}
     outside, is_optimizer = "backward", False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -24,7 +25,7 @@ def line_of_code() -> str:
         if path.startswith(_PACKAGE):
             return f"{path[len(_PACKAGE) + 1 :]}:{frame.f_lineno}"
         is_optimizer |= path.startswith(f"{_TORCH}/optim/")
-        if outside == "backward" and path != caller and not path.startswith((_TORCH, "<")):
+        if outside == "backward" and path not in hidden and not path.startswith((_TORCH, "<")):
             outside = f"{Path(path).name}:{frame.f_lineno}"
         frame = frame.f_back
     return "torch.optim" if is_optimizer else outside

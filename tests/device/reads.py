@@ -69,7 +69,7 @@ def trained(case: str, optimizer: str, option: str = "") -> Trained:
 
 def _of_library(counter: Mapping[tuple[str, str], int]) -> Counter[tuple[str, str]]:
     """Leave out the batches, which the problem itself moves to the device."""
-    return Counter({key: count for key, count in counter.items() if not key[1].startswith(("testing/", "cases.py"))})
+    return Counter({key: count for key, count in counter.items() if not key[1].startswith("testing/")})
 
 
 def table() -> Iterator[tuple[str, str, int, Trained]]:
