@@ -1,11 +1,18 @@
-"""How often a step may make the host wait for the device."""
+"""How often a step may make the host wait for the device.
+
+`python -m tests.device.limits` writes the table of docs/gpu.md from this file.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from partialsgd import CriteriaMeter
+from partialsgd import CriteriaMeter, methods
 from tests.methods.laws import NAME_OF
+
+PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+_BEGIN, _END = "<!-- written by `python -m tests.device.limits` -->", "<!-- end -->"
 
 STEPS = 6
 FIRST_COUNTED = 2
@@ -40,10 +47,11 @@ LIMITS: dict[str, int] = {
     "alternating_criterion": 1,
     "freezing_criterion": 1,
     "independent_subnets_criterion": 1,
-    # Other cases than a method's main one.
-    "compose_freezing": 0,
+    "compose_freezing": 0,  # of freezing and SAM
 }
-"""The most reads that a step may make, by case or by method."""
+"""The most reads that a step may make, by method; settings that need more or less than the method's own have a line."""
+SCALER_LIMIT = 1
+"""With a GradScaler, whose overflow flag decides on the host whether the step is taken."""
 
 OPTIONS: dict[str, tuple[str, dict[str, Any], int]] = {
     "nonfinite='skip'": ("dropout", {"nonfinite": "skip"}, 0),
@@ -60,3 +68,25 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], int]] = {
 def limit_of(case: str) -> int:
     """The limit of a case, or of its method."""
     return LIMITS[case] if case in LIMITS else LIMITS[NAME_OF[case]]
+
+
+def table() -> str:
+    """The limits of the methods and options as a table in Markdown."""
+    options = {name: limit for name, (_, _, limit) in OPTIONS.items()} | {"GradScaler": SCALER_LIMIT}
+    rows = ["| reads a step | methods | options, in addition |", "| --: | --- | --- |"]
+    for limit in sorted(set(LIMITS.values())):
+        linked = ", ".join(f"[`{name}`](methods/{name}.md)" for name in methods.NAMES if LIMITS[name] == limit)
+        added = ", ".join(name if " " in name else f"`{name}`" for name, own in options.items() if own == limit)
+        rows.append(f"| {limit or 'none'} | {linked} | {added} |")
+    return "\n".join(rows)
+
+
+def in_place(page: str) -> str:
+    """The page with its table replaced."""
+    before, _, rest = page.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n{table()}\n{_END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(in_place(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from partialsgd import PartialSGD
 from partialsgd.testing.runs import Run, assert_same_bits
 from tests.device import limits, reads
 from tests.device.cases import METHODS, OPTIMIZERS, TRIED, problem_for
-from tests.methods.laws import NAME_OF
+from tests.device.pretended import NAME, on_device, watch
 
 ROUNDED = {"sam", "sam_interval", "compose_freezing", "guarded", "scaled_by_alpha", "scaled_by_alpha_dropout"}
 """Their step depends on a norm or an inner product of all gradients, which a device sums in another order."""
@@ -66,6 +67,19 @@ def test_a_step_with_an_option_reads_no_more_than_its_limit(option: str, optimiz
     assert most <= limit, f"{most} reads: {result.sites}"
 
 
-def test_every_method_has_a_limit() -> None:
-    assert all(limits.limit_of(case) in (0, 1) for case in METHODS)
-    assert limits.LIMITS.keys() <= METHODS.keys() | set(NAME_OF.values()), "a limit of a method that is not there"
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW fused"])
+def test_a_step_with_a_grad_scaler_reads_no_more_than_its_limit(optimizer: str, clip_norm: float | None) -> None:
+    problem = on_device(problem_for("plain"))
+    model, scaler = problem.model(), torch.amp.GradScaler(NAME, init_scale=1024.0)
+    sgd = PartialSGD(model, OPTIMIZERS[optimizer](model.parameters()), scaler=scaler, clip_norm=clip_norm)
+
+    def closure() -> Tensor:
+        loss = problem.evaluate(model, 0)
+        scaler.scale(loss).backward()
+        return loss
+
+    for t in range(3):
+        with watch() as traffic:
+            sgd.step(closure)
+        assert t == 0 or traffic.reads.total() <= limits.SCALER_LIMIT, reads.written([traffic.reads] * 3)

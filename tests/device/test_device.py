@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.device import limits
+from tests.device.cases import METHODS
+
 ROOT = Path(__file__).parents[2]
 SUITES = sorted(Path(__file__).parent.glob("suite_*.py"))
 # The device's backward thread may still run when the interpreter ends, and would end it with an abort.
@@ -24,6 +27,13 @@ def test_on_the_pretended_device(suite: Path) -> None:
     command = [sys.executable, "-c", RUN, *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{done.stdout[-20_000:]}\n{done.stderr[-5_000:]}"
+
+
+def test_every_method_has_a_limit_of_reads_and_the_page_shows_them() -> None:
+    assert all(limits.limit_of(case) in (0, 1) for case in METHODS)
+    assert limits.LIMITS.keys() <= METHODS.keys(), "a limit of a method that is not there"
+    page = limits.PAGE.read_text(encoding="utf-8")
+    assert page == limits.in_place(page), "run python -m tests.device.limits"
 
 
 def test_the_device_is_not_registered_here() -> None:
