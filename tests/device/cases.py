@@ -35,7 +35,8 @@ BY_NAME = {problem.name: problem for problem in PROBLEMS}
 def evaluate(model: nn.Module, t: int) -> Tensor:
     """The loss of eight inputs, made on the CPU and moved to the model's device."""
     generator, device = torch.Generator().manual_seed(t), next(model.parameters()).device
-    x, y = torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)
+    x = torch.randn(8, 6, generator=generator, device="cpu")
+    y = torch.randint(3, (8,), generator=generator, device="cpu")
     return F.cross_entropy(model(x.to(device)), y.to(device))
 
 

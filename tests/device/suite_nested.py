@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from partialsgd import CriteriaMeter, Depth, LowRank, Nested, OutputSum, Partial
 from partialsgd.testing import contracts as laws
 from partialsgd.testing.problems import Problem
 from partialsgd.testing.runs import Run, assert_same_bits
-from tests.device.cases import BY_NAME, FAMILY, METHODS, OPTIMIZERS, evaluate
+from tests.device.cases import BY_NAME, FAMILY, METHODS, OPTIMIZERS, evaluate, problem_for
 from tests.device.pretended import DEVICE, on_device, to_device, watch
 from tests.nested.contracts import HUGGING_FACE, Residual, layers
 
@@ -321,3 +321,33 @@ def test_statistics_are_recalibrated_and_costs_are_counted_on_the_device() -> No
     profiles = [model.profile(inputs(), repeats=1), twin.profile(inputs().to(DEVICE), repeats=1)]
     counted = [[(row.parameters, row.forward, row.training, row.multiply_adds) for row in p.rows] for p in profiles]
     assert counted[0] == counted[1]
+
+
+@pytest.fixture
+def default_device() -> Iterator[None]:
+    """`torch.set_default_device`, with which many people put everything on their GPU."""
+    torch.set_default_device(DEVICE)
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("case", ["plain", "dropout", "dropout_neurons", "sam", "independent_subnets", "alternating"])
+def test_a_method_trains_where_the_device_is_the_default(case: str, default_device: None) -> None:
+    run = Run(problem_for(case), OPTIMIZERS["AdamW fused"], METHODS[case], False, CriteriaMeter(every=2))
+    assert all(p.device == DEVICE for p in run.model.parameters())
+    for t in range(3):
+        assert run.step(t).t == t
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [LowRank(1 / 4), LowRank(1 / 4, init="zero"), LowRank(1 / 4, init="matched"), Width(1 / 2, order="norm")],
+    ids=["rank", "zero", "matched", "width"],
+)
+def test_a_model_is_nested_and_extracted_where_the_device_is_the_default(spec: Any, default_device: None) -> None:
+    nested = nest(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), spec)
+    x = torch.randn(4, 6)
+    nested(x)
+    with nested.at("core"):
+        expected = nested(x)
+    assert torch.equal(nested.extract("core")(x), expected)

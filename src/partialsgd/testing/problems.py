@@ -108,11 +108,11 @@ def _transformer() -> nn.Module:
 
 
 def _noise(model: nn.Module, t: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator(key("batch", t))).to(_device_of(model))
+    return torch.randn(*shape, generator=generator(key("batch", t)), device="cpu").to(_device_of(model))
 
 
 def _labels(model: nn.Module, t: int, high: int, *shape: int) -> Tensor:
-    return torch.randint(high, shape, generator=generator(key("labels", t))).to(_device_of(model))
+    return torch.randint(high, shape, generator=generator(key("labels", t)), device="cpu").to(_device_of(model))
 
 
 def _device_of(model: nn.Module) -> torch.device:
