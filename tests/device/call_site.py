@@ -16,16 +16,17 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def line_of_code() -> str:
-    """The innermost line of partialsgd on the stack; without one torch.optim, or the innermost line outside torch."""
+    """The innermost line of partialsgd or torch.optim on the stack; without one, the innermost outside torch."""
     hidden = {sys._getframe(1).f_code.co_filename, warnings.__file__}
-    outside, is_optimizer = "backward", False
+    outside = "backward"
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
         if path.startswith(_PACKAGE):
             return f"{path[len(_PACKAGE) + 1 :]}:{frame.f_lineno}"
-        is_optimizer |= path.startswith(f"{_TORCH}/optim/")
+        if path.startswith(f"{_TORCH}/optim/"):
+            return f"torch/optim/{Path(path).name}:{frame.f_lineno}"
         if outside == "backward" and path not in hidden and not path.startswith((_TORCH, "<")):
             outside = f"{Path(path).name}:{frame.f_lineno}"
         frame = frame.f_back
-    return "torch.optim" if is_optimizer else outside
+    return outside

@@ -67,6 +67,22 @@ def test_a_step_with_an_option_reads_no_more_than_its_limit(option: str, optimiz
     assert most <= limit, f"{most} reads: {result.sites}"
 
 
+@pytest.mark.parametrize("case", ["plain", "dropout", "block_coordinate_free"])
+def test_a_capturable_optimizer_trains_as_on_the_cpu(case: str) -> None:
+    """`capturable=True`, for CUDA graphs, keeps the step count on the device; torch refuses it on a CPU."""
+    run = Run(
+        on_device(problem_for(case)),
+        lambda parameters: torch.optim.AdamW(parameters, 0.01, weight_decay=0.1, foreach=True, capturable=True),
+        METHODS[case],
+        False,
+    )
+    for t in range(limits.STEPS):
+        run.step(t)
+    expected = on_cpu(case, "AdamW")
+    for name, tensor in run.trained().items():
+        torch.testing.assert_close(tensor.cpu(), expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW fused"])
 def test_a_step_with_a_grad_scaler_reads_no_more_than_its_limit(optimizer: str, clip_norm: float | None) -> None:

@@ -123,6 +123,13 @@ def test_copies_that_do_not_block_are_no_reads_and_copies_to_the_device_are_uplo
     assert not traffic.reads and traffic.late.total() == 1 and traffic.uploads.total() == 2
 
 
+def test_a_read_inside_an_optimizer_of_torch_is_told_apart_from_ours() -> None:
+    optimizer = torch.optim.Adafactor([_with_gradient()])
+    with watch() as traffic:
+        optimizer.step()
+    assert traffic.reads and all(site.startswith("torch/optim/_adafactor.py:") for _, site in traffic.reads)
+
+
 def test_numpy_is_refused() -> None:
     with pytest.raises(TypeError, match="device type tensor to numpy"):
         X.numpy()
