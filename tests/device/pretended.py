@@ -198,7 +198,7 @@ def _run(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     on_device = [tensor for tensor in tensors if isinstance(tensor, Pretended)]
     host = [tensor for tensor in tensors if not isinstance(tensor, Pretended)]
     _refuse_mixing(operation, name, args, kwargs, on_device, host)
-    _count_reads(name, operation, args, kwargs, host)
+    _count_reads(name, args, kwargs)
     inner_args, inner_kwargs = _map(_inner, args), {key: _map(_inner, value) for key, value in kwargs.items()}
     if torch.Tag.nondeterministic_seeded in operation.tags:
         if isinstance(kwargs.get("generator"), torch.Generator):
@@ -255,9 +255,7 @@ def _refuse_mixing(
             )
 
 
-def _count_reads(
-    name: str, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], host: Sequence[Tensor]
-) -> None:
+def _count_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if name in _READS:
         _count("reads", _READS[name])
     elif name == "repeat_interleave" and kwargs.get("output_size") is None:

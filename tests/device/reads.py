@@ -26,16 +26,13 @@ class Trained:
 
     tensors: dict[str, Tensor]
     reads: list[Counter[tuple[str, str]]] = field(default_factory=list)
+    late: list[Counter[tuple[str, str]]] = field(default_factory=list)
     uploads: list[Counter[tuple[str, str]]] = field(default_factory=list)
 
     @property
     def most(self) -> int:
         """The largest number of reads in a step."""
-        return max(sum(counter.values()) for counter in self.reads[FIRST_COUNTED:])
-
-    @property
-    def most_uploads(self) -> int:
-        return max(sum(counter.values()) for counter in self.uploads[FIRST_COUNTED:])
+        return max(counter.total() for counter in self.reads[FIRST_COUNTED:])
 
     @property
     def sites(self) -> str:
@@ -62,6 +59,7 @@ def trained(case: str, optimizer: str, option: str = "") -> Trained:
         with watch() as traffic:
             run.step(t)
         result.reads.append(_of_library(traffic.reads))
+        result.late.append(_of_library(traffic.late))
         result.uploads.append(_of_library(traffic.uploads))
     result.tensors = {name: tensor.cpu() for name, tensor in run.tensors().items()}
     return result
@@ -93,8 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, optimizers, limit, result in table():
         mark = " " if result.most <= limit else "!"
         print(f"{name:<42} {optimizers:<24} {limit:>5} {result.most:>4}{mark}  {result.sites}", flush=True)
-        if result.most_uploads:
-            print(f"{'':<78} and copies {result.most_uploads} to the device: {written(result.uploads)}")
+        for kind, counters in (("to the host, not waited for", result.late), ("to the device", result.uploads)):
+            if sites := written(counters):
+                print(f"{'':<80} copies {kind}: {sites}")
 
 
 if __name__ == "__main__":
