@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,10 +114,14 @@ class Pretended(Tensor):
         _count("reads", "tolist")
         return self._inside.tolist()
 
-    def numpy(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError(f"can't convert {DEVICE} device type tensor to numpy. Use Tensor.cpu() first.")
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError(f"can't convert {DEVICE} device type tensor to numpy. Use Tensor.cpu() first.")
+        _count("reads", "numpy")
+        return self._inside.detach().numpy()
 
-    __array__ = numpy
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.numpy()
 
     def data_ptr(self) -> int:
         return self._inside.data_ptr()

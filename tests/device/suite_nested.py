@@ -18,6 +18,7 @@ from partialsgd import CriteriaMeter, Depth, LowRank, Nested, OutputSum, Partial
 from partialsgd.testing import contracts as laws
 from partialsgd.testing.problems import Problem
 from partialsgd.testing.runs import Run, assert_same_bits
+from tests import zoo
 from tests.device.cases import BY_NAME, FAMILY, METHODS, OPTIMIZERS, evaluate, problem_for
 from tests.device.pretended import DEVICE, on_device, to_device, watch
 from tests.nested.contracts import HUGGING_FACE, Residual, layers
@@ -161,6 +162,30 @@ def test_files_of_a_model_on_the_device_are_those_of_the_cpu(kind: str, tmp_path
     loaded = export.load(tmp_path / "device" / "whole", to_device(fresh()))
     assert all(p.device == DEVICE for p in loaded.parameters())
     assert_same_bits(on_cpu(dict(loaded.state_dict())), on_cpu(dict(twin.state_dict())))
+
+
+def test_a_hugging_face_model_on_the_device_is_saved_as_one_and_as_onnx(tmp_path: Path) -> None:
+    import onnxruntime
+    from transformers import GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    nested = nest(to_device(zoo.gpt2()), Depth("transformer.h", keep=2)).eval()
+    assert nested.model.lm_head.weight is nested.model.transformer.wte.weight, "a tied weight is one on the device too"
+    tokens = zoo.tokens(2)
+    nested(input_ids=tokens.to(DEVICE))
+    with nested.at("core"):
+        expected = nested(input_ids=tokens.to(DEVICE)).logits.detach().cpu()
+    export.export(nested, "core", tmp_path / "hugging_face", format="transformers")
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "hugging_face").eval()
+    torch.testing.assert_close(loaded(input_ids=tokens).logits, expected)  # attention has another kernel on a CPU
+
+    plain = nest(to_device(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))), Width(1 / 2)).eval()
+    with plain.at("core"):
+        output = plain(inputs().to(DEVICE)).detach().cpu()
+    export.export(plain, "core", tmp_path / "onnx", format="onnx", example=inputs().to(DEVICE))
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx")
+    found = session.run(None, {session.get_inputs()[0].name: inputs().numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), output)
 
 
 RESUMED = ("dropout", "extragradient_past", "compressed_gradient", "dynamic_sparsity", "ac_dc", "block_coordinate_free",

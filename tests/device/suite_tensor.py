@@ -67,6 +67,7 @@ READS: dict[str, tuple[Callable[[], object], str]] = {
     "cpu": (lambda: X.cpu(), "copy to host"),
     "to": (lambda: X.to("cpu", torch.float64), "copy to host"),
     "copy_": (lambda: torch.empty(3).copy_(X), "copy to host"),
+    "numpy": (lambda: X.numpy(force=True), "numpy"),
     "equal": (lambda: torch.equal(X, X), "equal"),
     "allclose": (lambda: torch.allclose(X, X), "allclose"),
     "nonzero": (lambda: X.nonzero(), "nonzero"),
