@@ -269,6 +269,7 @@ def test_loops_that_own_their_backward_are_measured_too_micro_batches_together()
     ("make", "message"),
     [
         (lambda: CriteriaMeter(0), "every must be an integer of at least 1, got 0"),
+        (lambda: CriteriaMeter(True), "every must be an integer of at least 1, got True"),
         (lambda: CriteriaMeter(probe=3), "probe must be a Method or the name of a level, got 3"),
         (lambda: CriteriaMeter(batches=[1]), "batches and loss must be given together"),
         (lambda: CriteriaMeter(independent=True), "independent=True needs several batches"),

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, final
 
 import torch
@@ -30,11 +31,12 @@ class Alerts:
     rate: float = 10.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.window, int) or self.window < 2:
+        if not is_whole(self.window) or self.window < 2:
             raise ValueError(f"window must be an integer of at least 2, got {self.window!r}")
         for name in ("growth", "patience", "rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not value > 0:
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
 
     def check(
         self, memory: MutableMapping[str, Any], name: str, measured: Criteria, loss: Tensor | None, rate: float | None
@@ -93,6 +95,11 @@ class Alerts:
             f"the two gradients of this step show L ≥ {secant:.3g}. The theorem allows at most 1/L: "
             "try a smaller learning rate, or a warm-up"
         )
+
+
+def is_whole(value: object) -> bool:
+    """True for an integer, numpy's too, and not for a truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @final

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from partialsgd._util.randomness import key
 from partialsgd.masks import Mask
-from partialsgd.meters.alerts import Alerts
+from partialsgd.meters.alerts import Alerts, is_whole
 from partialsgd.meters.criteria import Criteria, Summary, add_to_summary, criteria_of, summaries
 from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Losses, Method, Remembered
 from partialsgd.nested.branches import branch_of
@@ -57,7 +57,7 @@ class CriteriaMeter:
     alerts: Alerts | None = Alerts()  # noqa: RUF009  # frozen: one serves all
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every, int) or self.every < 1:
+        if not is_whole(self.every) or self.every < 1:
             raise ValueError(f"every must be an integer of at least 1, got {self.every!r}")
         if not isinstance(self.probe, Method | str | None):
             raise TypeError(f"probe must be a Method or the name of a level, got {self.probe!r}")

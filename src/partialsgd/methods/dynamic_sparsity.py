@@ -13,6 +13,7 @@ from torch import Tensor
 from partialsgd import masks, perturbations
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, MaskRule, Method
+from partialsgd.methods._registry import plain_number
 from partialsgd.methods._shared.pruning import Pruning, Scope, chosen_at
 from partialsgd.methods._shared.settings import Combine, as_patterns, require_count, require_one_of
 from partialsgd.parameters import Parameters
@@ -36,7 +37,7 @@ def dynamic_sparsity(
     `combine`. A level keeps the largest weights, chosen anew at every `every`-th step and, as in `dynamic_pruning`,
     over the network or in each tensor. `sgd.extract("0.9")` is a level, `with sgd.perturbed("0.9"):` runs it.
     """
-    sparsities = sorted(levels)
+    sparsities = sorted(plain_number("levels", level) for level in levels)
     for sparsity in sparsities:
         if not 0 < sparsity < 1:
             raise ValueError(f"a level is a sparsity in (0, 1), got {sparsity}; the whole network is always trained")
