@@ -21,7 +21,7 @@ def warnings_of(
     all_losses = losses or [None] * len(measurements)
     warnings = []
     for one, loss in zip(measurements, all_losses, strict=True):
-        warnings += alerts.check(memory, name, one, None if loss is None else torch.tensor(loss), rate)
+        warnings += alerts.check(memory, name, one, loss, rate)
     return warnings
 
 

@@ -39,7 +39,7 @@ class Alerts:
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
 
     def check(
-        self, memory: MutableMapping[str, Any], name: str, measured: Criteria, loss: Tensor | None, rate: float | None
+        self, memory: MutableMapping[str, Any], name: str, measured: Criteria, loss: float | None, rate: float | None
     ) -> tuple[str, ...]:
         """Return the new warnings of a measurement; each is returned once in a run, even after a resume."""
         history = _History(memory, self.window)
@@ -47,7 +47,7 @@ class Alerts:
         warnings = {
             f"alert.apart.{name}": self._opposed(cosines),
             f"alert.growing.{name}": self._growing(norms, history.first_median(f"{name}/c_norm")),
-            f"alert.stuck.{name}": "" if loss is None else self._stalled(name, history, float(loss)),
+            f"alert.stuck.{name}": "" if loss is None else self._stalled(name, history, loss),
             f"alert.rate.{name}": "" if rate is None else self._too_fast(measured.secant, rate),
         }
         new = {key: text for key, text in warnings.items() if text and key not in memory}

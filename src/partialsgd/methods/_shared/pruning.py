@@ -74,8 +74,11 @@ def largest(scores: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
     else:
         threshold = magnitude.topk(k, sorted=False).values.amin()
         inside = ~(magnitude < threshold)  # a NaN stays inside, where it is noticed
-        if (surplus := int(inside.count_nonzero()) - k) > 0:
-            inside[(magnitude == threshold).nonzero()[-surplus:]] = False
+        surplus = inside.count_nonzero() - k
+        if surplus.device.type != "cpu" or surplus > 0:  # elsewhere than on a CPU, to ask would be to wait
+            is_equal = magnitude == threshold
+            later = is_equal.count_nonzero() - is_equal.cumsum(0)  # the number of equals that come after each
+            inside &= ~is_equal | (later >= surplus)
     parts = torch.split(inside, [x.numel() for x in scores.values()])
     return {name: part.view(x.shape) for (name, x), part in zip(scores.items(), parts, strict=True)}
 
