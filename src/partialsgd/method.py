@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, final
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -24,7 +26,9 @@ Losses: TypeAlias = Sequence[Callable[[], Tensor]]
 class NeedsGradient(Exception):
     """A rule read `context.gradient` before it was computed; the step takes that gradient and asks the rule again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, parts: bool = False) -> None:
+        self.parts = parts
+        """True if the rule read `context.gradients`."""
         super().__init__(
             "context.gradient and context.mask are not available here: only the rules mask, perturb and scale may "
             "read the gradient, and only the rules after mask may read the mask"
@@ -47,6 +51,7 @@ class Context:
     """The memory of the method's own meter; it is saved with the run too."""
     _mask: Mask | None = None
     _gradient: Vector | None = None
+    _gradients: tuple[Vector, ...] | None = None
 
     @property
     def mask(self) -> Mask:
@@ -64,6 +69,14 @@ class Context:
         return self._gradient
 
     @property
+    def gradients(self) -> tuple[Vector, ...]:
+        """The gradients that the step adds up: of each micro-batch, which is each time that `with g:` was entered; for
+        a method with branches, in its rule `mask`, of each branch. They are kept apart only if a rule reads them."""
+        if self._gradients is None:
+            raise NeedsGradient(parts=True)
+        return self._gradients
+
+    @property
     def has_mask(self) -> bool:
         return self._mask is not None
 
@@ -77,7 +90,11 @@ class Context:
 
     def with_gradient(self, gradient: Vector | None) -> Context:
         """The same context with this gradient at x_t; with None, reading `gradient` raises `NeedsGradient`."""
-        return replace(self, _gradient=gradient)
+        return replace(self, _gradient=gradient, _gradients=None)
+
+    def with_gradients(self, gradients: Sequence[Vector]) -> Context:
+        """The same context with the gradients of the micro-batches, or of the branches."""
+        return replace(self, _gradients=tuple(gradients))
 
     def key(self, name: str, t: int | None = None) -> int:
         """A number to seed a draw with, a function of (seed, t, branch, name). `t` may be that of a round of steps."""
@@ -99,6 +116,17 @@ class Context:
         """A boolean tensor of the parameter's shape, True with probability `keep`."""
         parameter = self.parameters[name]
         return randomness.bernoulli(self.key(name), parameter.shape, keep, parameter.device)
+
+    def random_mask(self, names: Iterable[str], keep: float) -> Mask:
+        """Each coordinate of the named parameters moves with probability `keep`, and every other parameter moves."""
+        drawn: dict[str, Tensor] = {}
+        for name in names:
+            parameter = self.parameters[name]
+            # What may be all False is drawn on the CPU, where it can be looked at: elsewhere the host would wait.
+            may_be_false = keep < 1 and parameter.numel() * -math.log2(1 - keep) < 64
+            device = torch.device("cpu") if may_be_false else parameter.device
+            drawn[name] = randomness.bernoulli(self.key(name), parameter.shape, keep, device)
+        return masks.from_tensors(self.parameters, drawn, rest=True).assume_mixed()
 
 
 MaskRule: TypeAlias = Callable[[Context], Mask]
@@ -187,8 +215,8 @@ class GradientPair:
     """For a meter, `context.memory` is the meter's own, which is saved with the run."""
     at_x: Vector
     at_perturbed: Vector
-    perturbation_norm: float = 0.0
-    """‖δx‖"""
+    perturbation_norm: float | Tensor = 0.0
+    """‖δx‖: on an accelerator a tensor, so that the host waits only when a meter reads it."""
     dropout_was_off: bool = False
     """Both gradients were taken with dropout off, because x and x̃ do not draw the same noise."""
     loss: Tensor | None = None
@@ -255,7 +283,8 @@ class Method:
     meter: Meter | None = None
     """Measures both gradients; the rules read its memory in `context.measured`, `scale` already in the same step."""
     branches: BranchesRule | None = None
-    """Several gradients in one step, in place of `mask` and `perturb`. If `context.level` is set, only that level's."""
+    """Several gradients in one step, in place of `perturb`. If `context.level` is set, only that level's. The union
+    of their masks moves; `mask`, which is asked last and may read `context.gradients`, narrows it."""
     combine: Literal["sum", "mean"] = "sum"
     """The combination of the branches' gradients: Σ w g, or Σ w g / Σ w."""
     structural: bool = field(default=False, kw_only=True)
@@ -268,8 +297,8 @@ class Method:
     """The model that `build` has made the rules for; set by `bind`."""
 
     def __post_init__(self) -> None:
-        if self.branches is not None and (self.mask is not everything or self.perturb is not nowhere):
-            raise ValueError("a method has either mask and perturb or branches, each with its own mask and perturb")
+        if self.branches is not None and self.perturb is not nowhere:
+            raise ValueError("a method has either perturb or branches, each with its own mask and perturb")
         for rule in ("mask", "perturb", "scale", "correct", "project", "within", "forget"):
             if not callable(getattr(self, rule)):
                 value = getattr(self, rule)

@@ -235,6 +235,6 @@ def test_tensorboard_is_given_the_same_numbers(tmp_path: Path) -> None:
 
 def test_without_tensorboard_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ImportError, match=r"tensorboard is needed: pip install partialsgd\[lab\]"):
+    with pytest.raises(ImportError, match=r"tensorboard is needed: pip install .*\[lab\]"):
         ps.MetricsLog(tmp_path / "metrics.jsonl", tensorboard=tmp_path)
     assert not list(tmp_path.iterdir())
