@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from partialsgd import masks, perturbations
+from partialsgd import perturbations
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, MaskRule, Method
 from partialsgd.methods._registry import plain_number
@@ -51,9 +51,7 @@ def dynamic_sparsity(
         def mask(context: Context) -> Mask:
             since = context.t - context.t % every
             # Also in a step of the whole network: a choice that is due is made when it is due.
-            counts = chosen_at(context, since, lambda: count_levels(pruning, context.parameters, sparsities))
-            chosen = {name: count >= index for name, count in counts.items()} if index else {}
-            return masks.from_tensors(context.parameters, chosen, rest=True)
+            return chosen_at(context, since, lambda: count_levels(pruning, context.parameters, sparsities), level=index)
 
         return mask
 
