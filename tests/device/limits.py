@@ -48,17 +48,20 @@ LIMITS: dict[str, int] = {
     "freezing_criterion": 1,
     "independent_subnets_criterion": 1,
     "compose_freezing": 0,  # of freezing and SAM
+    # They change x or the optimizer's state beside the step, so the host must know that the gradient is finite.
+    "block_coordinate_free": 1,
+    "independent_subnets_average": 1,
 }
 """The most reads that a step may make, by method; settings that need more or less than the method's own have a line."""
 SCALER_LIMIT = 1
 """With a GradScaler, whose overflow flag decides on the host whether the step is taken."""
 
 OPTIONS: dict[str, tuple[str, dict[str, Any], int]] = {
-    "nonfinite='skip'": ("dropout", {"nonfinite": "skip"}, 0),
+    "nonfinite='skip'": ("dropout", {"nonfinite": "skip"}, 1),
     "nonfinite='ignore'": ("dropout", {"nonfinite": "ignore"}, 0),
     "clip_norm": ("dropout", {"clip_norm": 0.1}, 1),
-    "outside='decay'": ("dropout", {"outside": "decay"}, 0),
-    "outside='reset'": ("block_coordinate", {"outside": "reset"}, 0),
+    "outside='decay'": ("dropout", {"outside": "decay"}, 1),
+    "outside='reset'": ("block_coordinate", {"outside": "reset"}, 1),
     "a meter at every step": ("dropout", {"meter": CriteriaMeter(1)}, 1),
     "a meter that waits for its turn": ("dropout", {"meter": CriteriaMeter(1000)}, 0),
 }

@@ -369,6 +369,19 @@ class _Module:
     def synchronize(self, device: torch.device | int = 0) -> None:
         _count("reads", "synchronize")
 
+    def current_stream(self, device: torch.device | int = 0) -> _Stream:
+        return _Stream()
+
+
+class _Stream:
+    """Everything is done when it is asked for, so that events have come when they are recorded."""
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def synchronize(self) -> None:
+        """A late copy has arrived."""
+
 
 _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
 _kernels = torch.library.Library("aten", "IMPL")  # registrations live as long as this object
