@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partialsgd import CriteriaMeter, Method, Width, masks, methods, nest
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import assert_same_bits
+from tests.families import family
 from tests.functions import backward
 from tests.meters.training import (
     SEED,
@@ -210,6 +212,35 @@ def test_of_a_step_with_several_branches_the_first_is_compared_with_the_last_ste
     assert second.criteria.consecutive_cosine == pytest.approx(1, rel=1e-6), "the same batch at the same x"
 
 
+class Reads(TorchDispatchMode):
+    """A meter that counts the tensors that another one reads one number at a time, while it measures."""
+
+    def __init__(self, meter: CriteriaMeter) -> None:
+        super().__init__()
+        self.meter, self.requests, self.counts = meter, meter.requests, []
+
+    def measure(self, pair):
+        self.counts.append(0)
+        with self:
+            return self.meter.measure(pair)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[-1] += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("make", [methods.alternating, lambda: methods.only("core"), lambda: methods.dropout(0.5)])
+def test_all_numbers_are_read_from_the_device_at_once(make) -> None:
+    """The loss for the alerts, left-out coordinates and consecutive gradients too. `tolist` is one read."""
+    nested = family()
+    sgd = trained(nested, make(), reads := Reads(CriteriaMeter(2, consecutive=True)))
+    measured = [sgd.step(closure(nested, t)).criteria for t in range(6)]
+    assert len(reads.counts) > 6 and set(reads.counts) == {0}
+    assert [one.consecutive is not None for one in measured if one][1:] == [True] * (
+        len(list(filter(None, measured))) - 1
+    )
+
+
 def test_a_zero_gradient_has_no_direction() -> None:
     model = nn.Linear(2, 1)
     sgd = trained(model, methods.plain(), CriteriaMeter(1, consecutive=True))
@@ -269,6 +300,7 @@ def test_loops_that_own_their_backward_are_measured_too_micro_batches_together()
     ("make", "message"),
     [
         (lambda: CriteriaMeter(0), "every must be an integer of at least 1, got 0"),
+        (lambda: CriteriaMeter(True), "every must be an integer of at least 1, got True"),
         (lambda: CriteriaMeter(probe=3), "probe must be a Method or the name of a level, got 3"),
         (lambda: CriteriaMeter(batches=[1]), "batches and loss must be given together"),
         (lambda: CriteriaMeter(independent=True), "independent=True needs several batches"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -28,8 +29,11 @@ REFUSED_SETTINGS = [
     ({"order": "criterion", "weights": {"core": 1.0}}, "one of them"),
     ({"weights": {"core": 0.0}}, "must not be empty"),
     ({"order": []}, "must not be empty"),
-    ({"weights": {"core": -1.0}}, "weights of 'core' must not be negative"),
-    ({"lr": {"core": float("nan")}}, "lr of 'core' must not be negative"),
+    *(
+        ({setting: {"full": 1.0, "core": wrong}}, f"{setting} of 'core' must be a number from 0 to")
+        for setting in ("weights", "lr")
+        for wrong in (-1.0, math.nan, math.inf, 1e308, 10**400, True, "2")
+    ),
     *(({"order": order}, f"or 'criterion'; got '{order}'") for order in ("core", "criteria")),
     ({"every": 5}, "every=5 is how often order='criterion' measures"),
     ({"order": "criterion", "every": 0}, "every must be a whole number"),

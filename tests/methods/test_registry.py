@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -99,6 +102,49 @@ def test_settings_that_make_no_sense_are_refused_before_a_model_is_known(name: s
     for settings, message in of_test_file(name, "REFUSED_SETTINGS", []):
         with pytest.raises(ValueError, match=message):
             getattr(methods, name)(**settings)
+
+
+NUMBERS = [
+    (name, setting)
+    for name in methods.NAMES
+    for setting, parameter in inspect.signature(getattr(methods, name)).parameters.items()
+    if parameter.annotation.removesuffix(" | None") in ("int", "float")
+]
+FLAGS = [
+    (name, setting)
+    for name in methods.NAMES
+    for setting, parameter in inspect.signature(getattr(methods, name)).parameters.items()
+    if parameter.annotation == "bool"
+]
+BOUNDS = [("guarded", "bound"), ("independent_subnets", "bound")]
+"""Bounds of a criterion, which may be infinite: nothing exceeds them."""
+OTHERS = {"independent_subnets": {"repartition": "criterion"}, "alternating": {"order": "criterion"}}
+"""Without which some of their numbers have no meaning."""
+
+
+def make(name: str, **settings):
+    parts = {"compose": 2, "guarded": 1, "scaled_by_alpha": 1}.get(name, 0)
+    return getattr(methods, name)(*[methods.dropout()] * parts, **OTHERS.get(name, {}) | settings)
+
+
+@pytest.mark.parametrize(("name", "setting"), NUMBERS)
+def test_a_number_is_finite_no_truth_value_and_may_come_from_numpy(name: str, setting: str) -> None:
+    large = [] if (name, setting) in BOUNDS else [math.inf, 1e39, 10**400]
+    for wrong in (*large, math.nan, -math.inf, -1, True, np.bool_(True), "3", 1j, torch.ones(2)):
+        with pytest.raises((ValueError, TypeError), match=setting):
+            make(name, **{setting: wrong})
+    default = inspect.signature(getattr(methods, name)).parameters[setting].default
+    number = {"until": 2000, "every": 10, "bound": 2.0, "measure_every": 5}[setting] if default is None else default
+    for other in (array := np.asarray(number), array[()], torch.from_numpy(array)):
+        assert make(name, **{setting: other}).name == make(name, **{setting: number}).name
+
+
+@pytest.mark.parametrize(("name", "setting"), FLAGS)
+def test_a_flag_is_true_or_false(name: str, setting: str) -> None:
+    for wrong in ("false", 1, 0.0, None):
+        with pytest.raises(TypeError, match=f"{setting} must be True or False, got {wrong!r}"):
+            make(name, **{setting: wrong})
+    assert make(name, **{setting: np.bool_(True)}).name == make(name, **{setting: True}).name
 
 
 @pytest.mark.parametrize(("name", "identity"), IDENTITIES, ids=lambda value: getattr(value, "name", value))

@@ -20,6 +20,7 @@ IDENTITY = [methods.sam(0.0), methods.sam(0.0, adaptive=True, interval=2)]
 REFUSED_SETTINGS = [
     ({"rho": -0.1}, "rho must not be negative, got -0.1"),
     ({"rho": float("nan")}, "rho must not be negative"),
+    ({"rho": float("inf")}, r"rho must be at most 3\.4e\+38, got inf"),
     *(({"interval": wrong}, f"interval must be a whole number of at least 1, got {wrong}") for wrong in (0, -1, 1.5)),
 ]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -11,7 +14,10 @@ from tests.families import family
 from tests.methods.training import X, Y, nested_loss, sgd_of, train
 
 LAWS = {"": methods.slimmable(), "mean": methods.slimmable(combine="mean", distill=True)}
-REFUSED_SETTINGS = [({"combine": "max"}, "combine must be")]
+REFUSED_SETTINGS = [
+    ({"combine": "max"}, "combine must be"),
+    *(({"weights": {"core": wrong}}, "weights of 'core' must be a number") for wrong in (-1.0, math.nan, 1e308, True)),
+]
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])
@@ -54,6 +60,10 @@ def test_pupils_learn_from_the_largest_level_if_asked_to(make, distill: bool) ->
         assert not distill or (torch.equal(teacher, first[0]) and not teacher.requires_grad)
 
 
-def test_an_unknown_level_is_refused() -> None:
+def test_an_unknown_level_and_weights_that_are_all_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="no level 'tiny'"):
         methods.slimmable(weights={"tiny": 1.0}).bind(family())
+    with pytest.raises(ValueError, match=r"no level has a weight: weights are \{'core': 0, 'full': 0.0\}"):
+        methods.slimmable(weights={"core": 0, "full": 0.0}).bind(family())
+    one = methods.slimmable(weights={"core": np.float32(2)}).bind(family())
+    assert one.name == methods.slimmable(weights={"core": 2.0}).bind(family()).name

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, final
 
 import torch
@@ -30,14 +31,15 @@ class Alerts:
     rate: float = 10.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.window, int) or self.window < 2:
+        if not is_whole(self.window) or self.window < 2:
             raise ValueError(f"window must be an integer of at least 2, got {self.window!r}")
         for name in ("growth", "patience", "rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not value > 0:
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
 
     def check(
-        self, memory: MutableMapping[str, Any], name: str, measured: Criteria, loss: Tensor | None, rate: float | None
+        self, memory: MutableMapping[str, Any], name: str, measured: Criteria, loss: float | None, rate: float | None
     ) -> tuple[str, ...]:
         """Return the new warnings of a measurement; each is returned once in a run, even after a resume."""
         history = _History(memory, self.window)
@@ -45,7 +47,7 @@ class Alerts:
         warnings = {
             f"alert.apart.{name}": self._opposed(cosines),
             f"alert.growing.{name}": self._growing(norms, history.first_median(f"{name}/c_norm")),
-            f"alert.stuck.{name}": "" if loss is None else self._stalled(name, history, float(loss)),
+            f"alert.stuck.{name}": "" if loss is None else self._stalled(name, history, loss),
             f"alert.rate.{name}": "" if rate is None else self._too_fast(measured.secant, rate),
         }
         new = {key: text for key, text in warnings.items() if text and key not in memory}
@@ -93,6 +95,11 @@ class Alerts:
             f"the two gradients of this step show L ≥ {secant:.3g}. The theorem allows at most 1/L: "
             "try a smaller learning rate, or a warm-up"
         )
+
+
+def is_whole(value: object) -> bool:
+    """True for an integer, numpy's too, and not for a truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @final

@@ -7,10 +7,10 @@ their device, parameter by parameter, and the sums are read by the host in one t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,9 @@ _NORMS = ("whole", "masked", "shared", "perturbed", "inner", "moved", "left_out"
 _RATIOS = ("c_norm", "c_sim", "c_align", "cosine", "alpha", "q", "bounded_perturbation", "secant")
 _NEEDS_MOVED = ("moved", "bounded_perturbation", "secant")
 _SUMS = ("whole", "masked", "perturbed", "inner", "difference")
+
+Number: TypeAlias = float | Tensor
+"""A number that the host has, or a tensor of one number on a device."""
 
 
 class Squared(NamedTuple):
@@ -146,20 +149,30 @@ class SquaredNorms(NamedTuple):
 
 def criteria_of(pair: GradientPair, group_of: Mapping[str, str] | None = None) -> Criteria:
     """Compute the criteria from a pair of gradients; `group_of` maps parameter names to groups of layers."""
-    norms = squared_norms(pair.context.mask, pair.at_x, pair.at_perturbed, pair.process_group)
+    return read_criteria(pair, group_of, [])[0]
+
+
+def read_criteria(
+    pair: GradientPair, group_of: Mapping[str, str] | None, others: Sequence[Number]
+) -> tuple[Criteria, list[float]]:
+    """Return the criteria and the other numbers, all of which the host reads in one transfer."""
+    norms, (moved, *numbers) = _read_norms(
+        pair.context.mask, pair.at_x, pair.at_perturbed, [pair.perturbation_norm, *others], pair.process_group
+    )
     groups: dict[str, list[SquaredNorms]] = {}
-    for name, numbers in norms.items():
+    for name, squares in norms.items():
         if group_of is not None and name in group_of:
-            groups.setdefault(group_of[name], []).append(numbers)
+            groups.setdefault(group_of[name], []).append(squares)
     whole = _criteria(norms.values())
-    return replace(
+    measured = replace(
         whole,
-        moved=float(pair.perturbation_norm),
+        moved=moved,
         difference=math.nan if pair.request.has_two_samples else whole.difference,
         level=pair.context.level,
         dropout_off=pair.dropout_was_off,
-        groups={group: replace(_criteria(numbers), moved=math.nan) for group, numbers in groups.items()},
+        groups={group: replace(_criteria(squares), moved=math.nan) for group, squares in groups.items()},
     )
+    return measured, numbers
 
 
 def criteria(mask: Mask, at_x: Vector, at_perturbed: Vector) -> Criteria:
@@ -167,32 +180,49 @@ def criteria(mask: Mask, at_x: Vector, at_perturbed: Vector) -> Criteria:
     return _criteria(squared_norms(mask, at_x, at_perturbed).values())
 
 
+def squared_norms(mask: Mask, at_x: Vector, at_perturbed: Vector) -> dict[str, SquaredNorms]:
+    """Return the squared norms of each parameter, summed in double precision."""
+    return _read_norms(mask, at_x, at_perturbed, [])[0]
+
+
 @torch.no_grad()
-def squared_norms(
-    mask: Mask, at_x: Vector, at_perturbed: Vector, group: dist.ProcessGroup | None = None
-) -> dict[str, SquaredNorms]:
-    """Return the squared norms of each parameter, summed in double precision and averaged over the process group."""
+def _read_norms(
+    mask: Mask,
+    at_x: Vector,
+    at_perturbed: Vector,
+    others: Sequence[Number],
+    process_group: dist.ProcessGroup | None = None,
+) -> tuple[dict[str, SquaredNorms], list[float]]:
+    """Return the squared norms, averaged over the process group, and the other numbers, in one read."""
     entries = {
         name: entry
         for name, entry in mask.entries.items()
         if name in at_x or (name in at_perturbed and entry is not False)
     }
-    if not entries:
-        return {}
     rows = masked_products(mask, entries, at_x, at_perturbed)
-    device = next((number.device for row in rows for number in row.values()), torch.device("cpu"))
-    zero = torch.zeros((), dtype=torch.float64, device=device)
-    table = torch.stack([row.get(key, zero).to(device) for row in rows for key in _SUMS])
-    if group is not None:
-        dist.all_reduce(table, group=group)
-        table /= dist.get_world_size(group)
-    numbers: list[list[float]] = table.view(-1, len(_SUMS)).tolist()
+    tensors = [*(number for row in rows for number in row.values()), *(n for n in others if isinstance(n, Tensor))]
+    zero = torch.zeros((), dtype=torch.float64, device=tensors[0].device if tensors else "cpu")
+    table = torch.stack([zero, *(row.get(key, zero).to(zero) for row in rows for key in _SUMS)])[1:]
+    if process_group is not None and len(table):
+        dist.all_reduce(table, group=process_group)
+        table /= dist.get_world_size(process_group)
+    in_both = at_x.keys() & at_perturbed.keys()
+    counts = [0 if name in in_both else _count(mask, name, entry) for name, entry in entries.items()]
+    sums, numbers = _read_together(table, [*counts, *others])
     norms: dict[str, SquaredNorms] = {}
-    for (name, entry), (whole, masked, perturbed, product, difference) in zip(entries.items(), numbers, strict=True):
-        both = name in at_x and name in at_perturbed
-        left_out = 0 if both or entry is False else _count(mask, name, entry)
-        norms[name] = SquaredNorms(whole, masked, masked if both else 0.0, perturbed, product, difference, left_out)
-    return norms
+    for k, name in enumerate(entries):
+        whole, masked, perturbed, product, difference = sums[k * len(_SUMS) : (k + 1) * len(_SUMS)]
+        shared = masked if name in in_both else 0.0
+        norms[name] = SquaredNorms(whole, masked, shared, perturbed, product, difference, int(numbers[k]))
+    return norms, numbers[len(entries) :]
+
+
+def _read_together(table: Tensor, numbers: Sequence[Number]) -> tuple[list[float], list[float]]:
+    """Read a table and further numbers in one transfer; a number that the host has stays as it is."""
+    on_device = [number.detach().reshape(1).to(table) for number in numbers if isinstance(number, Tensor)]
+    values: list[float] = torch.cat([table, *on_device]).tolist()
+    read = iter(values[len(table) :])
+    return values[: len(table)], [next(read) if isinstance(number, Tensor) else number for number in numbers]
 
 
 def _criteria(norms: Iterable[SquaredNorms]) -> Criteria:
@@ -211,8 +241,8 @@ def _criteria(norms: Iterable[SquaredNorms]) -> Criteria:
     )
 
 
-def _count(mask: Mask, name: str, entry: Entry) -> int:
-    return int(entry.count_nonzero()) if isinstance(entry, Tensor) else mask.parameters[name].numel()
+def _count(mask: Mask, name: str, entry: Entry) -> int | Tensor:
+    return entry.count_nonzero() if isinstance(entry, Tensor) else entry * mask.parameters[name].numel()
 
 
 @final

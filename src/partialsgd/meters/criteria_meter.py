@@ -13,8 +13,8 @@ from torch import Tensor
 
 from partialsgd._util.randomness import key
 from partialsgd.masks import Mask
-from partialsgd.meters.alerts import Alerts
-from partialsgd.meters.criteria import Criteria, Summary, add_to_summary, criteria_of, summaries
+from partialsgd.meters.alerts import Alerts, is_whole
+from partialsgd.meters.criteria import Criteria, Summary, add_to_summary, read_criteria, summaries
 from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Losses, Method, Remembered
 from partialsgd.nested.branches import branch_of
 from partialsgd.nested.nested import unwrap_nested
@@ -28,7 +28,7 @@ MAX_MASKS = 32
 """The number of whole-tensor masks that are counted separately. Beyond it all further masks are counted as one."""
 MODEL = "model"
 """The name under which a model without levels is measured."""
-_PREVIOUS = "before/"
+_PREVIOUS, _PRODUCTS = "before/", "consecutive/products"
 
 
 @final
@@ -57,7 +57,7 @@ class CriteriaMeter:
     alerts: Alerts | None = Alerts()  # noqa: RUF009  # frozen: one serves all
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every, int) or self.every < 1:
+        if not is_whole(self.every) or self.every < 1:
             raise ValueError(f"every must be an integer of at least 1, got {self.every!r}")
         if not isinstance(self.probe, Method | str | None):
             raise TypeError(f"probe must be a Method or the name of a level, got {self.probe!r}")
@@ -89,19 +89,23 @@ class CriteriaMeter:
         if pair.request.trained_only:
             _compare_with_previous(memory, pair.context.mask, pair.at_perturbed)
             return None
-        measured = criteria_of(pair, _group_of(pair.context.parameters, self.groups))
+        # Workers and blocks train one network with one loss; only the levels of a nested model have a loss each.
+        has_own_loss = self.alerts is not None and self.probe is None and pair.request.branch.whole is not None
+        loss = pair.loss if has_own_loss else None
+        products = memory.get(_PRODUCTS, torch.zeros(0, 3))
+        others = [*([] if loss is None else [loss]), *products.flatten().unbind()]
+        measured, numbers = read_criteria(pair, _group_of(pair.context.parameters, self.groups), others)
         if self.probe is not None:
             measured = replace(measured, probe=_probe_name(self.probe, pair.context.parameters))
-        if "consecutive" in memory:
-            measured = replace(measured, **{name: memory[name] for name in ("consecutive", "consecutive_cosine")})
+        if len(products):
+            consecutive, cosine = _inner_and_cosine(numbers[-products.numel() :])
+            measured = replace(measured, consecutive=consecutive, consecutive_cosine=cosine)
         name = self._name(pair.context)
         if math.isfinite(measured.whole):  # if the pass at x overflowed, its numbers mean nothing
             add_to_summary(memory, name, measured)
         if self.alerts is None:
             return measured
-        # Workers and blocks train one network with one loss; only the levels of a nested model have a loss each.
-        loss = pair.loss if self.probe is None and pair.request.branch.whole is not None else None
-        alerts = self.alerts.check(memory, name, measured, loss, pair.step_size)
+        alerts = self.alerts.check(memory, name, measured, None if loss is None else numbers[0], pair.step_size)
         return replace(measured, alerts=alerts) if alerts else measured
 
     def summary(self, sgd: PartialSGD) -> dict[str, Summary]:
@@ -199,15 +203,24 @@ def _mask_name(mask: Mask | None) -> str | None:
 
 @torch.no_grad()
 def _compare_with_previous(memory: MutableMapping[str, Any], mask: Mask, gradient: Vector) -> None:
-    """Store this step's masked gradient, and its inner product and cosine with the previous step's."""
-    before = {name: memory.pop(name) for name in list(memory) if name.startswith(_PREVIOUS)}
-    now = {f"{_PREVIOUS}{name}": _masked(mask, name, g) for name, g in gradient.items() if mask[name] is not False}
-    product = sum(float(inner(g, before[name])) for name, g in now.items() if name in before)
-    lengths = [math.sqrt(sum(float(inner(g, g)) for g in vector.values())) for vector in (now, before)]
-    memory.update(now)
+    """Store this step's masked gradient, and its inner products with the previous step's, which stay on the device."""
+    before = {name: memory.pop(f"{_PREVIOUS}{name}") for name in mask if f"{_PREVIOUS}{name}" in memory}
+    now = {name: _masked(mask, name, g) for name, g in gradient.items() if mask[name] is not False}
+    memory.update({f"{_PREVIOUS}{name}": g for name, g in now.items()})
+    names = [name for name in mask if name in now or name in before]
     if before:
-        cosine = product / math.prod(lengths) if math.prod(lengths) > 0 else math.nan
-        memory.update({"consecutive": product, "consecutive_cosine": cosine})
+        zero = torch.zeros((), dtype=torch.float64)
+        pairs = [(a.get(name), b.get(name)) for name in names for a, b in ((now, before), (now, now), (before, before))]
+        products = [zero if a is None or b is None else inner(a, b.to(a.device)) for a, b in pairs]
+        device = next(product.device for product in products if product is not zero)
+        memory[_PRODUCTS] = torch.stack([product.to(device) for product in products]).view(-1, 3)
+
+
+def _inner_and_cosine(products: Sequence[float]) -> tuple[float, float]:
+    """Add up ⟨g, g′⟩, ‖g‖² and ‖g′‖² of the parameters, and return ⟨g, g′⟩ and the cosine."""
+    inner_product, *squares = (sum(products[kind::3]) for kind in range(3))
+    lengths = math.prod(math.sqrt(square) for square in squares)
+    return inner_product, inner_product / lengths if lengths > 0 else math.nan
 
 
 def _masked(mask: Mask, name: str, gradient: Tensor) -> Tensor:

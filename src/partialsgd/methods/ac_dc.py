@@ -57,8 +57,7 @@ def ac_dc(
         if not is_sparse:
             forget_choice(context)
             return masks.everything(context.parameters)
-        chosen = chosen_at(context, began, lambda: pruning.keep(context.parameters, sparsity))
-        return masks.from_tensors(context.parameters, chosen, rest=True)
+        return chosen_at(context, began, lambda: pruning.keep(context.parameters, sparsity))
 
     def prune(context: Context) -> Perturbation:
         begins = phase(context) == Phase(is_sparse=True, began=context.t)

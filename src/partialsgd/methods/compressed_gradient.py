@@ -62,8 +62,9 @@ def _remember(context: Context, gradient: Vector) -> Vector:
     """Send p ⊙ (e + g); e ← (1 − p) ⊙ (e + g). A parameter without a gradient keeps its memory."""
     total = _with_unsent(context, gradient)
     for name, value in total.items():
-        sent = torch.as_tensor(context.mask[name], device=value.device)
-        context.memory[f"unsent.{name}"] = value.masked_fill(sent, 0)
+        sent = context.mask[name]
+        unsent = value.masked_fill(sent, 0) if isinstance(sent, Tensor) else value * (not sent)
+        context.memory[f"unsent.{name}"] = unsent
     return total
 
 

@@ -54,10 +54,8 @@ def dropout(
             return masks.everything(context.parameters)
         if unit == "weights":
             matrices = [name for name, p in context.parameters.items() if p.ndim >= 2]
-            names = matrices if patterns is None else context.parameters.match(patterns)
-            return context.random_mask(names, keep)
-        drawn = neurons.attached(context.parameters, chosen(context))
-        return masks.from_tensors(context.parameters, drawn, rest=True).assume_mixed()  # one unit stays at least
+            return context.random_mask(matrices if patterns is None else context.parameters.match(patterns), keep)
+        return neurons.mask_of(context.parameters, chosen(context), rest=True)
 
     def statistics(context: Context) -> AbstractContextManager[None]:
         return neurons.statistics_kept(context.parameters.model, chosen(context))

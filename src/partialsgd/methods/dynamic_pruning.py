@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partialsgd import masks, perturbations
+from partialsgd import perturbations
 from partialsgd.method import Context, Method
 from partialsgd.methods._shared.pruning import Pruning, Scope, Unit, chosen_at, drop, require_sparsity
 from partialsgd.methods._shared.settings import as_patterns, require_count
@@ -41,8 +41,7 @@ def dynamic_pruning(
         share = cubic(sparsity, since, ramp)
         if share == 0:
             return perturbations.nowhere()
-        chosen = chosen_at(context, since, lambda: pruning.keep(context.parameters, share))
-        return drop(masks.from_tensors(context.parameters, chosen, rest=True))
+        return drop(chosen_at(context, since, lambda: pruning.keep(context.parameters, share)))
 
     settings = f"sparsity={sparsity}, every={every}, ramp={ramp}, scope={scope}, unit={unit}, where={pruning.where}"
     return Method(perturb=perturb, name=f"dynamic_pruning({settings})")

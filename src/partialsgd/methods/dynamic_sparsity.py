@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from partialsgd import masks, perturbations
+from partialsgd import perturbations
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, MaskRule, Method
+from partialsgd.methods._registry import plain_number
 from partialsgd.methods._shared.pruning import Pruning, Scope, chosen_at
 from partialsgd.methods._shared.settings import Combine, as_patterns, require_count, require_one_of
 from partialsgd.parameters import Parameters
@@ -36,7 +37,7 @@ def dynamic_sparsity(
     `combine`. A level keeps the largest weights, chosen anew at every `every`-th step and, as in `dynamic_pruning`,
     over the network or in each tensor. `sgd.extract("0.9")` is a level, `with sgd.perturbed("0.9"):` runs it.
     """
-    sparsities = sorted(levels)
+    sparsities = sorted(plain_number("levels", level) for level in levels)
     for sparsity in sparsities:
         if not 0 < sparsity < 1:
             raise ValueError(f"a level is a sparsity in (0, 1), got {sparsity}; the whole network is always trained")
@@ -50,9 +51,7 @@ def dynamic_sparsity(
         def mask(context: Context) -> Mask:
             since = context.t - context.t % every
             # Also in a step of the whole network: a choice that is due is made when it is due.
-            counts = chosen_at(context, since, lambda: count_levels(pruning, context.parameters, sparsities))
-            chosen = {name: count >= index for name, count in counts.items()} if index else {}
-            return masks.from_tensors(context.parameters, chosen, rest=True)
+            return chosen_at(context, since, lambda: count_levels(pruning, context.parameters, sparsities), level=index)
 
         return mask
 

@@ -15,7 +15,7 @@ from partialsgd import masks
 from partialsgd.masks import Mask
 from partialsgd.meters.criteria import squared_norms
 from partialsgd.method import Context, Method
-from partialsgd.methods._shared.settings import require_count, require_one_of
+from partialsgd.methods._shared.settings import LARGEST, require_count, require_one_of
 from partialsgd.methods._shared.stages import StageNames, Stages
 
 By = Literal["linear", "cubic", "criterion"]
@@ -41,8 +41,8 @@ def freezing(
     require_one_of("by", by, By)
     if not 0 <= start <= 1:
         raise ValueError(f"start must be in [0, 1], the share of the steps after which the first stage stops; {start=}")
-    if not budget >= 1:
-        raise ValueError(f"budget must be at least 1, which c_norm always is; got {budget}")
+    if not 1 <= budget <= LARGEST:
+        raise ValueError(f"budget must be at least 1, which c_norm always is, and at most {LARGEST:.2g}; got {budget}")
     require_count("steps", steps)
     require_count("every", every)
 

@@ -119,8 +119,7 @@ class _Split:
         return [(units, order % workers == worker) for units, order in zip(self.hidden, orders, strict=True)]
 
     def mask(self, context: Context) -> Mask:
-        entries = neurons.attached(context.parameters, self.block(context))
-        return masks.from_tensors(context.parameters, entries, rest=self.trains_shared)
+        return neurons.mask_of(context.parameters, self.block(context), rest=self.trains_shared)
 
     def perturb(self, context: Context) -> Perturbation:
         used_by_all = dict.fromkeys(self.shared(context.parameters), True)

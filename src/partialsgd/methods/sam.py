@@ -38,13 +38,14 @@ def sam(rho: float = 0.05, *, adaptive: bool = False, interval: int = 1) -> Meth
 def _adaptive(parameters: Parameters, gradient: Vector, rho: float) -> Perturbation:
     with torch.no_grad():
         weighted = [(parameters[name] * g).norm() for name, g in gradient.items()]  # ‖|x| g‖, one tensor at a time
-        norm = float(torch.stack(weighted).norm()) if weighted else 0.0
-    if norm == 0:
+        norm = torch.stack(weighted).norm().double() if weighted else torch.zeros(())
+    if norm.device.type == "cpu" and norm == 0:  # elsewhere than on a CPU, to ask would be to wait
         return perturbations.nowhere()
+    factor = torch.where(norm == 0, 0.0, rho / norm)  # δx = 0 where there is no direction
 
     def move(parameters: Parameters) -> None:
         for name, g in gradient.items():
             x = parameters[name]
-            x.addcmul_(x * x, g, value=rho / norm)
+            x.addcmul_(x * x * factor.to(x), g)
 
     return perturbations.function(tuple(gradient), move)

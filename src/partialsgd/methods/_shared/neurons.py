@@ -10,8 +10,10 @@ from typing import NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
+from partialsgd import masks
 from partialsgd._util.bitwise_select import rows_of
 from partialsgd._util.snapshots import RandomState
+from partialsgd.masks import Mask
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.nested import Nested
 from partialsgd.nested.planning.build import find_hidden_groups
@@ -79,6 +81,11 @@ def hidden_units(
         if not any(units.is_covered(pattern) for units in free):
             raise ValueError(f"where names {pattern!r}, which makes no hidden units; the layers that do are {layers}")
     return tuple(units for units in free if where is None or any(map(units.is_covered, where)))
+
+
+def mask_of(parameters: Parameters, chosen: Chosen, *, rest: bool) -> Mask:
+    """Return the mask of the chosen units, of which each layer has one at least; `rest` for what belongs to none."""
+    return masks.from_tensors(parameters, attached(parameters, chosen), rest=rest).assume_mixed()
 
 
 def attached(parameters: Parameters, chosen: Chosen) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from partialsgd import perturbations
+from partialsgd import masks, perturbations
 from partialsgd._util.bitwise_select import over_rows
 from partialsgd.masks import Mask
 from partialsgd.method import Context
@@ -74,21 +74,34 @@ def largest(scores: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
     else:
         threshold = magnitude.topk(k, sorted=False).values.amin()
         inside = ~(magnitude < threshold)  # a NaN stays inside, where it is noticed
-        if (surplus := int(inside.count_nonzero()) - k) > 0:
-            inside[(magnitude == threshold).nonzero()[-surplus:]] = False
+        surplus = inside.count_nonzero() - k
+        if surplus.device.type != "cpu" or surplus > 0:  # elsewhere than on a CPU, to ask would be to wait
+            is_equal = magnitude == threshold
+            later = is_equal.count_nonzero() - is_equal.cumsum(0)  # the number of equals that come after each
+            inside &= ~is_equal | (later >= surplus)
     parts = torch.split(inside, [x.numel() for x in scores.values()])
     return {name: part.view(x.shape) for (name, x), part in zip(scores.items(), parts, strict=True)}
 
 
-def chosen_at(context: Context, t: int, choose: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the choice of step `t`, which is made when it is first asked for and kept in memory until another is."""
+def chosen_at(context: Context, t: int, choose: Callable[[], Mapping[str, Tensor]], *, level: int = 1) -> Mask:
+    """Return the choice of step `t`, which is made when it is first asked for and kept in memory until another is.
+
+    Where `choose` counts the levels that keep a weight, the mask is that of the weights that `level` of them keep.
+    """
     if context.memory.get(f"{_PREFIX}since") != t:
         choice = choose()
         forget_choice(context)
         context.memory.update({f"{_PREFIX}of.{name}": tensor for name, tensor in choice.items()})
         context.memory[f"{_PREFIX}since"] = t
     stored = {name: context.memory.get(f"{_PREFIX}of.{name}") for name in context.parameters}
-    return {name: tensor for name, tensor in stored.items() if isinstance(tensor, Tensor)}
+    chosen = {name: tensor for name, tensor in stored.items() if isinstance(tensor, Tensor)}
+    cache, key = context.parameters.cache, (_PREFIX, level)
+    if key not in cache or list(map(id, cache[key][0].values())) != list(map(id, chosen.values())):
+        # Whether a tensor is kept whole is asked once for each choice: on an accelerator the host waits for it.
+        entries = {name: m if m.dtype is torch.bool else m >= level for name, m in chosen.items()}
+        cache[key] = chosen, masks.from_tensors(context.parameters, entries, rest=True).simplified().assume_mixed()
+    mask: Mask = cache[key][1]
+    return mask
 
 
 def forget_choice(context: Context) -> None:
@@ -98,7 +111,6 @@ def forget_choice(context: Context) -> None:
 
 def drop(mask: Mask) -> Perturbation:
     """δx = −(1 − m) ⊙ x, for an m that is not the mask of the step, so that the step does not free its memory."""
-    mask = mask.simplified()
     dropping = perturbations.drop_outside(mask)
 
     def move(parameters: Parameters) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
+import torch
 from torch import nn
 
 from partialsgd.method import Method
+from partialsgd.methods._registry import without_array
 from partialsgd.nested import Nested
 from partialsgd.parameters import unwrap
 
 Combine = Literal["sum", "mean"]
+LARGEST = torch.finfo(torch.float32).max
+"""A larger factor makes a gradient in single precision infinite."""
 
 
 def require_one_of(name: str, value: object, choices: object) -> None:
@@ -28,10 +32,12 @@ def require_share(name: str, value: float) -> None:
 def require_nonnegative(name: str, value: float) -> None:
     if not value >= 0:
         raise ValueError(f"{name} must not be negative, got {value}; 0 is plain training")
+    if value > LARGEST:
+        raise ValueError(f"{name} must be at most {LARGEST:.2g}, got {value}")
 
 
 def require_count(name: str, value: int, least: int = 1) -> None:
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, int) or not least <= value < 2**63:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
@@ -66,9 +72,9 @@ def require_levels(nested: Nested, levels: Iterable[str], setting: str) -> None:
 
 
 def require_numbers(numbers: Mapping[str, float] | None, setting: str) -> dict[str, float]:
-    """Return the numbers by level, none of which may be negative."""
-    by_level = dict(numbers or {})
+    """Return the numbers by level as Python's; none may be negative, or too large for a step in single precision."""
+    by_level = {level: without_array(value) for level, value in (numbers or {}).items()}
     for level, value in by_level.items():
-        if not value >= 0:
-            raise ValueError(f"{setting} of {level!r} must not be negative, got {value}")
+        if isinstance(value, bool | str) or not 0 <= value <= LARGEST:
+            raise ValueError(f"{setting} of {level!r} must be a number from 0 to {LARGEST:.2g}, got {value}")
     return by_level
