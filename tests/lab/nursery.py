@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from contextlib import suppress
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -53,7 +54,9 @@ class Child:
         return self._process.exitcode
 
     def signal(self, number: int) -> None:
-        os.kill(int(self._process.pid or 0), number)
+        if self.code is None and self._process.pid is not None:
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(self._process.pid, number)
 
     def join(self, timeout: float = 60.0) -> int:
         self._process.join(timeout)
