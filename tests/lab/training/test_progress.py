@@ -50,17 +50,17 @@ def train(shown: Display, clock: list[float]) -> None:
 
 def test_in_a_terminal_each_level_has_its_loss_and_its_last_evaluation(clock: list[float]) -> None:
     out = console(terminal=True)
-    with display(out) as shown:
+    long = {"long": {f"number {k}": 1 / 3 for k in range(9)}}
+    with display(out, {**EVALUATIONS, **long}) as shown:
+        assert shown._live is not None
+        shown._live.refresh()
+        assert "tokens/s" not in text(out) and "…" in text(out), "no step, no speed; long lines are cut"
         train(shown, clock)
         clock[0] += 0.5
         shown.step(101, {"full": 2.0}, 1_000)
-        assert shown._live is not None
         shown._live.refresh()
     drawn = [line.rstrip() for line in text(out).replace("\r", "\n").split("\n")]
-    above = drawn.index("epoch 0.1, step 100  valid: core loss 3.401, accuracy 0.615")
-    assert drawn[above + 1] == "                            full loss 3.1, accuracy 0.63", (
-        "a level a line, where one is short"
-    )
+    assert "epoch 0.1, step 100  valid: core loss 3.401, accuracy 0.615" in drawn
     last = max(k for k, line in enumerate(drawn) if line.startswith("step"))
     # 60.5 s for 101 steps, evaluation included: 11,899 more take 7,128 s
     assert re.fullmatch(r"step 101/12,000  \S{16}  epoch 0\.1  2,000 tokens/s  1:58:48 left", drawn[last])
@@ -73,10 +73,13 @@ def test_without_a_terminal_there_is_a_line_now_and_then(clock: list[float]) -> 
     out = console(terminal=False)
     with display(out) as shown:
         train(shown, clock)
+        clock[0] += 20
+        shown.step(101, {"full": 4.0}, 1_000)
     lines = text(out).splitlines()
     assert lines[0] == "step 20 of 12,000  epoch 0.0  2,000 tokens/s  1:39:50 left  loss: full 2.000, core 3.000"
-    assert [line.split()[1] for line in lines] == ["20", "40", "60", "80", "100", "0.1,"]
-    assert lines[-1] == "epoch 0.1, step 100  valid: core loss 3.401, accuracy 0.615; full loss 3.1, accuracy 0.63"
+    assert [line.split()[1] for line in lines] == ["20", "40", "60", "80", "100", "0.1,", "101"]
+    assert lines[-1].endswith("loss: full 2.100, core 3.000"), "smoothed over the steps of its level"
+    assert lines[-2] == "epoch 0.1, step 100  valid: core loss 3.401, accuracy 0.615; full loss 3.1, accuracy 0.63"
     assert isinstance(out.file, StringIO) and "\x1b" not in out.file.getvalue()
 
 
@@ -88,16 +91,6 @@ def test_other_ranks_are_quiet(clock: list[float], terminal: bool) -> None:
         logging.getLogger("partialsgd").warning("something")
         say(out, "something")
     assert text(out) == ""
-
-
-def test_a_run_that_goes_on_shows_what_it_knew(clock: list[float]) -> None:
-    out = console(terminal=True)
-    evaluations = {**EVALUATIONS, "long": {f"number {k}": 1 / 3 for k in range(9)}}
-    with display(out, evaluations) as shown:
-        assert shown._live is not None
-        shown._live.refresh()
-    assert "  core    valid: loss 3.401, accuracy 0.615" in text(out) and "…" in text(out)
-    assert "tokens/s" not in text(out), "no step, no speed"
 
 
 def test_warnings_and_paths_are_shown_as_they_are() -> None:
