@@ -98,6 +98,12 @@ def test_only_ones_own_batches_are_made_and_each_is_moved() -> None:
     assert batches.made == [(0, 1), (0, 3)]
     assert step.batches == [("moved", (0, 1)), ("moved", (0, 3))]
 
+    class Empty(Named):
+        def units(self, epoch: int, index: int) -> int:
+            return 0
+
+    assert BatchPlan(Empty(2)).at(0).loss_scale == 1.0, "a number also for a step without units"
+
 
 def test_a_batch_that_is_not_there_is_named() -> None:
     for index in (-1, 3):
