@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import partialsgd
-from partialsgd.export import states
-from partialsgd.nested.extract.hf_config import fit_config
-from partialsgd.nested.switch import FULL
+from partialsgd.export import states, untrusted_config
+from partialsgd.nested.extract.hf_config import Unsaveable
 
 Description = dict[str, Any]
 
@@ -37,8 +38,11 @@ def is_hugging_face(model: nn.Module) -> bool:
     return has_config and getattr(sys.modules.get("transformers"), type(model).__name__, None) is type(model)
 
 
-def rebuild(description: Description) -> nn.Module:
-    """Build a fresh model of a class of `transformers`, and of nothing else: a name in a file imports no code."""
+def rebuild(description: Description, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Build a fresh model of a class of `transformers`, and of nothing else: a name in a file imports no code.
+
+    What the config says about code is ignored, and sizes beyond those of the saved tensors are refused.
+    """
     name = description.get("transformers")
     if name is None:
         raise ValueError(
@@ -55,11 +59,18 @@ def rebuild(description: Description) -> nn.Module:
             f"transformers {transformers.__version__} has no model class {name!r}: install the version that "
             "config.json names, or load(directory, model) with a freshly built one"
         )
-    build: Any = model_class
+    config, generation = (untrusted_config.without_code(description[key]) for key in ("config", "generation"))
+
+    def build() -> nn.Module:
+        untyped: Any = model_class
+        model: nn.Module = untyped(untyped.config_class.from_dict(copy.deepcopy(config)))
+        return model
+
+    untrusted_config.require_fitting(config, build, tensors)
     with torch.random.fork_rng(devices=[]):  # the weights that it draws are overwritten
-        model: nn.Module = build(build.config_class.from_dict(description["config"]))
-    if description["generation"] is not None:
-        model.generation_config = transformers.GenerationConfig.from_dict(description["generation"])
+        model = build()
+    if generation is not None:
+        model.generation_config = transformers.GenerationConfig.from_dict(generation)
     return model
 
 
@@ -71,9 +82,9 @@ def versions(model: nn.Module) -> dict[str, str]:
 
 def require_same_class(extracted: nn.Module, level: str) -> None:
     """Refuse a level that is not again a model of its own Hugging Face class."""
-    reason = fit_config(extracted)
-    # The full level is of the model's own class, also if we do not know the size fields of its config.
-    if reason is not None and not (level == FULL and is_hugging_face(extracted)):
+    save = getattr(extracted, "save_pretrained", None)
+    if save is None or isinstance(save, Unsaveable):
+        reason = f"{type(extracted).__name__} is not a Hugging Face model" if save is None else save.reason
         raise ValueError(
             f'the level {level!r} cannot be loaded by from_pretrained: {reason}; use format="safetensors" or "onnx"'
         )

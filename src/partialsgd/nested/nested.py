@@ -15,6 +15,7 @@ from partialsgd._util.snapshots import Buffers, RandomState
 from partialsgd.masks import Mask
 from partialsgd.nested import example_inputs
 from partialsgd.nested.example_inputs import Call, Example
+from partialsgd.nested.extract.hf_config import refuse_saving
 from partialsgd.nested.extract.level import check_extracted, extract_level
 from partialsgd.nested.inspect import summary
 from partialsgd.nested.layers import fast_paths
@@ -29,6 +30,11 @@ from partialsgd.parameters import Parameters, parameters_of, unwrap
 
 if TYPE_CHECKING:
     from partialsgd.nested.inspect.profile import Profile
+
+_SAVE_HINT = (
+    "save all levels with partialsgd.export.save(nested, directory), or one with "
+    "nested.extract(level).save_pretrained(directory)"
+)
 
 
 def nest(
@@ -86,6 +92,8 @@ class Nested(nn.Module):
         self._compiled: dict[str, Any] = {}
         self._fast_path_flags = fast_paths.disable_where_unsafe(model)
         model.register_forward_hook(self._switch.after_forward)
+        if self.nested_modules():
+            refuse_saving(model, "the layers of a nested model have other parameters", _SAVE_HINT)
 
     @property
     def levels(self) -> tuple[str, ...]:
