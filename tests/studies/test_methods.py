@@ -157,24 +157,6 @@ def test_rows_are_trained_and_stored_by_worker_processes(tmp_path: Path, monkeyp
     assert file.read_bytes() == before, "nothing is trained again"
 
 
-def test_a_line_of_the_table_is_beside_plain_training_of_the_same_seed() -> None:
-    rows = [row("sam", 7)]
-    for seed, seconds in ((0, 2.0), (1, 20.0)):
-        rows.append(row("plain", seed, seconds=seconds, whole=0.9 + seed / 10))
-        rows.append(row("alternating", seed, seconds=seconds * 3, flops=75.0, whole=0.8, small=0.7, rate=0.2))
-    rows.sort(key=lambda each: each.method)
-    found = {summary.method: summary for summary in page.summaries("digits", rows)}
-    scores = ("80.0% (80.0 – 80.0)", "70.0% (70.0 – 70.0), half the width")
-    assert found["alternating"].cells() == ("alternating", *scores, "3.00 ×", "0.75 ×", "0.2")
-    assert found["plain"].cells()[1] == "95.0% (90.0 – 100.0)"
-    assert found["sam"].cells()[1:] == ("90.0%", "–", "–", "–", "0.1")
-    said = page.findings(list(found.values()))
-    assert "alternating (−15.0)" in said[1] and "alternating (0.75)" in said[2]
-    for behind, line in ((0.0104, 0), (0.0106, 1)):  # a point and 1.1, as they are shown
-        found["sam"].behind = behind
-        assert "sam" in page.findings(list(found.values()))[line]
-
-
 def test_no_results_and_a_wrong_call_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert page.sections(tmp_path / "nothing.jsonl") == "No training is stored yet."
     for arguments, message in (

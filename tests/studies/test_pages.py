@@ -154,31 +154,6 @@ def test_what_is_stored_gives_the_same_numbers(made: Path, tmp_path: Path) -> No
         assert collect(stored_plan, folder) == collect(plan, RunFolder(made, plan))
 
 
-def test_a_section_says_what_was_run_and_what_came_out(made: Path, tmp_path: Path) -> None:
-    reproductions.store(made, ABOUT, tmp_path / "stored")
-    text = reproductions.sections(tmp_path / "stored")
-    for part in (
-        "Table 3 on a part of CIFAR-10",
-        "partialsgd reproduce table3",
-        "Commit abc",
-        "2 runs",
-        "65.00 (7.07)",
-        "Network resnet18, 16 channels in the first stage.",  # a choice
-        "Made with torch 9.9.",
-    ):
-        assert part in text
-
-
-def test_wall_time_is_told_once_every_run_has_counted_it(made: Path, tmp_path: Path) -> None:
-    for seed, wall in enumerate((1800.0, 3600.0)):
-        to = reproductions.store(made, ABOUT, tmp_path / f"stored{seed}")
-        assert "evaluations come on top" in reproductions.sections(to.parent)
-        file = made / "rows" / "alternating" / f"seed{seed}" / "summary.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "wall": wall}))
-    to = reproductions.store(made, ABOUT, tmp_path / "stored")
-    assert "1.5 hours of wall time with evaluations" in reproductions.sections(to.parent)
-
-
 @pytest.mark.parametrize("file", reproductions.stored(), ids=lambda file: file.stem)
 def test_the_figures_are_what_is_stored(file: Path, tmp_path: Path) -> None:
     paths = reproductions.draw(file, tmp_path)

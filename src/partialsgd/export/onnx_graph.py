@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from partialsgd._util.extras import missing
 from partialsgd.nested import Nested
 from partialsgd.nested.example_inputs import Call, Example
 
@@ -27,7 +28,7 @@ _ONE_FILE = 1_500_000_000  # bytes; a protobuf holds two gigabytes, and larger w
 def require_onnx() -> None:
     for name in ("onnx", "onnxscript"):
         if find_spec(name) is None:
-            raise ImportError(f"to write ONNX, {name} is needed: pip install partialsgd[export]")
+            raise missing(f"to write ONNX, {name} is needed", "export")
 
 
 def write(nested: Nested, level: str, model: nn.Module, inputs: Any, dynamic: Dynamic, path: Path) -> None:

@@ -114,4 +114,6 @@ class _AtLevel:
         self._switch.put(_State(self._level, self._teacher))
 
     def __exit__(self, *error: object) -> None:
-        self._switch.put(self._outside.pop())
+        if self._outside:  # else an interrupt came between leaving the block and noting it
+            self._switch.put(self._outside[-1])  # not popped before: an interrupt may come first
+            self._outside.pop()

@@ -52,11 +52,8 @@ def test_section_without_measurements_names_the_option(tmp_path: Path) -> None:
     assert "--measure-every 50" in texts(part, "p")[0] and not list(part.iter("figure"))
     part = section("criteria", [example_runs.run(tmp_path, "a"), unmeasured])
     assert texts(part, "p")[-1] == "No criteria were measured in b."
-
-
-def test_plain_training_needs_no_chart(tmp_path: Path) -> None:
-    part = section("criteria", [example_runs.run(tmp_path, **example_runs.PLAIN)])
-    assert not list(part.iter("figure")) and texts(part, "h3") == ["full"]
+    part = section("criteria", [example_runs.run(tmp_path, "plain", **example_runs.PLAIN)])
+    assert not list(part.iter("figure")) and texts(part, "h3") == ["full"], "plain training needs no chart"
 
 
 @pytest.mark.parametrize("q", [1.0, 1.5, 2.5, 40.0, math.inf])
@@ -82,7 +79,7 @@ def test_medians_are_explained(tmp_path: Path) -> None:
     assert explained[3].endswith("this run scales its steps by it.")
 
 
-def test_negative_alignment_is_worse_than_every_bound(tmp_path: Path) -> None:
+def test_negative_alignment_is_worse_than_every_bound_and_the_largest_finite_q_is_named(tmp_path: Path) -> None:
     measurements = [measurement(), measurement(c_align=-3.0), measurement(c_align=-3.0)]
     core = level_criteria(*measurements)
     assert core.medians("c_align")[0] == math.inf and (core.negative_count, core.unbounded_count) == (2, 2)
@@ -90,12 +87,9 @@ def test_negative_alignment_is_worse_than_every_bound(tmp_path: Path) -> None:
     assert texts(part, "dd")[2] == "At most measured steps the two gradients point in opposite directions."
     assert texts(part, "dd")[4] == "There is no bound on the number of iterations."
     assert texts(part, "p")[2].startswith("There is no bound: at 2 of 3 measured steps the alignment was negative")
-
-
-def test_largest_finite_q_is_named_with_its_step(tmp_path: Path) -> None:
     measurements = [measurement(1.5), measurement(3.0), measurement(2.0), measurement(c_align=-1.0)]
     assert level_criteria(*measurements).largest_q == (1, 3.0)
-    verdict = texts(section("criteria", [write_run(tmp_path, *measurements)]), "p")[2]
+    verdict = texts(section("criteria", [write_run(tmp_path, *measurements, name="finite")]), "p")[2]
     assert "Without those steps, the theorem uses the largest q: 3 at step 1, the largest finite value of 4" in verdict
     assert "the bound asks for 9 to 81 times the iterations" in verdict
 

@@ -32,7 +32,9 @@ _any_text = st.one_of(
 
 
 def test_page_is_one_file_that_loads_nothing_and_allows_only_its_script(tmp_path: Path) -> None:
-    to = write_page([example_runs.run(tmp_path)], tmp_path / "new" / "r.html")
+    path = example_runs.run(tmp_path)
+    to = write_page([path], tmp_path / "new" / "r.html")
+    assert to.read_bytes() == write_page([path], tmp_path / "again.html").read_bytes()
     assert to == tmp_path / "new" / "r.html" and [file.name for file in to.parent.iterdir()] == ["r.html"]
     text = to.read_text(encoding="utf-8")
     page = ParsedPage(text)
@@ -55,12 +57,6 @@ def test_headings_are_in_order_and_references_point_to_unique_ids(tmp_path: Path
     assert len(ids) == len(set(ids))
     targets = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text)
     assert len(targets) > 6 and {a or b for a, b in targets} <= set(ids)
-
-
-def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
-    path = example_runs.run(tmp_path)
-    first, second = (write_page([path], tmp_path / name).read_bytes() for name in ("1.html", "2.html"))
-    assert first == second
 
 
 def test_everything_in_the_files_of_a_run_is_escaped(tmp_path: Path) -> None:
@@ -114,6 +110,6 @@ def test_error_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         "partialsgd.logging.figures.find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
     )
-    with pytest.raises(ImportError, match=r"matplotlib is needed: pip install partialsgd\[lab\]"):
+    with pytest.raises(ImportError, match=r"matplotlib is needed: pip install .*\[lab\]"):
         write_page([example_runs.run(tmp_path)], tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()

@@ -63,7 +63,7 @@ def test_error_names_a_damaged_file(tmp_path: Path, file: str, content: str, mes
     assert message in str(raised.value)
 
 
-def test_unfinished_run_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
+def test_unfinished_run_is_read_to_its_last_whole_line_and_the_last_record_of_a_step_counts(tmp_path: Path) -> None:
     path = example_runs.run(tmp_path, ends=False)
     with (path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"t": 20, "lev')
@@ -71,10 +71,7 @@ def test_unfinished_run_is_read_up_to_its_last_whole_line(tmp_path: Path) -> Non
     assert len(run.steps) == 20 and not run.summary
     (path / "metrics.jsonl").unlink()
     assert read_runs([path])[0].steps == []
-
-
-def test_last_record_of_a_repeated_step_counts_and_its_passes_are_one_update(tmp_path: Path) -> None:
-    path = example_runs.run(tmp_path, ends=False)
+    path = example_runs.run(tmp_path, "repeated", ends=False)
     first = {"t": 0, "level": "core", "loss": {"full": 1.0}, "lr": 0.1, "backwards": 2}
     again = {**first, "loss": {"core": 1.0, "core#2": 3.0}}
     example_runs.write_steps(path, [first, again])
@@ -82,7 +79,9 @@ def test_last_record_of_a_repeated_step_counts_and_its_passes_are_one_update(tmp
     assert run.steps == [again] and run.levels == (Level("core", 1),)
 
 
-def test_finished_run_has_the_levels_of_its_summary(tmp_path: Path) -> None:
+def test_levels_are_those_of_the_summary_or_of_the_evaluations_and_one_trained_alone_keeps_its_name(
+    tmp_path: Path,
+) -> None:
     path = example_runs.run(tmp_path, levels=["core", "1/2", "full"], updates={"core": 7, "full": 8})
     (run,) = read_runs([path])
     assert [level.name for level in run.levels] == ["core", "1/2", "full"]
@@ -90,17 +89,11 @@ def test_finished_run_has_the_levels_of_its_summary(tmp_path: Path) -> None:
     assert (run.score, run.flops, run.levels[1].score) == ("BLEU", 1e6 * (7 * 1_000 + 8 * 10_000), 27.25)
     assert run.validation("loss")["1/2"] == pytest.approx({9: 2 / 1.9, 19: 2 / 2.9, 29: 2 / 3.9, 39: 2 / 4.9})
     assert run.validation("nothing") == {} and run.last_loss("nothing") is None
-
-
-def test_unfinished_run_has_the_levels_of_its_evaluations(tmp_path: Path) -> None:
-    path = example_runs.run(tmp_path, levels=["core", "1/2", "full"], ends=False, score="accuracy")
+    path = example_runs.run(tmp_path, "half", levels=["core", "1/2", "full"], ends=False, score="accuracy")
     (run,) = read_runs([path])
     assert run.levels == (Level("core", 6), Level("1/2", 7), Level("full", 7))  # in the order of the evaluations
     assert (run.score, run.extras) == ("accuracy", {})
-
-
-def test_level_that_was_trained_alone_keeps_its_name(tmp_path: Path) -> None:
-    _, alone, full = read_runs(example_runs.three(tmp_path))
+    _, alone, full = read_runs(example_runs.three(tmp_path / "three"))
     assert [level.name for level in alone.levels] == ["core"] == list(alone.validation("loss"))
     assert alone.levels[0].share is None  # the file has its share of itself
     assert alone.level_name("model") == "core"

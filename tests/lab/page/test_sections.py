@@ -91,8 +91,8 @@ def test_head_shows_the_steps_of_the_summary_and_the_time_with_evaluations(tmp_p
     assert words(section("runs", [path])) == f"{before}, 2 min 30 s with evaluations"
 
 
-def test_lead_of_one_run_says_how_good_its_levels_are_and_what_they_cost(tmp_path: Path) -> None:
-    joint, core, _ = example_runs.three(tmp_path)
+def test_lead_says_how_good_the_levels_are_and_what_they_cost_or_the_best_run_of_each(tmp_path: Path) -> None:
+    joint, core, full = example_runs.three(tmp_path)
     assert lead([joint]) == (
         "core reaches BLEU 21.50 with 1,000 parameters, 10 % of the full network. full reaches BLEU 30.12 with 10,000 "
         "parameters. One run for 2 levels took 2.20 × 10¹¹ FLOPs and 1 min 30 s. Training each level alone would take "
@@ -101,11 +101,7 @@ def test_lead_of_one_run_says_how_good_its_levels_are_and_what_they_cost(tmp_pat
     assert lead([core]) == (
         "core reaches BLEU 20.00 with 1,000 parameters. The training took 4.00 × 10¹⁰ FLOPs and 1 min 30 s."
     )
-
-
-def test_lead_of_several_runs_names_the_best_run_of_each_level(tmp_path: Path) -> None:
-    paths = [*example_runs.three(tmp_path), example_runs.run(tmp_path, "half", ends=False)]
-    assert lead(paths) == (
+    assert lead([joint, core, full, example_runs.run(tmp_path, "half", ends=False)]) == (
         "The best of each level: core, BLEU 21.50 (joint), full, BLEU 30.12 (joint). joint: One run for 2 levels took "
         "2.20 × 10¹¹ FLOPs and 1 min 30 s. Training each level alone took 4.40 × 10¹¹ FLOPs, 2 times as many, and "
         "3 min. BLEU of joint minus separate training: core +1.5, full +0."
@@ -125,24 +121,18 @@ def test_sample_shows_its_input_once_and_the_outputs_of_all_levels(tmp_path: Pat
     ]
 
 
-def test_short_records_are_a_table_and_lists_are_lists(tmp_path: Path) -> None:
+def test_short_records_are_a_table_other_results_stand_under_their_runs_and_samples_are_folded(tmp_path: Path) -> None:
     extras = {"baseline": [{"AUC": 0.99312, "n": 3}, {"n": None}], "notes": ["one", 2.5], "nearest": "BLEU 10.5"}
     part = section("outputs", [example_runs.run(tmp_path, extras=extras)])
     assert texts(part, "h3") == ["Baseline", "Notes", "Nearest"]
     assert rows(part) == [["AUC", "n"], ["0.9931", "3"], ["–", "–"]]
     assert texts(part, "li") == ["one", "2.5"] and texts(part, "p") == ["BLEU 10.5"]
-
-
-def test_results_that_differ_between_runs_stand_under_their_names(tmp_path: Path) -> None:
     extras = {name: {"nearest": name, "notes": ["same"]} for name in ("a", "b")}
     part = section("outputs", [example_runs.run(tmp_path, name, extras=own) for name, own in extras.items()])
     assert texts(part, "h4") == ["a", "b"] == texts(part, "p")
     assert texts(part, "li") == ["same"]
-
-
-def test_only_the_first_samples_are_unfolded_and_an_empty_output_is_marked(tmp_path: Path) -> None:
     samples = [{"source": f"{k} {'long ' * 10}", "core": "", "full": "y"} for k in range(20)]
-    part = section("outputs", [example_runs.run(tmp_path, extras={"samples": samples})])
+    part = section("outputs", [example_runs.run(tmp_path, "samples", extras={"samples": samples})])
     assert texts(part, "summary") == ["14 more"] and len(list(part.iter("dl"))) == 20
     answers = [words(each) for each in part.iter("dd") if each.get("class") == "output"]
     assert answers == ["(nothing)", "y"] * 20

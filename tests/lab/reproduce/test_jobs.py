@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,23 +123,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_failure_is_told_at_the_end_and_all_else_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_told_at_the_end_all_else_goes_on_and_other_data_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = io.StringIO()
     errors = {"full, seed 1": RuntimeError("no memory"), "joint, seed 0": WrongCall("no teacher")}
     failed, given = run(tmp_path, errors, page, monkeypatch)
     assert failed == ["full, seed 1: no memory", "joint, seed 0: no teacher"]
     assert sorted(given) == [f"{row}, seed {seed}" for row in ("core", "full", "joint") for seed in (0, 1)]
     assert "full, seed 1 has failed, 0.0 minutes: no memory\n" in page.getvalue()
-    assert run(tmp_path, {}, page, monkeypatch) == ([], ["full, seed 1", "joint, seed 0"])
-
-
-def test_other_data_under_the_same_name_end_it_with_the_first_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = io.StringIO()
-    run(tmp_path, {"joint, seed 0": RuntimeError("no memory")}, page, monkeypatch)
     with pytest.raises(AlreadyThere, match="was trained on other data than"):
-        run(tmp_path, {}, page, monkeypatch, digest="b")
+        run(tmp_path, {}, io.StringIO(), monkeypatch, digest="b")
+    shutil.rmtree(made.open_folder(tmp_path).run("full", 1))
+    assert run(tmp_path, {}, page, monkeypatch) == ([], ["full, seed 1", "joint, seed 0"])
 
 
 def test_interrupted_it_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

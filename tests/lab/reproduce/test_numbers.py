@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.reproduce.experiment import Cell, Comparison, Figure
+from partialsgd.lab.reproduce import tables
+from partialsgd.lab.reproduce.experiment import Comparison, Figure
 from partialsgd.lab.reproduce.numbers import collect
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.logging import metrics_log
-from tests.lab.reproduce.made import GRID, experiment, open_folder, run, search, trio, valid
+from tests.lab.reproduce.made import experiment, open_folder, run, search, trio, valid
 
 
 @pytest.fixture
@@ -51,13 +52,19 @@ def test_a_line_has_the_scores_of_all_seeds_and_the_joint_run_costs_less_than_bo
     assert (cost["joint_seconds"], cost["alone_seconds"]) == (45.0, 90.0)
 
 
-def test_times_are_medians_for_a_machine_is_disturbed_now_and_then(folder: RunFolder) -> None:
+def test_times_are_medians_for_a_machine_is_disturbed_and_diverged_runs_are_counted_not_averaged(
+    folder: RunFolder,
+) -> None:
     for row, seconds in (("core", 900.0), ("full", 900.0), ("joint", 1.0)):
         levels = {"core": 0.1, "full": 0.1} if row == "joint" else {"full": 0.1}
         run(folder.run(row, 2), [valid(**levels)] * 2, levels, seconds=seconds, settings=_seeded(2))
     numbers = collect(experiment(trio(3)), folder)
     assert (numbers["costs"][0]["joint_seconds"], numbers["costs"][0]["alone_seconds"]) == (45.0, 90.0)
     assert numbers["lines"][0]["epoch_seconds"] == 15.0
+    run(folder.run("core-flops", 0), [valid(full=0.1)], None)
+    run(folder.run("core", 3), [valid(full=0.1)], None)
+    core = collect(experiment(trio(4)), folder)["lines"][0]
+    assert (core["diverged"], core["equal_flops_diverged"], len(core["scores"])) == (1, 1, 3)
 
 
 def test_starts_are_judged_by_the_first_seed_also_if_it_diverged(folder: RunFolder) -> None:
@@ -69,41 +76,6 @@ def test_starts_are_judged_by_the_first_seed_also_if_it_diverged(folder: RunFold
     assert (zero["is_known"], zero["selection_score"]) == (True, None)
     assert (svd["is_known"], svd["selection_score"]) == (True, pytest.approx(0.4))
     assert (matched["is_known"], matched["selection_score"]) == (False, None)
-
-
-def test_the_whole_grid_is_there_and_cells_of_an_earlier_one_are_not_chosen(folder: RunFolder) -> None:
-    run(folder.cell("core", Cell(1e-05, 60)), [valid(full=0.99)], {"full": 0.99})
-    run(folder.cell("joint", GRID.cells[0]), [valid(full=0.1)], None)
-    *core, joint = collect(experiment(trio()), open_folder(folder.path))["grid"]
-    told = [(row["row"], row["lr"], row["warm_up"], row["chosen"], row["earlier"]) for row in core]
-    chosen, other = ("core", 0.1, 0, True, False), ("core", 0.2, 5, False, False)
-    assert told == [chosen, other, ("core", 1e-05, 60, False, True)]
-    assert joint["selection_score"] is None, "it diverged"
-
-
-def test_diverged_runs_are_counted_not_averaged(folder: RunFolder) -> None:
-    run(folder.run("core-flops", 0), [valid(full=0.1)], None)
-    run(folder.run("core", 2), [valid(full=0.1)], None)
-    core = collect(experiment(trio(3)), folder)["lines"][0]
-    assert (core["diverged"], core["equal_flops_diverged"], len(core["scores"])) == (1, 1, 2)
-
-
-def test_a_level_is_near_at_the_first_look_within_half_a_point(folder: RunFolder) -> None:
-    core, full = collect(experiment(trio()), folder)["near"]
-    first, second = core["seeds"].values()
-    assert first["goal"] == pytest.approx(69.5)
-    assert first["jointly"] == pytest.approx(450.0)  # 69.9 in the third of three epochs: all FLOPs of the run
-    assert first["alone"] == pytest.approx(300.0)
-    assert second["goal"] == pytest.approx(71.5) and second["jointly"] is None
-    assert full["seeds"]["0"]["goal"] == pytest.approx(89.5)  # the best look alone, not the last
-    assert full["seeds"]["0"]["jointly"] == pytest.approx(450.0)
-    assert full["seeds"]["1"]["jointly"] == pytest.approx(300.0)  # 89 in the second
-
-
-def test_without_runs_there_are_no_numbers(tmp_path: Path) -> None:
-    nothing = collect(experiment(trio()), open_folder(tmp_path))
-    assert nothing["costs"] == nothing["near"] == nothing["grid"] == []
-    assert all(line["scores"] == {} and line["parameters"] is None for line in nothing["lines"])
 
 
 def test_only_the_same_seeds_are_compared_and_each_keeps_its_name_if_another_diverged(
@@ -121,7 +93,12 @@ def test_only_the_same_seeds_are_compared_and_each_keeps_its_name_if_another_div
     assert list(numbers["near"][0]["seeds"]) == ["1"] and numbers["costs"][0]["seeds"] == [1]
 
 
-def test_the_libraries_are_those_that_trained(folder: RunFolder) -> None:
+def test_the_libraries_are_those_that_trained_and_without_runs_there_are_no_numbers(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    nothing = collect(experiment(trio()), open_folder(tmp_path / "empty"))
+    assert nothing["costs"] == nothing["near"] == nothing["grid"] == []
+    assert all(line["scores"] == {} and line["parameters"] is None for line in nothing["lines"])
     path = folder.run("core", 0) / "summary.json"
     told = json.loads(path.read_text())
     path.write_text(json.dumps({**told, "versions": {"torch": "1.0"}, "extras": {"signature": "nrefs:1"}}))
@@ -145,17 +122,6 @@ def criteria(figure: Figure, folder: RunFolder) -> Any:
     return collect(experiment(trio(), figure=figure), folder)["criteria"]
 
 
-def test_criteria_are_medians_of_the_second_half_and_squared(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    measured(folder, "dropout", 0, [0.1, 0.1, 0.1, 0.5, 0.5, 0.8])
-    measured(folder, "dropout", 1, [0.1, 0.1, 0.1, 0.5, 0.25, -0.5])
-    (found,) = criteria(Figure(2, {"with dropout": "dropout", "never trained": "x"}), folder)
-    assert (found["curve"], found["row"], found["of"], found["seeds"]) == ("with dropout", "dropout", "network", [0, 1])
-    assert found["c_norm²"] == [16.0, 16.0] and found["c_sim²"] == [0.25, 0.25]
-    assert found["c_align²"] == pytest.approx([4.0, 16.0])  # of 4, 16 and what has no bound the second is in the middle
-    assert found["cosine"] == pytest.approx([0.6, 0.25 / 3]) and found["negative"] == pytest.approx([0.0, 1 / 3])
-
-
 def test_steps_uphill_have_no_bound_layers_have_rows_of_their_own_and_no_cosine_is_no_row(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     measured(folder, "uphill", 0, [0.5, 0.5, -0.5, -0.5])
@@ -167,3 +133,32 @@ def test_steps_uphill_have_no_bound_layers_have_rows_of_their_own_and_no_cosine_
     assert (whole["of"], whole["c_norm²"]) == ("network", [1.0])
     assert (layers["of"], layers["c_norm²"]) == ("layers", [100.0])
     assert criteria(Figure(2, {"a": "nan"}), folder) == []
+
+
+def test_means_have_their_deviation_in_brackets_and_a_loss_is_shown_as_it_is_measured(folder: RunFolder) -> None:
+    numbers = collect(experiment(trio()), folder)
+    expected = {(70.0, 72.0): "71.00 (1.41)", (70.0,): "70.00", (): "–", (1.0, None): "no bound"}
+    assert {values: tables.spread(values) for values in expected} == expected
+    numbers["lines"][0]["equal_flops_diverged"] = 2
+    assert tables.tables(numbers)[0].rows[0][-2:] == ("71.00 (1.41)", "–, 2 diverged")
+    numbers["criterion"] = "loss"
+    numbers["grid"][0]["selection_score"] = -3.25
+    assert tables.tables(numbers)[-1].rows[0][3] == "3.2500"
+    numbers["grid"][0]["selection_score"] = None
+    assert tables.tables(numbers)[-1].rows[0][3] == "diverged"
+
+
+def test_the_best_start_is_marked_once_all_are_known_and_missing_and_diverged_ones_are_shown(folder: RunFolder) -> None:
+    numbers = collect(experiment(trio()), folder)
+
+    def starts(*rows: tuple[Any, ...]) -> list[tuple[str, ...]]:
+        names = ("start", "core_alone", "core", "full", "selection_score", "is_known")
+        numbers["starts"] = [dict(zip(names, row, strict=True)) for row in rows]
+        return list(next(table for table in tables.tables(numbers) if table.title.startswith("How the low")).rows)
+
+    zero = ("zero", 1.0, 2.0, 3.0, -2.0, True)
+    assert starts(("svd", 1.0, None, None, None, False)) == [("svd", "1.00", "–", "–", "–")]
+    assert starts(("svd", *["diverged"] * 3, None, True)) == [("svd", *["diverged"] * 4)]
+    for score, is_known, best in ((None, False, None), (-1.5, True, "svd"), (None, True, "zero")):
+        rows = starts(zero, ("svd", 1.0, 2.0, 3.0, score, is_known))
+        assert [row[0] for row in rows if "best" in row[0]] == ([f"{best} (best by validation)"] if best else [])

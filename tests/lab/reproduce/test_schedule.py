@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.reproduce import tables
 from partialsgd.lab.reproduce.experiment import Cell, Request, Row, always
 from partialsgd.lab.reproduce.numbers import collect, shown_comparisons
 from partialsgd.lab.reproduce.run_folder import RunFolder, equal_flops, equal_flops_name
-from partialsgd.lab.reproduce.schedule import ready, requested_rows, require_all, stored_other_cells, waiting
+from partialsgd.lab.reproduce.schedule import ready, requested_rows, require_all, waiting
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from tests.lab.reproduce.made import GRID, experiment, open_folder, opened, run, search, trio, valid
 
@@ -26,9 +25,14 @@ def test_the_grids_come_first_every_row_has_the_same_and_their_runs_are_shorter(
     settings = ready(experiment(trio()), open_folder(tmp_path))[1].settings
     assert isinstance(settings, Images)
     assert (settings.epochs, settings.lr, settings.warm_up, settings.seed) == (1, 0.2, 5, 0)
+    plan = experiment(trio(1), grid=type(GRID)(GRID.cells[1:]))
+    one_cell = ready(plan, RunFolder(tmp_path, plan))  # nothing is searched
+    assert [(job.label, job.settings.lr) for job in one_cell] == [
+        (f"{row}, seed 0", 0.2) for row in ("full", "core", "joint")
+    ]
 
 
-def test_a_row_goes_on_when_its_own_grid_is_known(tmp_path: Path) -> None:
+def test_a_row_goes_on_when_its_own_grid_is_known_and_what_ended_is_not_trained_again(tmp_path: Path) -> None:
     folder = open_folder(tmp_path)
     search(folder, "core", [0.5, 0.2])
     found = ready(experiment(trio()), folder)
@@ -37,21 +41,9 @@ def test_a_row_goes_on_when_its_own_grid_is_known(tmp_path: Path) -> None:
     assert isinstance(second.settings, Images)
     assert (second.settings.seed, second.settings.lr, second.settings.epochs) == (1, 0.1, 3)
     assert second.path == folder.run("core", 1) and second.arguments["settings"]["out"] == str(second.path)
-
-
-def test_what_is_at_its_end_is_not_trained_again_even_if_it_diverged(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
-    search(folder, "core", [0.5, 0.2])
     run(folder.run("core", 0), [valid(full=0.5)], {"full": 0.5})
     run(folder.run("core", 1), [valid(full=0.5)], None)
-    assert not [name for name in names(folder, trio()) if "core" in name]
-
-
-def test_a_grid_of_one_cell_is_not_searched(tmp_path: Path) -> None:
-    plan = experiment(trio(1), grid=type(GRID)(GRID.cells[1:]))
-    found = ready(plan, RunFolder(tmp_path, plan))
-    assert [job.label for job in found] == ["full, seed 0", "core, seed 0", "joint, seed 0"]
-    assert isinstance(found[0].settings, Images) and found[0].settings.lr == 0.2
+    assert not [name for name in names(folder, trio()) if "core" in name], "even if it diverged"
 
 
 def test_rows_are_asked_for_by_a_part_of_their_name_or_a_pattern(tmp_path: Path) -> None:
@@ -100,7 +92,7 @@ def test_rows_of_one_block_are_trained_seed_by_seed(tmp_path: Path) -> None:
 OTHER = "core@lr0.2-warm5"
 
 
-def test_a_row_is_trained_at_the_cell_that_is_named_and_by_default_at_none(tmp_path: Path) -> None:
+def test_a_row_is_trained_at_a_cell_that_is_named_if_there_is_one_and_the_grid_chose_another(tmp_path: Path) -> None:
     plan, folder = opened(experiment(trio()), tmp_path)
     search(folder, "core", [0.5, 0.2])
     (job,) = (job for job in ready(plan, folder, [OTHER]) if job.settings.seed == 0)
@@ -108,47 +100,26 @@ def test_a_row_is_trained_at_the_cell_that_is_named_and_by_default_at_none(tmp_p
     (chosen,) = (job for job in ready(plan, folder, ["core"]) if job.settings.seed == 0)
     assert (chosen.settings.lr, chosen.settings.warm_up) == (0.1, 0)
     assert not any("@" in str(job.path) for job in ready(plan, folder))
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
+    for row, message in (
         ("core@lr7", r"the grid has no cell lr7; it has lr0.1-warm0, lr0.2-warm5"),
         ("cor@lr0.2-warm5", "table9 has no row cor that is tuned"),
         ("core@lr0.1-warm0", "this is the cell that the grid has chosen; --rows core"),
-    ],
-)
-def test_an_unknown_row_or_cell_and_the_chosen_cell_are_refused(row: str, message: str, tmp_path: Path) -> None:
-    plan, folder = opened(experiment(trio()), tmp_path)
-    search(folder, "core", [0.5, 0.2])
-    with pytest.raises(WrongCall, match=f"--rows {row}: {message}"):
-        ready(plan, folder, [row])
+    ):
+        with pytest.raises(WrongCall, match=f"--rows {row}: {message}"):
+            ready(plan, folder, [row])
 
 
-def test_what_is_left_of_an_earlier_grid_stands_in_nobodys_way(tmp_path: Path) -> None:
+def test_what_is_left_of_an_earlier_grid_stands_in_nobodys_way_and_a_run_of_another_cell_is_refused(
+    tmp_path: Path,
+) -> None:
     plan, folder = opened(experiment(trio()), tmp_path)
     for name in ("core@lr7-warm0", f"{OTHER}.old", "gone@lr0.2-warm5"):
         run(folder.run(name, 0), [valid(full=0.1)], {"full": 0.1})
     require_all(plan, folder)
     assert collect(plan, folder)["other_cells"] == []
-
-
-def test_the_chosen_cell_stands_beside_the_others(tmp_path: Path) -> None:
-    plan, folder = opened(experiment(trio()), tmp_path)
-    search(folder, "core", [0.5, 0.2])
-    assert collect(plan, folder)["other_cells"] == []
-    for name, cell, values in (("core", GRID.cells[0], (0.7, 0.72)), (OTHER, GRID.cells[1], (0.8,))):
-        for seed, value in enumerate(values):
-            settings = cell.apply(Images(seed=seed, epochs=1))
-            run(folder.run(name, seed), [valid(full=value - 0.1)], {"full": value}, settings=settings)
-    run(folder.run("joint@lr0.2-warm5", 0), [valid(full=0.1)], None, settings=GRID.cells[1].apply(Images(epochs=1)))
-    numbers = collect(plan, folder)
-    shown = next(table for table in tables.tables(numbers) if table.title.startswith("Whole runs"))
-    assert shown.rows == (
-        ("core", "0.1", "0", "full", "71.00 (1.41)", "0.6000", "✓", ""),
-        ("core", "0.2", "5", "full", "80.00", "0.7000", "", "✓"),
-        ("joint", "0.2", "5", "–", "–, 1 diverged", "diverged", "", "✓"),
-    )
+    run(folder.run(OTHER, 0), [valid(full=0.1)], {"full": 0.1}, settings=GRID.cells[0].apply(Images(epochs=3)))
+    with pytest.raises(AlreadyThere, match=r"lr 0.1 instead of 0.2"):
+        require_all(plan, open_folder(tmp_path))
 
 
 def test_the_better_of_whole_runs_is_shown_by_validation_with_the_first_seed(tmp_path: Path) -> None:
@@ -171,28 +142,16 @@ def test_the_better_of_whole_runs_is_shown_by_validation_with_the_first_seed(tmp
     assert equal_flops_name("full-1_4", "full", folder) == "full-1_4-flops"
 
 
-def test_a_run_of_another_cell_under_that_name_is_refused(tmp_path: Path) -> None:
-    plan, folder = opened(experiment(trio()), tmp_path)
-    run(folder.run(OTHER, 0), [valid(full=0.1)], {"full": 0.1}, settings=GRID.cells[0].apply(Images(epochs=3)))
-    assert stored_other_cells(folder) == [OTHER]
-    with pytest.raises(AlreadyThere, match=r"lr 0.1 instead of 0.2"):
-        require_all(plan, folder)
-
-
-def test_a_cells_name_is_a_directory_of_its_own() -> None:
+def test_each_cell_experiment_scale_and_corpus_has_a_directory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert Cell(1.5e-3, 60).name == "lr0.0015-warm60" != Cell(1.5e-3, 240).name
     for cell in (Cell(1.5e-3, 60), Cell(1e-5, 0), Cell(2.0, 4000)):
         assert Cell.from_name(cell.name) == cell
     for other in ("lr0.0015-warm60.old", "lr0.0015", "lr0.00150-warm60", "lr-warm", "notes"):
         assert Cell.from_name(other) is None
-
-
-def test_each_experiment_scale_and_corpus_has_a_place_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "corpus").mkdir()
-    monkeypatch.chdir(tmp_path / "corpus")
-    assert Request(data=".").default_out("table1a") == Path("runs/reproduce/table1a-laptop-corpus")
+    monkeypatch.chdir(tmp_path)
+    assert Request(data=".").default_out("table1a") == Path(f"runs/reproduce/table1a-laptop-{tmp_path.name}")
     assert Request().default_out("table1a") == Path("runs/reproduce/table1a-laptop")
     assert Request("paper", "/data/iwslt14").default_out("table1a") == Path("runs/reproduce/table1a-paper-iwslt14")
 

@@ -12,7 +12,7 @@ from partialsgd.lab.reproduce import make_experiment
 from partialsgd.lab.reproduce.experiment import Experiment, Request
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.reproduce.schedule import ready, waiting
-from tests.lab.reproduce.made import open_folder, opened, run
+from tests.lab.reproduce.made import opened, run
 
 SMALL = Request("laptop", seeds=2)
 
@@ -55,49 +55,24 @@ def test_the_smallest_ratio_and_the_starts_come_first_and_a_whole_table_before_a
     assert [job.label for job in ready(plan, folder)][:7] == [*expected, "core-1_32-svd, seed 0"]
 
 
-def test_the_other_ratios_wait_for_the_best_start_and_take_it(tmp_path: Path) -> None:
+def test_other_ratios_and_equal_flops_wait_for_the_best_start_and_take_it(tmp_path: Path) -> None:
+    """A second worker would otherwise train them for a start that may not win."""
     plan, folder = opened(make_experiment("table1a", SMALL), tmp_path)
+    for row in ("full", "core-1_32-zero", "core-1_32-svd"):
+        trained(folder, row, 3.0)
     late = "core-1_4 waits for the starts at r = 1/32, or --start"
     assert waiting(plan, folder, ("core-1_32-svd", "core-1_4")) == ["core-1_32-svd waits for its grid", late]
     for start, loss in (("zero", 3.0), ("svd", 2.0), ("matched", 4.0)):
-        assert settings(plan, folder, "joint-1_8") is None
+        assert settings(plan, folder, "joint-1_8") is None and settings(plan, folder, "core-1_32-flops") is None
+        assert "not known yet, so zero is shown" in plan.choices(folder)[0]
         trained(folder, f"joint-1_32-{start}", loss)
     found = settings(plan, folder, "joint-1_8")
     assert found is not None and (found.init, found.ratio) == ("svd", ("1/8",))
     seeds = {row.name: row.seeds for row in plan.rows(folder)}
     assert (seeds["joint-1_32-zero"], seeds["joint-1_32-svd"], seeds["joint-1_32-matched"]) == (2, 2, 1)
     assert {line.row for line in plan.lines(folder) if line.group == "1/32"} >= {"core-1_32-svd", "joint-1_32-svd"}
-
-
-def test_equal_flops_wait_until_the_start_is_chosen(tmp_path: Path) -> None:
-    """A second worker would otherwise train them for a start that may not win."""
-    plan, folder = opened(make_experiment("table1a", SMALL), tmp_path)
-    for row in ("full", "core-1_32-zero", "joint-1_32-zero"):
-        trained(folder, row, 3.0)
-    assert settings(plan, folder, "core-1_32-flops") is None
-    assert "not known yet, so zero is shown" in plan.choices(folder)[0]
-    for start in ("svd", "matched"):
-        trained(folder, f"joint-1_32-{start}", 4.0)
-    assert settings(plan, folder, "core-1_32-zero-flops") is not None
-    assert plan.choices(folder)[0].endswith("for all rows: zero.")
-
-
-def test_a_start_that_is_told_is_not_searched_for(tmp_path: Path) -> None:
-    plan, folder = opened(make_experiment("table1a", replace(SMALL, start="matched")), tmp_path)
-    found = settings(plan, folder, "joint-1_4")
-    assert found is not None and found.init == "matched"
-    assert not [name for name in names(plan, folder) if "svd" in name or "zero" in name]
-
-
-def test_every_tuned_row_has_the_same_six_cells(tmp_path: Path) -> None:
-    plan, folder = opened(make_experiment("table2a", SMALL), tmp_path)
-    cells: dict[str, set[tuple[float, int, int]]] = {}
-    for job in ready(plan, folder):
-        assert isinstance(job.settings, Translation)
-        told = (job.settings.lr, job.settings.warm_up, job.settings.epochs)
-        cells.setdefault(job.path.parent.name, set()).add(told)
-    assert set(cells) == {"full", "core-1_4", "joint-1_4", "core-1_32", "joint-1_32"}
-    assert len({frozenset(each) for each in cells.values()}) == 1 and len(cells["full"]) == 6
+    assert settings(plan, folder, "core-1_32-svd-flops") is not None
+    assert plan.choices(folder)[0].endswith("for all rows: svd.")
 
 
 @pytest.mark.parametrize("name", ["table1a", "table1b", "table2a", "table2b"])
@@ -116,25 +91,23 @@ def test_at_the_papers_scale_it_is_the_papers_setting_and_nothing_is_searched(na
     assert (whole.warm_up, whole.layers) == (4000, 6)
 
 
-def test_more_layers_change_only_the_depth_and_the_learning_rates_of_the_grid(tmp_path: Path) -> None:
+def test_depth_start_and_direction_can_be_told(tmp_path: Path) -> None:
     small, deep = (make_experiment("table1a", Request(layers=layers)) for layers in (None, 6))
     for plan, layers in ((small, 3), (deep, 6)):
         core = settings(plan, RunFolder(tmp_path, plan), "core-1_32-zero")
         assert core is not None and core.layers == layers
     assert [cell.lr for cell in deep.grid.cells] == [cell.lr / 2 for cell in small.grid.cells]
-    for layers in (2, 6):
-        figure = make_experiment("figure4", Request(layers=layers))
-        for job in ready(figure, RunFolder(tmp_path, figure)):
-            assert isinstance(job.settings, Translation) and job.settings.layers == layers
-
-
-def test_directions_are_the_papers_or_as_told(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path)
+    figure, folder = opened(make_experiment("figure4", Request(layers=6)), tmp_path)
+    assert {getattr(job.settings, "layers", None) for job in ready(figure, folder)} == {6}
     for name, direction in (("table1a", ("de", "en")), ("table1b", ("en", "de"))):
         found = settings(make_experiment(name, SMALL), folder, "full")
         assert found is not None and (found.source, found.target) == direction
     found = settings(make_experiment("table1a", replace(SMALL, source="fr", target="it")), folder, "full")
     assert found is not None and (found.source, found.target) == ("fr", "it")
+    plan, folder = opened(make_experiment("table1a", replace(SMALL, start="matched")), tmp_path)
+    found = settings(plan, folder, "joint-1_4")
+    assert found is not None and found.init == "matched"
+    assert not [name for name in names(plan, folder) if "svd" in name or "zero" in name]
 
 
 def test_width_has_no_starts(tmp_path: Path) -> None:

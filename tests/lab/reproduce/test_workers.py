@@ -65,22 +65,21 @@ def test_one_process_does_job_after_job_and_saves_when_it_is_told_to_end(tmp_pat
     assert len(list((tmp_path / "c" / "checkpoints").iterdir())) == 1
 
 
-def test_a_failure_is_reported_and_the_next_job_has_a_new_process(tmp_path: Path, pool_of: MakePool) -> None:
-    code = "for line in sys.stdin: print(json.dumps({'error': 'no'} if 'bad' in line else {'result': 7}), flush=True)"
-    with pool_of(code, 1) as pool:
+def test_a_failure_and_a_wrong_call_are_reported_and_the_next_job_has_a_new_process(
+    tmp_path: Path, pool_of: MakePool
+) -> None:
+    answers = "{'error': 'no'} if 'bad' in line else {'wrong call': 'no data'} if 'mistaken' in line else {'result': 7}"
+    with pool_of(f"for line in sys.stdin: print(json.dumps({answers}), flush=True)", 1) as pool:
         pool.start(bad := job(tmp_path / "bad"))
         (before,) = pool._processes.values()
         assert wait(pool) == (bad, f"no; its output is in {tmp_path / 'logs' / 'worker0.log'}")
         pool.start(good := job(tmp_path / "good"))
         assert wait(pool) == (good, 7) and pool._processes[0] is not before
-
-
-def test_a_wrong_call_is_reported_as_one(tmp_path: Path, pool_of: MakePool) -> None:
-    code = "for line in sys.stdin: print(json.dumps({'wrong call': 'no such data'}), flush=True)"
-    with pool_of(code, 1) as pool:
-        pool.start(first := job(tmp_path / "a"))
-        ended, error = pool.wait(60.0) or (None, None)
-    assert ended is first and isinstance(error, WrongCall) and str(error) == "no such data"
+        pool.start(wrong := job(tmp_path / "mistaken"))
+        while (outcome := pool.wait(60.0)) is None:
+            pass  # the end of the process that failed
+    ended, error = outcome
+    assert ended is wrong and isinstance(error, WrongCall) and str(error) == "no data"
 
 
 @pytest.mark.parametrize("code", ["sys.exit(3)", "input(); sys.exit(3)", "os.close(0); time.sleep(0.1); sys.exit(3)"])
@@ -92,7 +91,9 @@ def test_a_process_that_dies_with_a_job_is_noticed(tmp_path: Path, code: str, po
             assert failed is first and error.startswith("its process has ended, exit code 3; its output is in")
 
 
-def test_the_death_of_a_process_that_has_answered_is_no_answer(tmp_path: Path, pool_of: MakePool) -> None:
+def test_the_death_of_a_process_that_has_answered_is_no_answer_and_one_that_dies_idle_is_replaced(
+    tmp_path: Path, pool_of: MakePool
+) -> None:
     with pool_of(f"input(); {ANSWER}", 1) as pool:
         for name in ("a", "b", "c"):
             pool.start(first := job(tmp_path / name))
@@ -100,9 +101,6 @@ def test_the_death_of_a_process_that_has_answered_is_no_answer(tmp_path: Path, p
             assert wait(pool) == (first, None)
             if name == "a":  # the end of b is read after c was given
                 assert pool.wait(60.0) is None and not pool._processes
-
-
-def test_a_process_that_dies_idle_is_replaced(tmp_path: Path, pool_of: MakePool) -> None:
     with pool_of(f"for _ in sys.stdin: {ANSWER}", 2) as pool:
         for name in ("a", "b"):
             pool.start(first := job(tmp_path / name))

@@ -130,23 +130,6 @@ def test_measuring_changes_nothing(problem: Problem) -> None:
     assert found.points == again.points and found.curvature == again.curvature, "and it measures the same again"
 
 
-def test_a_run_with_measurements_is_the_run_without() -> None:
-    problem = next(p for p in PROBLEMS if p.name == "batchnorm")
-    states = []
-    for measured in (False, True):
-        model = problem.model().train()
-        optimizer = torch.optim.Adam(model.parameters(), 0.01)
-        torch.manual_seed(0)
-        for t in range(4):
-            optimizer.zero_grad()
-            problem.closure(model, t)()
-            if measured:
-                constants.estimate(model, lambda k, m=model: problem.evaluate(m, k), range(2), iterations=2)
-            optimizer.step()
-        states.append([*(t.clone() for t in model.state_dict().values()), torch.get_rng_state()])
-    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
-
-
 def findings(**numbers: float) -> Findings:
     given = {"smoothness": 4.0, "M": 1.0, "variance": 0.06, "gap": 2.0, **numbers}
     return Findings(*(Estimate(given[name], 0.1, "x") for name in ("smoothness", "M", "variance", "gap")), (), None)

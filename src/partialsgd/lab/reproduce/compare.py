@@ -15,10 +15,10 @@ from rich.console import Console
 
 from partialsgd._util.files import read_json, write_json
 from partialsgd.lab.recipes import build
-from partialsgd.lab.reproduce.jobs import RunJob, run_jobs
+from partialsgd.lab.reproduce.jobs import RunJob, run_here, run_jobs
 from partialsgd.lab.reproduce.run_folder import Summary, total_flops
 from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
-from partialsgd.lab.reproduce.workers import ThisProcess, WorkerPool
+from partialsgd.lab.reproduce.workers import WorkerPool
 from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch, loop
@@ -80,9 +80,13 @@ def compare(settings: Settings, *, budget: Budget = "epochs", seeds: int = 1, jo
     console = launch.console()
     console.print(f"The runs are made in {out}; with --out {out} the same call goes on there", highlight=False)
     each_seed = [replace(settings, seed=settings.seed + k) for k in range(seeds)]
-    workers = WorkerPool(jobs, out / "logs") if jobs > 1 else ThisProcess()
-    failures = run_jobs(lambda: [job for one in each_seed for job in _ready(one, budget, out)], workers, console)
-    if failures:
+
+    def ready() -> list[RunJob]:
+        return [job for one in each_seed for job in _ready(one, budget, out)]
+
+    if jobs == 1:
+        run_here(ready, console)
+    elif failures := run_jobs(ready, WorkerPool(jobs, out / "logs"), console):
         raise RuntimeError("; ".join(failures))
     pairs = [_pair(one, out) for one in each_seed]
     rows = summarize(pairs)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from partialsgd._util import files
 from partialsgd.lab.recipes import RECIPES
 from partialsgd.lab.reproduce.run_folder import require_same_settings
-from partialsgd.lab.reproduce.workers import Job, ThisProcess, WorkerPool
+from partialsgd.lab.reproduce.workers import Job, WorkerPool
 from partialsgd.lab.runs.metrics import FAILED
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
@@ -27,7 +27,6 @@ from partialsgd.lab.training.settings import Settings
 _POLL = 0.5  # seconds; a signal that another thread receives is handled between two waits
 _TAIL = 1 << 18  # bytes at the end of a metrics file, more than a line has
 
-Workers: TypeAlias = WorkerPool | ThisProcess
 Finished: TypeAlias = Callable[[Job, Any], None]
 
 
@@ -99,9 +98,18 @@ def _wait_for_lock(run: Run) -> None:
             time.sleep(1.0)
 
 
+def run_here(ready: Callable[[], Sequence[RunJob]], console: Console) -> None:
+    """Make all runs that `ready` gives in this process: errors are raised, and torchrun's ranks stay together."""
+    progress = JobProgress(console, is_live=False)
+    while jobs := ready():
+        progress.started(jobs[0])
+        train_run(**jobs[0].arguments)
+        progress.ended(jobs[0], None)
+
+
 def run_jobs(
     ready: Callable[[], Sequence[Job]],
-    workers: Workers,
+    workers: WorkerPool,
     console: Console,
     finished: Finished = lambda job, result: None,
 ) -> list[str]:
@@ -111,7 +119,7 @@ def run_jobs(
     never become ready; all others go on.
     """
     try:
-        with workers, JobProgress(console, is_live=isinstance(workers, WorkerPool)) as progress:
+        with workers, JobProgress(console, is_live=True) as progress:
             try:
                 return _run(ready, workers, progress, finished)
             except KeyboardInterrupt:
@@ -121,7 +129,9 @@ def run_jobs(
         raise Stopped("stopped; the same call goes on") from error
 
 
-def _run(ready: Callable[[], Sequence[Job]], workers: Workers, progress: JobProgress, finished: Finished) -> list[str]:
+def _run(
+    ready: Callable[[], Sequence[Job]], workers: WorkerPool, progress: JobProgress, finished: Finished
+) -> list[str]:
     failures: dict[str, str] = {}
     is_first = True
     while True:

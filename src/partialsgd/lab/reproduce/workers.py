@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -143,35 +143,6 @@ class WorkerPool:
         return process.wait()
 
 
-@final
-class ThisProcess:
-    """Works on jobs in this process, one after the other: errors are raised, and torchrun's ranks stay together."""
-
-    size = 1
-
-    def __init__(self) -> None:
-        self.busy: dict[int, Job] = {}
-
-    def __enter__(self) -> ThisProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """There is nothing to end."""
-
-    def start(self, job: Job) -> None:
-        self.busy[0] = job
-
-    def wait(self, seconds: float) -> Outcome:
-        job = self.busy.pop(0)
-        return job, _function(job.call)(**job.arguments)
-
-
-def _function(call: str) -> Callable[..., Any]:
-    module, _, name = call.partition(":")
-    function: Callable[..., Any] = getattr(import_module(module), name)
-    return function
-
-
 def _close_input(process: _Process) -> None:
     assert process.stdin is not None  # it is a pipe
     with suppress(BrokenPipeError):  # the worker died with a job that it has not read
@@ -190,8 +161,9 @@ def main() -> None:
 
 def work(label: str, call: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Call `module:function` and return its result or its error; the traceback goes to the log."""
+    module, _, name = call.partition(":")
     try:
-        return {"result": _function(call)(**arguments)}
+        return {"result": getattr(import_module(module), name)(**arguments)}
     except Stopped:
         sys.exit(0)
     except WrongCall as error:
