@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import partialsgd
 from partialsgd._util.extras import missing
 from partialsgd.export import states, untrusted_config
-from partialsgd.nested.extract.hf_config import Unsaveable
+from partialsgd.nested.extract.hf_config import Unsaveable, first_change
 
 Description = dict[str, Any]
 
@@ -97,13 +97,11 @@ def save_pretrained(extracted: Any, directory: Path) -> None:
     extracted.save_pretrained(directory, **({"state_dict": copies} if copies else {}))
     with torch.random.fork_rng(devices=[]):
         loaded = type(extracted).from_pretrained(directory, dtype=extracted.dtype).state_dict()
-    saved = extracted.state_dict()
-    for name in {**saved, **loaded}:
-        if name not in saved or name not in loaded or not _are_equal(saved[name], loaded[name]):
-            raise ValueError(
-                f"{name!r} changes by save_pretrained and from_pretrained: {type(extracted).__name__} does not store "
-                'it, or computes it itself; use format="safetensors"'
-            )
+    if (name := first_change(extracted.state_dict(), loaded)) is not None:
+        raise ValueError(
+            f"{name!r} changes by save_pretrained and from_pretrained: {type(extracted).__name__} does not store "
+            'it, or computes it itself; use format="safetensors"'
+        )
 
 
 def _untied_state_dict(extracted: Any) -> dict[str, Tensor] | None:
@@ -114,11 +112,6 @@ def _untied_state_dict(extracted: Any) -> dict[str, Tensor] | None:
     ties = states.find_ties(extracted.state_dict(keep_vars=True))
     names = set(ties) - set(tied_by_class) - set(tied_by_class.values())
     return {n: t.clone() if n in names else t for n, t in extracted.state_dict().items()} if names else None
-
-
-def _are_equal(saved: Tensor, loaded: Tensor) -> bool:
-    saved = saved.to(loaded)
-    return bool(((saved == loaded) | (saved.isnan() & loaded.isnan())).all())
 
 
 def _config_as_json(config: Any) -> Description:

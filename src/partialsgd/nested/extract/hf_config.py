@@ -7,6 +7,7 @@ after the other, and kept where a model built from the config becomes more like 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from partialsgd.nested.example_inputs import Call, is_close, tensors_of
 
 Kept = Mapping[str, tuple[tuple[int, ...], int]]
-"""For each shortened list of blocks, by name, the blocks that it still has and their number before."""
+"""For each list of blocks, by name, the blocks that it still has and their number before."""
 _SAVING = ("save_pretrained", "push_to_hub")
 _STATES = ("training", "gradient_checkpointing")  # attributes that a config does not decide
 
@@ -60,10 +61,13 @@ def make_saveable(extracted: nn.Module, kept: Kept, hint: str, run: Callable[[],
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         calls[module] = (args, kwargs), list(tensors_of(outputs))
 
-    models = dict(_outermost(extracted))
+    models: dict[str, nn.Module] = {}
     with ExitStack() as after:
-        for model in models.values():
-            after.callback(model.register_forward_hook(record, with_kwargs=True).remove)
+        for name, module in extracted.named_modules():
+            is_inside = any(not outer or name.startswith(f"{outer}.") for outer in models)
+            if hasattr(module, "save_pretrained") and not is_inside:
+                models[name] = module
+                after.callback(module.register_forward_hook(record, with_kwargs=True).remove)
         run()
     for name, model in models.items():
         prefix = f"{name}." if name else ""
@@ -73,20 +77,11 @@ def make_saveable(extracted: nn.Module, kept: Kept, hint: str, run: Callable[[],
             refuse_saving(model, reason, hint)
 
 
-def _outermost(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that have a `save_pretrained`, without those inside of another one."""
-    if hasattr(module, "save_pretrained"):
-        yield name, module
-        return
-    for child_name, child in module.named_children():
-        yield from _outermost(child, f"{name}.{child_name}" if name else child_name)
-
-
 def _fit(model: Any, kept: Kept, call: tuple[Call, list[Tensor]] | None, is_original: bool) -> str | None:
     """Give the model a config that describes it; return why its class loads another network, or None."""
     class_name = type(model).__name__
     config = getattr(model, "config", None)
-    fresh = _on_meta(model, config)
+    fresh = _built(model, config)
     if fresh is None:  # at the full level, saving is as good as it was before `nest`
         return None if is_original else f"a {class_name} cannot be built from a config alone"
     fresh, differences = _search(model, config, fresh, kept)
@@ -122,7 +117,7 @@ def _search(model: nn.Module, config: Any, fresh: nn.Module, kept: Kept) -> tupl
         is_better = False
         for path, old, new in _candidates(model, fresh, config, kept):
             trial = copy.deepcopy(config)
-            trial_fresh = _on_meta(model, trial) if _set(trial, path, new) else None
+            trial_fresh = _built(model, trial, path, new)
             if trial_fresh is None:
                 continue
             is_list = isinstance(new, list)
@@ -145,7 +140,7 @@ def _candidates(
     pairs = [(theirs[key].shape, value.shape) for key, value in model.state_dict().items() if key in theirs]
     sizes = {size for old, new in pairs if len(old) == len(new) for size in zip(old, new, strict=True)}
     new_sizes = dict.fromkeys(size for size in sizes if size[0] != size[1])
-    lengths = {(total, len(indices)): indices for indices, total in kept.values()}
+    lengths = {(total, len(indices)): indices for indices, total in kept.values() if len(indices) < total}
     fields = list(_fields(config))
     for path, value in fields:
         for old, new in (*new_sizes, *lengths):
@@ -168,20 +163,11 @@ def _fields(config: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield (name,), value
 
 
-def _set(config: Any, path: tuple[str, ...], value: Any) -> bool:
-    """Set a field; False if the config does not accept the value."""
-    for name in path[:-1]:
-        config = getattr(config, name)
+def _built(model: nn.Module, config: Any, path: tuple[str, ...] = (), value: Any = None) -> nn.Module | None:
+    """Set a field of the config and build a model without values; None if its class does not accept that."""
     try:
-        setattr(config, path[-1], value)
-    except Exception:  # whatever the validation of the field raises
-        return False
-    return True
-
-
-def _on_meta(model: nn.Module, config: Any) -> nn.Module | None:
-    """Build a model of the class without values, or None if the class does not accept the config."""
-    try:
+        if path:
+            setattr(functools.reduce(getattr, path[:-1], config), path[-1], value)
         with torch.device("meta"):
             return type(model)(copy.deepcopy(config))
     except Exception:  # whatever the code of the class raises for a config that does not fit
@@ -199,20 +185,17 @@ def _differences(model: nn.Module, fresh: nn.Module, changes: set[tuple[Any, Any
         if key not in own or key not in theirs or own[key].shape != theirs[key].shape:
             which = "another size of" if key in own and key in theirs else "no" if key in own else "also"
             differences[key] = f"a {class_name} has {which} {key!r}"
+    # By numbers, texts and flags a layer knows its place, such as the kind of its attention.
     modules = dict(model.named_modules())
     for name, module in fresh.named_modules():
-        for attribute, value in _plain_attributes(modules.get(name)):
-            other = getattr(module, attribute, value)
-            if type(module) is type(modules[name]) and other != value and (value, other) not in changes:
-                differences[f"{name}:{attribute}"] = f"{attribute} of {name!r} would be {other!r} and not {value!r}"
+        attributes = vars(modules[name]) if type(modules.get(name)) is type(module) else {}
+        for attribute, value in attributes.items():
+            if isinstance(value, (int, str)) and not attribute.startswith("_") and attribute not in _STATES:
+                other = getattr(module, attribute, value)
+                if other != value and (value, other) not in changes:
+                    sentence = f"{attribute} of {name!r} would be {other!r} and not {value!r}"
+                    differences[f"{name}:{attribute}"] = sentence
     return differences
-
-
-def _plain_attributes(module: nn.Module | None) -> Iterator[tuple[str, Any]]:
-    """Yield numbers, texts and flags by which a layer knows its place, such as the kind of its attention."""
-    for name, value in vars(module).items() if module is not None else ():
-        if isinstance(value, (int, str)) and not name.startswith("_") and name not in _STATES:
-            yield name, value
 
 
 def _reload_difference(model: Any, call: Call, outputs: list[Tensor]) -> str | None:
@@ -229,10 +212,19 @@ def _reload_difference(model: Any, call: Call, outputs: list[Tensor]) -> str | N
         got = list(tensors_of(loaded(*args, **kwargs)))
     except Exception as error:
         return f"{class_name} does not accept its config ({error})"
-    for key, value in loaded.state_dict().items():
-        if not torch.equal(value.nan_to_num(), saved[key].to(value).nan_to_num()):
-            return f"{key!r} changes: {class_name} does not store it, or computes it itself"
+    if (key := first_change(saved, loaded.state_dict())) is not None:
+        return f"{key!r} changes: {class_name} does not store it, or computes it itself"
     return None if _all_close(outputs, got) else f"a {class_name} of this config computes something else"
+
+
+def first_change(saved: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> str | None:
+    """Return the first key whose tensor is not in both state dicts with the same values."""
+    for key in {**saved, **loaded}:
+        if key not in saved or key not in loaded:
+            return key
+        if not torch.equal(saved[key].to(loaded[key]).nan_to_num(), loaded[key].nan_to_num()):
+            return key
+    return None
 
 
 def _all_close(outputs: list[Tensor], others: Iterable[Tensor]) -> bool:

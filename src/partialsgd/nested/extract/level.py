@@ -74,13 +74,12 @@ def check_extracted(
 def _settle_saving(model: nn.Module, extracted: nn.Module, level: str, run: Callable[[], object]) -> None:
     """Make a Hugging Face model load as itself where it is saved, or refuse to be saved."""
     root = model.core if isinstance(model, OutputSum) and not model.is_sum(level) else model
-    blocks = {name: module for name, module in root.named_modules() if isinstance(module, ShortenedBlocks)}
-    kept = {name: (list_.indices[level], len(list_.names)) for name, list_ in blocks.items()}
-    shortened = {name: (indices, total) for name, (indices, total) in kept.items() if len(indices) < total}
+    lists = {name: module for name, module in root.named_modules() if isinstance(module, ShortenedBlocks)}
+    kept = {name: (blocks.indices[level], len(blocks.names)) for name, blocks in lists.items()}
     is_original = level == FULL and not any(isinstance(module, fx.GraphModule) for module in extracted.modules())
     hint = f"write the level with partialsgd.export.export(nested, {level!r}, directory)"
     with torch.no_grad():
-        make_saveable(extracted, shortened, hint, run, is_original=is_original)
+        make_saveable(extracted, kept, hint, run, is_original=is_original)
 
 
 def _accepted_call(model: nn.Module, example: Example, rows: int, generator: torch.Generator) -> Call:
