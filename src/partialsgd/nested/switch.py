@@ -66,8 +66,9 @@ class Switch:
 
     def put(self, state: _State) -> None:
         """Make this the state of the current thread and context."""
-        self._context.set(state)
-        self._traced.level, self._traced.teacher = state.level, state.teacher
+        traced = self._traced
+        # One statement: an interrupt may come between two.
+        traced.level, traced.teacher, _ = state.level, state.teacher, self._context.set(state)
 
     def at(self, level: str, teacher: str | None = None) -> _AtLevel:
         """Return a context manager that runs a level inside its block."""
