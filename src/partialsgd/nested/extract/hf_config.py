@@ -182,9 +182,11 @@ def _differences(model: nn.Module, fresh: nn.Module, changes: set[tuple[Any, Any
     class_name, differences = type(model).__name__, {}
     own, theirs = model.state_dict(), fresh.state_dict()
     for key in {**own, **theirs}:
-        if key not in own or key not in theirs or own[key].shape != theirs[key].shape:
-            which = "another size of" if key in own and key in theirs else "no" if key in own else "also"
-            differences[key] = f"a {class_name} has {which} {key!r}"
+        if key not in theirs:
+            what = "no Hugging Face class has low rank, padded heads or added layers"
+            differences[key] = f"{what}, and a {class_name} has no {key!r}"
+        elif key not in own or own[key].shape != theirs[key].shape:
+            differences[key] = f"a {class_name} has {'another size of' if key in own else 'also'} {key!r}"
     # By numbers, texts and flags a layer knows its place, such as the kind of its attention.
     modules = dict(model.named_modules())
     for name, module in fresh.named_modules():
