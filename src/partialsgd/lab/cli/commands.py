@@ -18,10 +18,10 @@ from partialsgd.lab.training.settings import Settings
 Checkpoint: TypeAlias = Literal["best", "last"]
 
 
-def _require_positive(command: object, *options: str) -> None:
+def _require_counts(command: object, *options: str) -> None:
     for option in options:
-        if (number := getattr(command, option)) is not None and number < 1:
-            raise WrongCall(f"--{option} must be a whole number of at least 1, got {number}")
+        if (number := getattr(command, option)) is not None and not 1 <= number <= 10_000:
+            raise WrongCall(f"--{option} must be from 1 to 10,000, got {number}")
 
 
 @final
@@ -78,7 +78,7 @@ class Compare:
     """Trainings side by side, each in a process of its own."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "seeds", "jobs")
+        _require_counts(self, "seeds", "jobs")
 
     def __call__(self, settings: Settings) -> None:
         from partialsgd.lab.reproduce.compare import compare
@@ -282,7 +282,7 @@ class Reproduce:
     """Train nothing: make the table and the figures of the runs that are there."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "seeds", "jobs", "epochs", "layers")
+        _require_counts(self, "seeds", "jobs", "epochs", "layers")
 
     def __call__(self) -> None:
         from rich.console import Console
