@@ -251,4 +251,5 @@ def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[
 )
 def test_the_files_that_using_it_needs_are_beside_it(tmp_path: Path, recipe: str, names: set[str]) -> None:
     directory = export_level(made_run(tmp_path / "run", recipe), "full")
-    assert {path.name for path in directory.iterdir()} == {"README.md", "config.json", "model.safetensors", *names}
+    own = {"README.md", "export.json", "config.json", "model.safetensors"}
+    assert {path.name for path in directory.iterdir()} == own | names
