@@ -40,7 +40,8 @@ ATTACKS = {
     "full disk": Attack(kills.full_disk, 0.06),
     "hostile setting": Attack(damage.hostile_settings, 0.14),
     "hostile model file": Attack(damage.hostile_models, 0.04),
-    "damaged file": Attack(damage.mutated_files, 0.16),
+    "damaged file": Attack(damage.mutated_files, 0.14),
+    "damaged file, only read": Attack(damage.mutated_reads, 0.06),
     "kill at a random moment": Attack(kills.random_kills, 0.12),
 }
 """The attacks in their order; those that never end come last, and have the time that the others leave."""

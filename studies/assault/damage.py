@@ -6,6 +6,7 @@ The outcome must be the same bits, or one sentence and no traceback; nothing in 
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,9 @@ from random import Random
 from typing import Any
 
 from partialsgd.export import files
+from partialsgd.lab.runs import checkpoints
+from partialsgd.lab.runs.run import Run
+from partialsgd.logging import metrics_log
 from studies.assault.processes import Ended
 from studies.assault.targets import Arena, Tally, differences, fingerprint, refusal
 
@@ -71,6 +75,86 @@ def mutated_files(arena: Arena, tally: Tally) -> Iterator[None]:
                 canary.unlink()
                 tally.bad("code in a file was executed", what)
             yield
+
+
+_PIECE = 100
+
+
+def mutated_reads(arena: Arena, tally: Tally) -> Iterator[None]:
+    """The same damage for the functions that read the files, a hundred files in one process: many more attempts."""
+    to = arena.scratch / "reads.json"
+    while True:
+        for recipe in ("images", "translation"):
+            run = arena.copy(arena.whole(recipe), "read")
+            seed = arena.random.randrange(1 << 30)
+            ended = arena.server.call(f"{__name__}:read_many", str(run), str(arena.scratch / "canary"), seed, str(to))
+            if ended.code != 0:
+                tally.bad(f"the process ended with code {ended.code}", f"a hundred damaged files of {recipe}")
+            else:
+                for outcome, what, is_good in json.loads(to.read_text()):
+                    tally.good(outcome) if is_good else tally.bad(outcome, f"{what} of {recipe}")
+            yield
+
+
+def read_many(run: str, canary: str, seed: int, to: str) -> int:
+    """Damage one file after the other, read it, and put it back; write the outcomes to a file."""
+    logging.getLogger("partialsgd").setLevel(logging.ERROR)
+    folder, random = Path(run), Random(seed)
+    expected = {name: {read(folder)} for name, (_, read) in _FUNCTIONS.items()}
+    newest = checkpoints.paths(folder / "checkpoints")[-1]
+    data = newest.read_bytes()
+    newest.unlink()
+    expected["checkpoints"].add(_FUNCTIONS["checkpoints"][1](folder))  # damage of the newest is passed over
+    newest.write_bytes(data)
+    outcomes = []
+    for _ in range(_PIECE):
+        name = random.choice(list(_FUNCTIONS))
+        pattern, read = _FUNCTIONS[name]
+        path, how = random.choice(sorted(folder.glob(pattern))), random.choice([*MUTATIONS, "a pickle"])
+        data = path.read_bytes()
+        path.write_bytes(pickle.dumps(_Payload(Path(canary))) if how == "a pickle" else MUTATIONS[how](data, random))
+        outcome, is_good = _outcome(
+            read, folder, expected[name], is_editable=path.name in EDITABLE[:2] and name != "best"
+        )
+        path.write_bytes(data)
+        if Path(canary).exists():
+            Path(canary).unlink()
+            outcome, is_good = "code in a file was executed", False
+        outcomes.append((outcome, f"{path.relative_to(folder)} {how}", is_good))
+    Path(to).write_text(json.dumps(outcomes))
+    return 0
+
+
+def _outcome(read: Callable[[Path], str], folder: Path, expected: set[str], *, is_editable: bool) -> tuple[str, bool]:
+    try:
+        result = read(folder)
+    except (ValueError, OSError):
+        return REFUSED, True
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", False
+    if result in expected:
+        return SAME, True
+    return (OTHER_VALUE, True) if is_editable else ("another result without a word", False)
+
+
+def _newest_state(run: Path) -> str:
+    newest = checkpoints.latest(run / "checkpoints")
+    structure, tensors = checkpoints.pack(newest)
+    return files.digest({"state": structure}, tensors)
+
+
+def _model(run: Path) -> str:
+    record, tensors = files.read(run / "best")
+    return files.digest(record, tensors)
+
+
+_FUNCTIONS: dict[str, tuple[str, Callable[[Path], str]]] = {
+    "checkpoints": ("checkpoints/*", _newest_state),
+    "best": ("best/*", _model),
+    "config": ("config.json", lambda run: repr(Run.open(run).settings)),
+    "metrics": ("metrics.jsonl", lambda run: repr(metrics_log.read(run / "metrics.jsonl"))),
+}
+"""Files by pattern, and a function that reads them and returns what it has read."""
 
 
 def _readers(arena: Arena) -> list[tuple[str, str, str]]:

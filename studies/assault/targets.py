@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field
@@ -105,6 +106,8 @@ def differences(run: Path, expected: dict[str, Any]) -> list[str]:
 def refusal(ended: Ended) -> str | None:
     """None if a process that failed said so in one sentence; otherwise what is wrong with its end."""
     said = [line for line in ended.output.splitlines() if line.startswith("partialsgd: ")]
+    if ended.code == 2 and re.search("╭─ .* error ─", ended.output):
+        return None  # the box in which the parser of the command line says what is wrong
     if ended.code == HUNG:
         return "it hung"
     if "Traceback (most recent call last)" in ended.output:
