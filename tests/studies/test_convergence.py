@@ -158,8 +158,10 @@ def test_what_is_stored_with_these_settings_is_not_trained_again() -> None:
     assert len({setting.settings for setting in SETTINGS.values()}) == len(SETTINGS)
 
 
-def test_a_killed_command_goes_on_where_it_was(tmp_path: Path, data: Path) -> None:
+def test_a_killed_command_goes_on_where_it_was(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "runs.jsonl"
+    monkeypatch.setattr("studies.runs.LOGS", tmp_path / "logs")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     call = [sys.executable, "-m", "studies.convergence", "--data", str(data), "--runs", "inner/0"]
     call += ["--steps", "4", "--results", str(file)]
     options: Any = {"cwd": ROOT, "stderr": subprocess.DEVNULL}
@@ -169,7 +171,7 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path, data: Path) -> No
         os.killpg(killed.pid, signal.SIGKILL)
     before = file.read_text()
     assert before.count("\n") == 1
-    subprocess.run(call, check=True, **options)
+    command.main(call[3:])
     assert sorted(runs.stored(file)) == ["dropout_inner", "plain_inner"] and before in file.read_text()
     (found,) = runs.stored(file)["dropout_inner"]
     again = train.train("dropout_inner", 0, data, steps=4)

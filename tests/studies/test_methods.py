@@ -147,7 +147,7 @@ def test_rows_are_trained_and_stored_by_worker_processes(tmp_path: Path, monkeyp
     file = tmp_path / "methods.jsonl"
     monkeypatch.setattr("studies.runs.LOGS", tmp_path / "logs")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    call = ["--rows", "digits/plain/0", "digits/plain/1", "--jobs", "2", "--results", str(file)]
+    call = ["--rows", "digits/plain/0", "digits/plain/1", "--results", str(file)]
     command.main(call)
     first, second = stored(file)
     assert (first.seed, second.seed) == (0, 1) and is_stored([first], DIGITS, "plain", 0)
