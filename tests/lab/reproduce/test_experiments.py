@@ -19,19 +19,6 @@ from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import open_folder, opened, run, search, valid
 
 
-def test_both_methods_have_the_same_grid_and_nothing_else_differs(tmp_path: Path) -> None:
-    settings = ready(make_experiment("table3", Request()), open_folder(tmp_path))[0].settings
-    assert isinstance(settings, Images) and (settings.preset, settings.data) == ("digits", None), "without data"
-    jobs = ready(make_experiment("table3", Request("laptop", "cifar")), open_folder(tmp_path))
-    found: dict[str, list[dict[str, object]]] = {}
-    for job in jobs:
-        assert isinstance(job.settings, Images)
-        told = {**vars(job.settings), "out": None, "method": None}
-        found.setdefault(job.settings.method, []).append(told)
-    assert found["alternating"] == found["slimmable"] and len(found["slimmable"]) == 6
-    assert {told["epochs"] for told in found["slimmable"]} == {2}  # shorter than the runs that are shown
-
-
 def test_the_papers_scale_is_resnet_18_and_slimmable_also_runs_with_the_flops_of_alternating(
     tmp_path: Path,
 ) -> None:
