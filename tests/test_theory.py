@@ -169,7 +169,7 @@ PROBLEM = {
     "variance": 0.0,
     "q": 1.0,
 }
-NORMS = {"whole": 1.0, "masked": 1.0, "perturbed": 1.0, "inner": 1.0, "alpha": 1.0, "value": 1.0}
+NORMS = {"q": 1.0, "whole": 1.0, "masked": 1.0, "perturbed": 1.0, "inner": 1.0, "alpha": 1.0, "value": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,65 +41,44 @@ def encoder(*, norm_first: bool = True) -> nn.Module:
     return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
 
 
-def bert() -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        vocab_size=TOKENS, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=25,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    return BertForSequenceClassification(config)
-
-
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=TOKENS, n_embd=16, n_layer=3, n_head=2, n_positions=32, n_inner=25,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config)
-
-
-def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
+_BERT: dict[str, Any] = dict(
+    hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=25, hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("BertConfig", "BertForSequenceClassification", dict(vocab_size=TOKENS, **_BERT)),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", dict(
+        vocab_size=TOKENS, n_embd=16, n_layer=3, n_head=2, n_positions=32, n_inner=25, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, bos_token_id=0, eos_token_id=1,
+    )),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", dict(
         vocab_size=TOKENS, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=25,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
-
-
-def t5(*, gated: bool = False) -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
+    )),
+    "t5": ("T5Config", "T5ForConditionalGeneration", dict(
         vocab_size=TOKENS, d_model=16, d_kv=6, d_ff=25, num_layers=3, num_decoder_layers=3, num_heads=2,
-        dropout_rate=0.0, feed_forward_proj="gated-gelu" if gated else "relu", decoder_start_token_id=0,
-    )  # fmt: skip
-    return T5ForConditionalGeneration(config)
-
-
-def marian() -> nn.Module:
-    from transformers import MarianConfig, MarianMTModel
-
-    config = MarianConfig(
+        dropout_rate=0.0, feed_forward_proj="relu", decoder_start_token_id=0,
+    )),
+    "marian": ("MarianConfig", "MarianMTModel", dict(
         vocab_size=TOKENS, d_model=16, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=25, decoder_ffn_dim=21,
         encoder_attention_heads=2, decoder_attention_heads=2, dropout=0.0, pad_token_id=1, eos_token_id=0,
         decoder_start_token_id=1, forced_eos_token_id=None, max_position_embeddings=32,
-    )  # fmt: skip
-    return MarianMTModel(config)
+    )),
+    "vit": ("ViTConfig", "ViTForImageClassification", dict(image_size=8, patch_size=4, **_BERT)),
+}  # fmt: skip
 
 
-def vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
+def hugging_face(name: str, **settings: Any) -> nn.Module:
+    """A tiny model of a Hugging Face family, with some settings of its config changed."""
+    import transformers
 
-    config = ViTConfig(
-        hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=25, image_size=8, patch_size=4,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    return ViTForImageClassification(config)
+    config_class, model_class, known = HUGGING_FACE[name]
+    model: nn.Module = getattr(transformers, model_class)(getattr(transformers, config_class)(**{**known, **settings}))
+    return model
+
+
+bert, gpt2, llama = (partial(hugging_face, name) for name in ("bert", "gpt2", "llama"))
+t5, marian, vit = (partial(hugging_face, name) for name in ("t5", "marian", "vit"))
 
 
 def conv1d(outputs: int, inputs: int) -> nn.Module:
@@ -160,7 +141,9 @@ ZOO = {
         llama, _ids, ("*.q_proj", "*.k_proj", "*.down_proj"), ("model.layers",), query_key=True, sums="*.o_proj"
     ),
     "t5": Network(t5, _pairs, ("*.wi", "*.wo", "*.q"), ("encoder.block", "decoder.block"), query_key=True, sums="*.wo"),
-    "t5_gated": Network(lambda: t5(gated=True), _pairs, ("*.wi_0", "*.wi_1", "*.wo"), query_key=True, sums="*.wo"),
+    "t5_gated": Network(
+        partial(t5, feed_forward_proj="gated-gelu"), _pairs, ("*.wi_0", "*.wi_1", "*.wo"), query_key=True, sums="*.wo"
+    ),
     "marian": Network(
         marian,
         _pairs,
@@ -183,9 +166,7 @@ ZOO = {
 
 def again(layer: nn.Module) -> nn.Module:
     """A layer of the same signature, of another start."""
-    from copy import deepcopy
-
-    other = deepcopy(layer)
+    other = copy.deepcopy(layer)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(-0.5).add_(0.01)

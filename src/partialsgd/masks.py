@@ -19,7 +19,16 @@ Entry: TypeAlias = bool | Tensor
 class Mask(Mapping[str, Entry]):
     """For each parameter all (True), none (False) or a boolean tensor; combine with `&`, `|`, `~`."""
 
-    def __init__(self, parameters: Parameters, entries: dict[str, Entry]) -> None:
+    def __init__(self, parameters: Parameters, entries: dict[str, Entry], *, mixed: Iterable[str] = ()) -> None:
+        if entries.keys() != parameters.keys():
+            missing = next(iter(parameters.keys() - entries.keys()), None)
+            what = f"lacks {missing!r}" if missing else f"names {next(iter(entries.keys() - parameters.keys()))!r}"
+            raise ValueError(
+                f"a mask needs one entry for each parameter, under its first name; this one {what}. "
+                "masks.from_tensors(model, entries, rest=False) fills in the others"
+            )
+        self._mixed = frozenset(mixed)
+        """Names whose tensor is known to hold both values, so that `simplified` need not read it."""
         self.parameters = parameters
         self.entries: Mapping[str, Entry] = entries
         self._selections: dict[str, Selection] = {}
@@ -78,7 +87,8 @@ class Mask(Mapping[str, Entry]):
 
     def simplified(self) -> Mask:
         """The same mask, with a tensor that is all True or all False written as True or False."""
-        partial = {name: m for name, m in self.partial.items() if not _is_mixed_at_a_glance(m)}
+        unknown = {name: m for name, m in self.partial.items() if name not in self._mixed}
+        partial = {name: m for name, m in unknown.items() if not _is_mixed_at_a_glance(m)}
         if not partial:
             return self
         # One transfer for all tensors, not one for each: on a GPU every transfer waits.
@@ -87,7 +97,7 @@ class Mask(Mapping[str, Entry]):
         moving = torch.stack([count.to(counts[0].device) for count in counts]).tolist()
         sizes = [m.numel() for m in tensors]
         whole = {n: count > 0 for n, count, size in zip(partial, moving, sizes, strict=True) if count in (0, size)}
-        return Mask(self.parameters, {**self.entries, **whole}) if whole else self
+        return Mask(self.parameters, {**self.entries, **whole}, mixed=self._mixed) if whole else self
 
     def _combine(self, other: Mask, op: Callable[[Entry, Entry], Entry]) -> Mask:
         return Mask(self.parameters, {name: op(entry, other[name]) for name, entry in self.entries.items()})
@@ -128,13 +138,20 @@ def from_tensors(model: nn.Module | Parameters, entries: Mapping[str, Entry], *,
     """Each name with True, False or a boolean tensor of its shape; `rest` for parameters not named."""
     parameters = parameters_of(model)
     named: dict[str, tuple[str, Entry]] = {}
+    mixed: set[str] = set()
     for name, entry in entries.items():
         canonical = parameters.canonical(name)
-        checked = _checked(name, parameters[canonical], entry)
+        parameter = parameters[canonical]
+        checked = _checked(name, parameter, entry)
+        if isinstance(checked, Tensor) and checked.device != parameter.device:
+            if checked.device.type == "cpu":  # looked at here, where nobody waits
+                checked = bool(checked.any()) if _is_uniform(checked) else checked
+                mixed.add(canonical)
+            checked = checked.to(parameter.device, non_blocking=True) if isinstance(checked, Tensor) else checked
         if canonical in named and not _same(named[canonical][1], checked):
             raise ValueError(f"{named[canonical][0]!r} and {name!r} are one tied parameter; give it one mask")
         named[canonical] = (name, checked)
-    return Mask(parameters, {name: named[name][1] if name in named else rest for name in parameters})
+    return Mask(parameters, {name: named[name][1] if name in named else rest for name in parameters}, mixed=mixed)
 
 
 def _is_mixed_at_a_glance(mask: Tensor) -> bool:
@@ -147,6 +164,10 @@ def _is_mixed_at_a_glance(mask: Tensor) -> bool:
     return bool(first.any()) and not bool(first.all())
 
 
+def _is_uniform(mask: Tensor) -> bool:
+    return bool(mask.all()) or not bool(mask.any())
+
+
 def _checked(name: str, parameter: nn.Parameter, entry: Entry) -> Entry:
     if isinstance(entry, bool):
         return entry
@@ -157,7 +178,7 @@ def _checked(name: str, parameter: nn.Parameter, entry: Entry) -> Entry:
     if entry.shape != parameter.shape:
         shapes = f"{tuple(entry.shape)}, the parameter {tuple(parameter.shape)}"
         raise ValueError(f"the mask of {name!r} has shape {shapes}; expand it to the parameter's shape")
-    return entry.to(parameter.device)
+    return entry
 
 
 def _and(a: Entry, b: Entry) -> Entry:

@@ -24,7 +24,9 @@ Losses: TypeAlias = Sequence[Callable[[], Tensor]]
 class NeedsGradient(Exception):
     """A rule read `context.gradient` before it was computed; the step takes that gradient and asks the rule again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, parts: bool = False) -> None:
+        self.parts = parts
+        """True if the rule read `context.gradients`."""
         super().__init__(
             "context.gradient and context.mask are not available here: only the rules mask, perturb and scale may "
             "read the gradient, and only the rules after mask may read the mask"
@@ -47,6 +49,7 @@ class Context:
     """The memory of the method's own meter; it is saved with the run too."""
     _mask: Mask | None = None
     _gradient: Vector | None = None
+    _gradients: tuple[Vector, ...] | None = None
 
     @property
     def mask(self) -> Mask:
@@ -64,6 +67,14 @@ class Context:
         return self._gradient
 
     @property
+    def gradients(self) -> tuple[Vector, ...]:
+        """The gradients that the step adds up: of each micro-batch, which is each time that `with g:` was entered; for
+        a method with branches, in its rule `mask`, of each branch. They are kept apart only if a rule reads them."""
+        if self._gradients is None:
+            raise NeedsGradient(parts=True)
+        return self._gradients
+
+    @property
     def has_mask(self) -> bool:
         return self._mask is not None
 
@@ -77,7 +88,11 @@ class Context:
 
     def with_gradient(self, gradient: Vector | None) -> Context:
         """The same context with this gradient at x_t; with None, reading `gradient` raises `NeedsGradient`."""
-        return replace(self, _gradient=gradient)
+        return replace(self, _gradient=gradient, _gradients=None)
+
+    def with_gradients(self, gradients: Sequence[Vector]) -> Context:
+        """The same context with the gradients of the micro-batches, or of the branches."""
+        return replace(self, _gradients=tuple(gradients))
 
     def key(self, name: str, t: int | None = None) -> int:
         """A number to seed a draw with, a function of (seed, t, branch, name). `t` may be that of a round of steps."""
@@ -255,7 +270,8 @@ class Method:
     meter: Meter | None = None
     """Measures both gradients; the rules read its memory in `context.measured`, `scale` already in the same step."""
     branches: BranchesRule | None = None
-    """Several gradients in one step, in place of `mask` and `perturb`. If `context.level` is set, only that level's."""
+    """Several gradients in one step, in place of `perturb`. If `context.level` is set, only that level's. The union
+    of their masks moves; `mask`, which is asked last and may read `context.gradients`, narrows it."""
     combine: Literal["sum", "mean"] = "sum"
     """The combination of the branches' gradients: Σ w g, or Σ w g / Σ w."""
     structural: bool = field(default=False, kw_only=True)
@@ -268,8 +284,8 @@ class Method:
     """The model that `build` has made the rules for; set by `bind`."""
 
     def __post_init__(self) -> None:
-        if self.branches is not None and (self.mask is not everything or self.perturb is not nowhere):
-            raise ValueError("a method has either mask and perturb or branches, each with its own mask and perturb")
+        if self.branches is not None and self.perturb is not nowhere:
+            raise ValueError("a method has either perturb or branches, each with its own mask and perturb")
         for rule in ("mask", "perturb", "scale", "correct", "project", "within", "forget"):
             if not callable(getattr(self, rule)):
                 value = getattr(self, rule)

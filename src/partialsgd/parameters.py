@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ class Parameters(dict[str, nn.Parameter]):
         self.scratch = Scratch()
         self.cache: dict[Hashable, Any] = {}
         """Values that are the same at every step; see `once`."""
+        self._tree = _tree(self.model)
         first_name: dict[nn.Parameter, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
             for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -48,6 +50,24 @@ class Parameters(dict[str, nn.Parameter]):
                 self.first_names[name] = canonical
                 self.setdefault(canonical, parameter)
                 self._owner.setdefault(canonical, module)
+
+    def require_unchanged(self) -> None:
+        """Raise if a module or parameter of the model was added, removed or replaced."""
+        for children, listed in self._tree:
+            if len(children) != len(listed) or not all(map(operator.is_, children.values(), listed)):
+                raise RuntimeError(
+                    f"{self._change()}, after PartialSGD was built, so that it would never be trained; build the "
+                    "optimizer and PartialSGD anew, and load weights by load_state_dict(...) without assign=True"
+                )
+
+    def _change(self) -> str:
+        now = Parameters(self.model)
+        for name in (*now, *self):
+            if name not in self or name not in now:
+                return f"the parameter {name!r} was {'removed' if name in self else 'added'}"
+            if now[name] is not self[name]:
+                return f"the parameter {name!r} was replaced"
+        return "a module was replaced"
 
     def __missing__(self, name: str) -> nn.Parameter:
         return self[self.canonical(name)]
@@ -99,6 +119,12 @@ class Parameters(dict[str, nn.Parameter]):
                 raise ValueError(f"pattern {pattern!r} matches no parameter or module; {hint}")
             covered |= names
         return tuple(name for name in self if name in covered)
+
+
+def _tree(model: nn.Module) -> list[tuple[Mapping[str, Any], list[Any]]]:
+    """The dictionaries of a model's modules and parameters, each with what it holds now."""
+    dicts = [d for module in model.modules() for d in (module._modules, module._parameters) if d]
+    return [(d, list(d.values())) for d in dicts]
 
 
 def parameters_of(model: nn.Module | Parameters) -> Parameters:

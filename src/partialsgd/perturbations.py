@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from partialsgd._util.undo import UndoStack
 from partialsgd.masks import Mask
 from partialsgd.parameters import Parameters
 from partialsgd.vectors import Vector, inner
@@ -81,21 +82,28 @@ def drop_outside(mask: Mask) -> Perturbation:
     return Perturbation(tuple(dropped), move)
 
 
-def along_gradient(gradient: Vector, factor: float) -> Perturbation:
-    """δx = factor · g; a negative factor goes downhill."""
-    if factor == 0 or not gradient:
+def along_gradient(gradient: Vector, factor: float | Tensor) -> Perturbation:
+    """δx = factor · g; a negative factor goes downhill. A factor that is a tensor is not read by the host."""
+    if not gradient or (not isinstance(factor, Tensor) and factor == 0):
         return NOWHERE
 
     def move(parameters: Parameters) -> None:
-        torch._foreach_add_([parameters[name] for name in gradient], list(gradient.values()), alpha=factor)
+        if isinstance(factor, Tensor):
+            for name, g in gradient.items():
+                parameters[name].addcmul_(g, factor.to(g.device, g.dtype))
+        else:
+            torch._foreach_add_([parameters[name] for name in gradient], list(gradient.values()), alpha=factor)
 
     return Perturbation(tuple(gradient), move)
 
 
 def along_unit_gradient(gradient: Vector, distance: float) -> Perturbation:
     """δx = distance · g / ‖g‖; a zero gradient has no direction and perturbs nothing."""
-    norm = gradient.norm()
-    return along_gradient(gradient, distance / norm if norm > 0 else 0.0)
+    if all(g.device.type == "cpu" for g in gradient.values()):
+        norm = gradient.norm()
+        return along_gradient(gradient, distance / norm if norm > 0 else 0.0)
+    total = torch.nn.utils.get_total_norm(gradient.values())
+    return along_gradient(gradient, torch.where(total > 0, distance / total, 0.0))
 
 
 def function(names: Sequence[str], move: Callable[[Parameters], None]) -> Perturbation:
@@ -110,6 +118,47 @@ def switch(
     return Perturbation(at=at, inside=inside)
 
 
+def displace(
+    parameters: Parameters,
+    perturbation: Perturbation,
+    undo: UndoStack,
+    within: AbstractContextManager[object] | None = None,
+    on_move: Callable[[Displacement], None] | None = None,
+) -> None:
+    """Set x to x̃ and run what follows in its contexts. `undo` leaves them, and makes x exactly x again.
+
+    `on_move` is called once, when x has become x̃, with the displacement of each touched parameter.
+    """
+    touched: dict[str, Tensor] = {name: parameters[name].detach() for name in perturbation.touches}
+    at, move = perturbation.at, perturbation.move
+    del perturbation
+    if touched:
+        saved = parameters.scratch.borrow_all(touched.values())
+        torch._foreach_copy_(saved, list(touched.values()))
+        undo.push(partial(_restore, parameters, touched, saved))
+        apply(parameters, move)
+        if on_move is not None:
+            on_move({name: (p, old) for (name, p), old in zip(touched.items(), saved, strict=True)})
+    del move  # it may hold the gradient at x, whose memory the pass at x̃ needs
+    if at is not nullcontext:
+        undo.push(torch.clear_autocast_cache)  # it may hold low-precision copies of the other structure's weights
+        torch.clear_autocast_cache()
+        undo.enter(at())
+    if within is not None:
+        undo.enter(within)
+
+
+def _restore(parameters: Parameters, touched: Mapping[str, Tensor], saved: list[Tensor]) -> None:
+    """Copy x back, exactly. Repeatable: the copies are given back once."""
+    if saved:
+        torch._foreach_copy_(list(touched.values()), saved)
+        copies = saved[:]
+        saved.clear()
+        parameters.scratch.give_back(*copies)
+    # Autocast caches low-precision copies of weights; they are now copies of other numbers.
+    torch.clear_autocast_cache()
+
+
 @contextmanager
 def perturbed(
     parameters: Parameters,
@@ -117,33 +166,17 @@ def perturbed(
     within: AbstractContextManager[object] | None = None,
     on_move: Callable[[Displacement], None] | None = None,
 ) -> Iterator[None]:
-    """Set x to x̃ inside the block and to exactly x again after it, whatever happens inside.
-
-    `on_move` is called once, when x has become x̃, with the displacement of each touched parameter.
-    """
-    if perturbation.is_nowhere:
-        with within or nullcontext():
-            yield
-        return
-    touched: dict[str, Tensor] = {name: parameters[name].detach() for name in perturbation.touches}
-    at, move = perturbation.at, perturbation.move
-    del perturbation
-    saved = parameters.scratch.borrow_all(touched.values()) if touched else []
-    if touched:
-        torch._foreach_copy_(saved, list(touched.values()))
+    """Set x to x̃ inside the block and to exactly x again after it, whatever happens inside; see `displace`."""
+    undo = UndoStack()
     try:
-        apply(parameters, move)
-        del move  # it may hold the gradient at x, whose memory the pass at x̃ needs
-        if on_move is not None:
-            on_move({name: (p, old) for (name, p), old in zip(touched.items(), saved, strict=True)})
-        with at(), within or nullcontext():
+        try:
+            displace(parameters, perturbation, undo, within, on_move)
+            del perturbation
             yield
-    finally:
-        if touched:
-            torch._foreach_copy_(list(touched.values()), saved)
-            parameters.scratch.give_back(*saved)
-        # Autocast caches low-precision copies of weights; they are now copies of other numbers.
-        torch.clear_autocast_cache()
+        finally:
+            undo.run()
+    finally:  # again, if an interrupt came on the line above
+        undo.run()
 
 
 def norm(displacement: Displacement, inside: Mask | None = None) -> float:
@@ -157,8 +190,8 @@ def norm(displacement: Displacement, inside: Mask | None = None) -> float:
     return math.sqrt(float(torch.stack([s.to(squares[0].device) for s in squares]).sum()))
 
 
+@torch.no_grad()
 def apply(parameters: Parameters, move: Callable[[Parameters], None]) -> None:
     """x ← x̃ for good; `perturbed` undoes it, a projection does not."""
-    with torch.no_grad():
-        move(parameters)
+    move(parameters)
     torch.clear_autocast_cache()

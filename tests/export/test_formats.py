@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model
 from torch import nn
 
-from partialsgd import Nested, Width, export, nest
-from tests.nested.test_laws import built
+from partialsgd import Width, export, nest
+from tests.nested.checks import built
 from tests.zoo import ZOO
 
 X = torch.linspace(-1, 1, 12).view(2, 6)
@@ -53,38 +53,36 @@ def test_a_tied_tensor_is_in_the_file_once(tmp_path: Path) -> None:
     assert said["model"]["config"]["d_ff"] == 25
 
 
-def test_a_nested_model_in_the_directory_is_not_lost(tmp_path: Path) -> None:
+def test_a_second_export_takes_the_place_of_the_first_but_a_nested_model_is_not_lost(tmp_path: Path) -> None:
     nested = nest(mlp(), Width(1 / 2))
     export.save(nested, tmp_path)
     with pytest.raises(ValueError, match="is a saved nested model and would be lost; export to another directory"):
         export.export(nested, "core", tmp_path, example=X)
     export.load(tmp_path, mlp())
-    export.export(nested, "core", tmp_path / "core", example=X)
-    with pytest.raises(ValueError, match="is not a saved nested model"):
-        export.load(tmp_path / "core", mlp())
-
-
-def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    nested = nest(mlp(), Width(1 / 2))
+    place = tmp_path / "level"
     for level in nested.levels:
-        export.export(nested, level, tmp_path, example=X)
-    assert json.loads((tmp_path / "config.json").read_text())["level"] == "full"
-    assert load_file(tmp_path / "model.safetensors")["0.weight"].shape == (8, 6)
-    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
-
-
-def bad(nested: Nested, directory: Path, **options: object) -> None:
-    export.export(nested, options.pop("level", "core"), directory, **options)
+        export.export(nested, level, place, example=X)
+    assert json.loads((place / "config.json").read_text())["level"] == "full"
+    assert load_file(place / "model.safetensors")["0.weight"].shape == (8, 6)
+    assert {file.name for file in place.iterdir()} == {"config.json", "model.safetensors"}
+    with pytest.raises(ValueError, match="is not a saved nested model"):
+        export.load(place, mlp())
 
 
 def test_bad_input_writes_nothing(tmp_path: Path) -> None:
     nested = nest(mlp(), Width(1 / 2))
-    with pytest.raises(ValueError, match="checked on an input: call"):
-        bad(nested, tmp_path / "new")
-    with pytest.raises(ValueError, match="format must be one of 'safetensors', 'onnx', 'transformers'; got 'pickle'"):
-        bad(nested, tmp_path / "new", format="pickle")
-    with pytest.raises(ValueError, match="no level 'small'; there are 'core', 'full'"):
-        bad(nested, tmp_path / "new", level="small", example=X)
-    with pytest.raises(TypeError, match="got a Sequential"):
-        bad(nested.model, tmp_path / "new")
+    for model, level, options, error, message in (
+        (nested, "core", {}, ValueError, "checked on an input: call"),
+        (
+            nested,
+            "core",
+            {"format": "pickle"},
+            ValueError,
+            "one of 'safetensors', 'onnx', 'transformers'; got 'pickle'",
+        ),
+        (nested, "small", {"example": X}, ValueError, "no level 'small'; there are 'core', 'full'"),
+        (nested.model, "core", {}, TypeError, "got a Sequential"),
+    ):
+        with pytest.raises(error, match=message):
+            export.export(model, level, tmp_path / "new", **options)
     assert not (tmp_path / "new").exists()

@@ -56,11 +56,8 @@ def test_dtypes_are_those_that_were_saved(dtype: torch.dtype) -> None:
     source.inner.float()
     target = moved(source, Tied())
     assert target.head.weight is target.embedding.weight
-    assert (target.head.weight.dtype, target.inner.weight.dtype, target.count.dtype) == (
-        dtype,
-        torch.float32,
-        torch.int64,
-    )
+    dtypes = (target.head.weight.dtype, target.inner.weight.dtype, target.count.dtype)
+    assert dtypes == (dtype, torch.float32, torch.int64)
     assert torch.equal(target.scale, source.scale) and target.scale.dtype == dtype  # in no state dict, yet rounded
 
 

@@ -1,4 +1,4 @@
-"""The toy as a recipe, for the tests that ask for it, and processes that train it."""
+"""The toy as a recipe, for the tests that ask for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab import toy as toys
-from tests.lab.nursery import Nursery
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,9 +27,3 @@ def toy() -> Iterator[None]:
     yield
     toys.unregister()
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as found:
-        yield found

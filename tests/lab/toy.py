@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, final
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,6 +19,8 @@ from torch.optim import Optimizer
 import partialsgd as ps
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab import recipes
+from partialsgd.lab.runs.run import Run
+from partialsgd.lab.training import loop
 from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.task import Batch, ExportDetails, Numbers, Split
 from partialsgd.method import Method
@@ -119,6 +125,28 @@ class ToyTask:
 
 def build(settings: Toy) -> ToyTask:
     return ToyTask(settings)
+
+
+def trained(out: Path, **settings: Any) -> Run:
+    return loop.train(Toy(out=str(out), **settings), show=False)
+
+
+def stop(number: int = signal.SIGINT) -> None:
+    """Ask this process to stop."""
+    os.kill(os.getpid(), number)
+
+
+def at_batch(position: int, do: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """When the loop asks for the batch of this position, once."""
+    make, done = ToyBatches.make, list[int]()
+
+    def made(self: ToyBatches, epoch: int, index: int) -> Batch:
+        if epoch * len(self) + index == position and not done:
+            done.append(position)
+            do()
+        return make(self, epoch, index)
+
+    patch.setattr(ToyBatches, "make", made)
 
 
 def register() -> None:

@@ -7,8 +7,6 @@ import os
 import resource
 import sys
 
-import torch
-
 from partialsgd.lab.recipes import RECIPES
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
@@ -34,8 +32,6 @@ def main(verb: str, what: str) -> int:
         return STOPPED
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    if os.environ.get("RANK", "0") == "0":
-        print(f"threads: {torch.get_num_threads()}", file=sys.stderr)
     return 0
 
 

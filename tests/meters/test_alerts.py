@@ -115,7 +115,7 @@ def test_ordinary_training_on_noise_gives_no_warning(kind, caplog) -> None:
     def closure():
         return backward(nn.functional.cross_entropy(model(torch.randn(16, 6)), torch.randint(3, (16,))))
 
-    warnings = [text for _ in range(400) for text in sgd.step(closure).criteria.alerts]
+    warnings = [text for _ in range(200) for text in sgd.step(closure).criteria.alerts]
     assert not [text for text in warnings if "has not improved" in text]
     assert kind == "workers" or not warnings
 

@@ -149,35 +149,29 @@ def test_a_probe_is_measured_and_not_trained() -> None:
     assert_same_bits(*final)
 
 
-def test_neurons_are_probed_as_they_are_dropped() -> None:
-    """Dropping neurons also keeps the statistics of those that are out; a probe leaves them all alone."""
-    model, twin = BATCHNORM.model(), BATCHNORM.model()
-    neurons = methods.dropout(0.5, unit="neurons")
-    torch.manual_seed(SEED)
-    step = trained(model, methods.plain(), CriteriaMeter(1, neurons)).step(BATCHNORM.closure(model, 0))
-    torch.manual_seed(SEED)
-    expected = trained(twin, neurons, CriteriaMeter(1)).step(BATCHNORM.closure(twin, 0)).criteria
-    assert_same_norms(step.criteria, expected)
+PROBED = {
+    "neurons": (BATCHNORM, lambda: BATCHNORM.model(), methods.dropout(0.5, unit="neurons"), methods.plain(), 2),
+    "level": (None, lambda: nest(mlp(), Width(0.5)), "core", methods.plain(), 2),
+    "gradient": (None, mlp, methods.sam(0.3), methods.dropout(0.5), 3),
+}
 
 
-def test_a_level_as_probe_of_standard_training() -> None:
-    """Standard training against its half-width core (Figure 4)."""
-    nested = nest(mlp(), Width(0.5))
-    twin = copy.deepcopy(nested)
-    step = first_step(nested, methods.plain(), CriteriaMeter(1, "core"))
-    expected = first_step(twin, methods.only("core"), CriteriaMeter(1)).criteria
-    assert step.level is None and step.mask.is_everything
-    assert (step.criteria.probe, step.criteria.level) == ("core", "core")
-    assert_same_norms(step.criteria, expected)
-
-
-def test_a_probe_may_look_at_the_gradient_and_be_measured_beside_any_method() -> None:
-    model = mlp()
-    twin = copy.deepcopy(model)
-    step = first_step(model, methods.dropout(0.5), CriteriaMeter(1, methods.sam(0.3)))
-    expected = first_step(twin, methods.sam(0.3), CriteriaMeter(1)).criteria
-    assert step.backwards == 3 and step.criteria.c_align == expected.c_align and step.criteria.moved == expected.moved
-    assert first_step(mlp(), methods.dropout(0.5), CriteriaMeter(1, methods.top_k(0.2))).criteria.c_sim == 1
+@pytest.mark.parametrize("case", PROBED)
+def test_a_probe_is_measured_as_if_it_were_trained_beside_any_method(case: str) -> None:
+    """Neurons keep the statistics of those that are out; a level is Figure 4's; a probe may read the gradient."""
+    problem, build, probe, method, backwards = PROBED[case]
+    steps = []
+    for trained_method, meter in ((method, CriteriaMeter(1, probe)), (probe, CriteriaMeter(1))):
+        model = build()
+        method = methods.only(probe) if trained_method == "core" else trained_method
+        torch.manual_seed(SEED)
+        run = closure(model, 0) if problem is None else problem.closure(model, 0)
+        steps.append(trained(model, method, meter).step(run))
+    step, alone = steps
+    assert_same_norms(step.criteria, alone.criteria)
+    assert step.backwards == backwards and (step.level is None and step.criteria.probe.startswith(alone.level or ""))
+    if case == "level":
+        assert (step.criteria.probe, step.criteria.level) == ("core", "core") and step.mask.is_everything
 
 
 def test_a_probe_of_several_levels_has_a_summary_of_each_and_is_asked_once_a_step() -> None:
@@ -206,21 +200,6 @@ def test_batches_that_draw_do_not_change_the_run(source) -> None:
             assert (sgd.step(closure(model, t)).criteria is not None) == measured
         final.append(values(model) | {"rng": torch.get_rng_state()})
     assert_same_bits(*final)
-
-
-def test_micro_batches_are_measured_together() -> None:
-    criteria = []
-    for times in (1, 2):
-        model = mlp()
-        sgd = trained(model, methods.random_mask(0.5), CriteriaMeter(2))
-        x, y = batch(0)
-        for g in sgd.gradients():
-            for _ in range(times):
-                with g:
-                    (F.cross_entropy(model(x), y) / times).backward()
-        criteria.append(sgd.update().criteria)
-    assert criteria[0].whole == pytest.approx(criteria[1].whole)
-    assert criteria[0].c_norm == pytest.approx(criteria[1].c_norm)
 
 
 def test_of_a_step_with_several_branches_the_first_is_compared_with_the_last_steps() -> None:
@@ -274,27 +253,16 @@ def test_consecutive_gradients_are_compared() -> None:
     assert kept == {name for name, entry in nested.mask("core").items() if entry}, "one gradient, inside its mask"
 
 
-def test_a_skipped_step_is_not_counted() -> None:
+def test_loops_that_own_their_backward_are_measured_too_micro_batches_together() -> None:
+    expected = first_step(mlp(), methods.dropout(0.7), CriteriaMeter(1)).criteria
     model = mlp()
-    sgd = trained(model, methods.dropout(0.7), meter := CriteriaMeter(2), nonfinite="skip")
-    sgd.step(closure(model, 0))
-
-    def bad():
-        loss = closure(model, 1)() * float("nan")
-        next(model.parameters()).grad.fill_(float("nan"))
-        return loss
-
-    before = dict(sgd.measured["meter"])
-    assert sgd.step(bad).skipped and sgd.measured["meter"] == before
-    assert sgd.step(closure(model, 1)).criteria is None and sgd.step(closure(model, 2)).criteria is not None
-    assert meter.summary(sgd)["model"].count == 2
-
-
-def test_loops_that_own_their_backward_are_measured_too() -> None:
-    model = mlp()
-    sgd = trained(model, methods.dropout(0.7), CriteriaMeter(1))
-    step = by_gradients(sgd, closure(model, 0))
-    assert step.criteria.numbers() == first_step(mlp(), methods.dropout(0.7), CriteriaMeter(1)).criteria.numbers()
+    step = by_gradients(trained(model, methods.dropout(0.7), CriteriaMeter(1)), closure(model, 0))
+    assert step.criteria.numbers() == expected.numbers()
+    model, (x, y) = mlp(), batch(0)
+    half = lambda: backward(F.cross_entropy(model(x), y) / 2)  # noqa: E731  # shorter than a def
+    step = by_gradients(trained(model, methods.dropout(0.7), CriteriaMeter(1)), half, half)
+    assert step.criteria.whole == pytest.approx(expected.whole)
+    assert step.criteria.c_norm == pytest.approx(expected.c_norm)
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,7 @@ def test_the_schedule_of_the_authors() -> None:
     assert all(
         phase.is_sparse == any(b <= t < b + (15 if b == 85 else 5) for b in begun) for t, phase in enumerate(phases)
     )
-
-
-def test_without_an_end_it_alternates_and_without_a_warm_up_it_begins_sparse() -> None:
+    # Without an end it alternates, and without a warm-up it begins sparse.
     assert [phase_at(t, 0, 2, 1, None).is_sparse for t in range(7)] == [True, True, False] * 2 + [True]
     assert [phase_at(t, 3, 2, 2, 6).is_sparse for t in range(8)] == [False] * 6 + [True] * 2
 
@@ -148,13 +146,3 @@ def test_from_until_on_it_is_sparse_to_the_end_and_extract_gives_it() -> None:
 @each_optimizer
 def test_a_run_may_stop_in_any_phase(make, stop: int) -> None:
     assert_resumes(methods.ac_dc(0.6, warmup=1, sparse=3, dense=2, until=8), stop, 11, make=make)
-
-
-@pytest.mark.parametrize("first", [1, 3], ids=["sparse", "dense"])
-def test_a_skipped_step_at_the_start_of_a_phase_prunes_and_forgets_nothing(first: int) -> None:
-    method = methods.ac_dc(0.5, warmup=1, sparse=2, dense=2)
-    model, optimizer, sgd = start(method, OPTIMIZERS["adam"], steps=first, nonfinite="skip")
-    before, counted = values(model), float(optimizer.state[model[0].weight]["step"])
-    assert sgd.step(lambda: conv_loss(model, 9) * float("nan")).skipped
-    assert_same_bits(before, values(model))
-    assert float(optimizer.state[model[0].weight]["step"]) == counted

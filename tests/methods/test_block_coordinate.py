@@ -11,7 +11,7 @@ import torch
 from partialsgd import PartialSGD, methods
 from partialsgd.testing.problems import Problem
 from tests.methods.test_freezing import closure
-from tests.methods.test_stages import gpt2, loss_of, mlp
+from tests.methods.test_stages import loss_of, mlp
 from tests.methods.training import are_equal, assert_resumes
 
 LAWS = {
@@ -96,17 +96,6 @@ def test_a_freed_block_begins_as_with_a_new_optimizer() -> None:
 @pytest.mark.parametrize("options", [{"free": True}, {"free": False}, {"order": "random", "free": True}], ids=str)
 def test_a_run_that_stops_in_mid_block_goes_on_as_if_it_had_not(stop: int, options: dict) -> None:
     assert_resumes(methods.block_coordinate(2, every=3, **options), stop, 12, PROBLEM, adam)
-
-
-def test_optimizer_memory_is_that_of_the_largest_active_block() -> None:
-    model = gpt2()
-    optimizer = adam(model.parameters())
-    sgd = PartialSGD(model, optimizer, methods.block_coordinate(every=1, free=True))
-    total = sum(p.numel() for p in model.parameters())
-    for _ in range(7):
-        mask = sgd.step(closure(model)).mask
-        held = sum(s["exp_avg"].numel() for s in optimizer.state.values())
-        assert held == mask.count() < total
 
 
 def test_backward_ends_at_the_first_active_block() -> None:

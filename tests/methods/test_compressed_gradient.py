@@ -136,7 +136,7 @@ def test_a_parameter_without_a_gradient_keeps_its_memory() -> None:
 def test_random_k_draws_exactly_k_evenly_and_rescales_nothing() -> None:
     drawn, together = torch.zeros(22), 0
     run = Slopes(methods.compressed_gradient(4 / 22, kind="random-k", feedback=False))
-    for t in range(2000):
+    for t in range(800):
         before = torch.cat([p.detach().flatten() for p in run.model.values()])
         mask = run.step().mask
         flat = torch.cat([torch.as_tensor(mask[n]).expand(shape).flatten() for n, shape in SHAPES.items()])
@@ -145,9 +145,9 @@ def test_random_k_draws_exactly_k_evenly_and_rescales_nothing() -> None:
         assert torch.equal(moved, flat * torch.cat([g.flatten() for g in whole_numbers(t).values()]))
         drawn += flat
         together += int(flat[0] & flat[15])  # the first of each tensor
-    expected, deviation = 2000 * 4 / 22, (2000 * (4 / 22) * (18 / 22)) ** 0.5
+    expected, deviation = 800 * 4 / 22, (800 * (4 / 22) * (18 / 22)) ** 0.5
     assert float((drawn - expected).abs().max()) < 4 * deviation
-    assert abs(together - 2000 * (4 * 3) / (22 * 21)) < 4 * (2000 * 0.026) ** 0.5, "each tensor has draws of its own"
+    assert abs(together - 800 * (4 * 3) / (22 * 21)) < 4 * (800 * 0.026) ** 0.5, "each tensor has draws of its own"
 
 
 def test_random_k_is_a_function_of_seed_and_t_and_not_of_the_numbers() -> None:
@@ -180,22 +180,3 @@ def test_what_is_not_finite_never_gets_into_the_memory(kind: str, bad: float) ->
     assert run.sgd.step(with_a_finite_loss).skipped
     assert torch.equal(run.unsent("a"), before), "a skipped step changes nothing"
     assert not run.step().skipped
-
-
-def test_the_memory_is_in_units_of_the_gradient() -> None:
-    """What waits is applied with the learning rate of the step that sends it."""
-    run = Slopes(methods.compressed_gradient(0.5), lambda t: {"a": torch.tensor([[1.0, 0.75], [0.0, 1.0]][t])})
-    run.step()
-    run.optimizer.param_groups[0]["lr"] = 0.5
-    run.step()
-    assert run.model["a"].tolist() == [-1.0, -0.5 * (0.75 + 1.0)]
-
-
-def test_a_share_of_each_layer() -> None:
-    run = Run(MLP, torch.optim.AdamW, methods.compressed_gradient(0.2, kind="random-k", scope="layer"), False)
-    for t in range(3):
-        mask = run.step(t).mask
-        for layer, size in (("0", 63), ("2", 70), ("4", 24)):
-            assert sum(int(torch.as_tensor(mask[f"{layer}.{n}"]).sum()) for n in ("weight", "bias")) == round(
-                0.2 * size
-            )

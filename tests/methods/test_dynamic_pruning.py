@@ -106,17 +106,6 @@ def test_what_is_extracted_is_the_pruned_network(steps: int) -> None:
         assert torch.equal(p.detach(), between[-1][name]), "the dense weights are untouched"
 
 
-@pytest.mark.parametrize("scope", ["global", "layer"])
-def test_rows_of_linear_and_convolutional_layers(scope: str) -> None:
-    sgd, seen, _ = trained(methods.dynamic_pruning(0.5, every=2, scope=scope, unit="rows"), 3)
-    rows = [(x["0.weight"] != 0).flatten(1) for x in seen] + [(x["3.weight"] != 0).flatten(1) for x in seen]
-    assert all(torch.equal(r.any(dim=1), r.all(dim=1)) for r in rows)
-    for conv, linear in zip(rows[:3], rows[3:], strict=True):
-        gone = [int((~r.any(dim=1)).sum()) for r in (conv, linear)]
-        assert sum(gone) == round(0.5 * 11) if scope == "global" else gone == [3, 2]
-    assert (sgd.extract()[3].bias != 0).all(), "biases are never pruned"
-
-
 def test_only_what_a_pattern_covers_is_pruned() -> None:
     _, seen, _ = trained(methods.dynamic_pruning(0.5, where=["3"]), 1)
     assert (seen[0]["0.weight"] != 0).all() and int((seen[0]["3.weight"] == 0).sum()) == 60

@@ -30,13 +30,6 @@ def points(method) -> tuple[list[torch.Tensor], Quadratic]:
     return seen, model
 
 
-def trained(method) -> dict[str, torch.Tensor]:
-    """On a network with BatchNorm and dropout, with one backward pass a step."""
-    run = Run(PROBLEMS[3], torch.optim.AdamW, method, False)
-    assert all(run.step(t).backwards == 1 for t in range(4))
-    return run.tensors()
-
-
 def test_the_second_gradient_is_taken_downhill() -> None:
     seen, model = points(methods.extragradient(0.03))
     gradient = model.h * (seen[0] - model.c)
@@ -90,11 +83,3 @@ def test_the_past_is_the_gradient_before_it_was_clipped() -> None:
     gradients = torch.autograd.grad(PROBLEMS[0].evaluate(by_hand, 0), list(by_hand.parameters()))
     run.step(0)
     assert_same_bits(run.sgd.memory, dict(zip(("past..a", "past..b"), gradients, strict=True)))
-
-
-def test_a_skipped_step_is_not_the_past() -> None:
-    run = Run(MLP, torch.optim.AdamW, methods.extragradient(0.03, past=True), False, options={"nonfinite": "skip"})
-    run.step(0)
-    before = dict(run.sgd.memory)
-    assert run.sgd.step(lambda: run.closure(1)() * float("nan")).skipped
-    assert_same_bits(before, run.sgd.memory)

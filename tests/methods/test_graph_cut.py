@@ -8,10 +8,11 @@ import io
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from partialsgd import Method, PartialSGD, masks
+from partialsgd import Method, masks
 from partialsgd.methods._shared.stages import Stages
-from tests.methods.test_stages import NETWORKS, Embedded, flops, gpt2, loss_of, mlp, noting, stepping, taking
+from tests.methods.test_stages import NETWORKS, Embedded, flops, loss_of, mlp, noting, stepping, taking
 from tests.methods.training import are_equal, assert_close, backward, sgd_of
 
 
@@ -89,57 +90,44 @@ def test_the_first_pass_is_whole_and_gives_the_same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_reentrant_checkpointing_is_refused_and_the_other_kind_is_cut() -> None:
-    for reentrant in (True, False):
-        model, twin = gpt2(), gpt2()
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-        model.train()
-        _, sgd = stepping(model, [3, 4, 5])
-        before = [p.detach().clone() for p in model.parameters()]
-        if reentrant:
-            with pytest.raises(ValueError, match="use_reentrant=False"):
-                sgd.step(taking(model))
-            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-            continue
-        other = PartialSGD(twin.train(), torch.optim.SGD(twin.parameters(), 0.1), Method(mask=sgd.method.mask))
-        for _ in range(2):
-            sgd.step(taking(model))
-            other.step(taking(twin))
-        assert_close(model, twin)
-
-
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of the teacher, which has no graph
-def test_reentrant_checkpointing_is_found_out_where_nothing_follows_it_and_a_teacher_is_not_taken_for_it() -> None:
-    from torch.utils.checkpoint import checkpoint
+@pytest.mark.parametrize("ends_with_a_block", [True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_reentrant_checkpointing_is_refused_and_the_other_kind_is_cut(reentrant: bool, ends_with_a_block: bool) -> None:
+    """A teacher, which has no graph either, is not taken for it."""
 
     class Blocks(nn.Module):
-        def __init__(self, reentrant: bool) -> None:
+        def __init__(self) -> None:
             super().__init__()
+            torch.manual_seed(0)
             self.start = nn.Linear(6, 6)
             self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
-            self.reentrant = reentrant
+            self.end = nn.Identity() if ends_with_a_block else nn.Linear(6, 6)
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.start(x)
             for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=self.reentrant)
-            return x
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return self.end(x)
 
-    for reentrant in (True, False):
-        model = Blocks(reentrant)
-        _, sgd = stepping(model, [2, 3])
+    model, twin = Blocks(), Blocks()
+    _, sgd = stepping(model, [2, 3])
 
-        def closure(model=model) -> Tensor:
-            with torch.no_grad():
-                target = model(torch.ones(2, 6)) + 1
-            return backward(lambda: (model(torch.ones(2, 6)) - target).square().sum())()
+    def closure(net: nn.Module) -> Tensor:
+        with torch.no_grad():
+            target = net(torch.ones(2, 6)) + 1
+        return backward(lambda: (net(torch.ones(2, 6)) - target).square().sum())()
 
-        if reentrant:
-            with pytest.raises(ValueError, match="use_reentrant=False"):
-                sgd.step(closure)
-        else:
-            for _ in range(2):
-                sgd.step(closure)
+    if reentrant:
+        with pytest.raises(ValueError, match="use_reentrant=False"):
+            sgd.step(lambda: closure(model))
+        assert are_equal(model, twin)
+        return
+    whole = sgd_of(twin, Method(mask=sgd.method.mask))
+    for _ in range(2):
+        sgd.step(lambda: closure(model))
+        whole.step(lambda: closure(twin))
+    assert_close(model, twin)
 
 
 def test_gradients_that_do_not_belong_to_the_network_are_not_cut() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -46,6 +45,7 @@ REFUSED_SETTINGS = [
 SHAPES = {mlp: (5,), cnn: (2, 6, 6)}
 HIDDEN = {mlp: (0, 2), cnn: (0, 3)}
 RATE = 0.2
+BY_CRITERION = {"every": 6, "repartition": "criterion", "bound": 1.25, "measure_every": 2}
 
 
 def loss_of(model: nn.Module, t: int, shape: tuple[int, ...]) -> Tensor:
@@ -68,17 +68,23 @@ def units_of(step: Step, layers: tuple[int, ...]) -> dict[int, Tensor]:
     return {i: torch.as_tensor(step.mask[f"{i}.bias"]) for i in layers}
 
 
-@pytest.mark.parametrize(("momentum", "shared"), [(0.0, "hold"), (0.9, "hold"), (0.0, "average")])
+@pytest.mark.parametrize(
+    ("momentum", "shared", "options"),
+    [(0.0, "hold", {}), (0.9, "hold", {}), (0.0, "average", {}), (0.0, "average", BY_CRITERION)],
+)
 @pytest.mark.parametrize("build", [mlp, cnn])
-def test_it_is_separate_small_networks_that_are_merged_at_the_end_of_a_round(build, momentum, shared) -> None:
-    workers, every, rounds, shape = 3, 2, 3, SHAPES[build]
+def test_it_is_separate_small_networks_that_are_merged_at_the_end_of_a_round(build, momentum, shared, options) -> None:
+    """What is shared is, after a round of any length, the mean of what each worker has made of it alone."""
+    workers, shape = 2 if options else 3, SHAPES[build]
     model = ready(build())
     merged, momenta = copy.deepcopy(model), {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-    sgd = driver(model, momentum, workers=workers, every=every, shared=shared)
-    last = f"{len(model) - 1}.bias"
-    for r in range(rounds):
-        begin = r * workers * every
-        steps = run(model, sgd, workers * every, shape)
+    sgd = driver(model, momentum, **{"workers": workers, "every": 2, "shared": shared} | options)
+    last, lengths = f"{len(model) - 1}.bias", []
+    for r in range(8 if options else 3):
+        begin, steps = sgd.t, run(model, sgd, 1, shape)
+        while any(key.startswith("worker") for key in sgd.memory) if shared == "average" else len(steps) < 6:
+            steps += run(model, sgd, 1, shape)
+        lengths.append(len(steps))
         shares = []
         start = copy.deepcopy(merged)
         for i in range(workers):
@@ -89,8 +95,8 @@ def test_it_is_separate_small_networks_that_are_merged_at_the_end_of_a_round(bui
             for n, p in small.named_parameters():
                 if momentum and n != last:
                     own.state[p]["momentum_buffer"] = momenta[n][index[n]].clone()
-            for local in range(every):
-                loss_of(small, begin + local * workers + i, shape)
+            for t in range(begin + i, sgd.t, workers):
+                loss_of(small, t, shape)
                 own.step()
                 own.zero_grad()
             for n, place in index.items():
@@ -106,6 +112,7 @@ def test_it_is_separate_small_networks_that_are_merged_at_the_end_of_a_round(bui
             if not n.endswith("num_batches_tracked"):
                 torch.testing.assert_close(model.state_dict()[n], value, msg=f"{n} after round {r}")
         assert torch.equal(model.get_parameter(last), ready(build()).get_parameter(last)) == (shared == "hold")
+    assert len(set(lengths)) > 1 if options else lengths == [6] * 3
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -149,18 +156,6 @@ def test_blocks_are_disjoint_and_cover_the_units_but_not_the_matrix_between_two_
     assert sorted(a for a, _ in blocks) == [2, 3, 3] and sorted(b for _, b in blocks) == [2, 2, 3]
     moved = model[2].weight != before["2.weight"]
     assert int(moved.sum()) == sum(a * b for a, b in blocks) < moved.numel() / 2
-
-
-def test_every_local_step_counts() -> None:
-    """The public version throws the twentieth away."""
-    model = ready(mlp())
-    sgd = driver(model, workers=2)
-    levels, moved = Counter(), 0
-    for _ in range(40):
-        before = [p.detach().clone() for p in model.parameters()]
-        levels[run(model, sgd, 1, (5,))[0].level] += 1
-        moved += any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert levels == {"worker 0": 20, "worker 1": 20} and moved == 40
 
 
 def test_the_split_is_of_the_round_and_the_same_after_a_resume() -> None:
@@ -232,18 +227,6 @@ def test_a_worker_can_be_looked_at_and_taken_out() -> None:
         torch.testing.assert_close(sgd.extract(step.level).eval()(x), small(x))
 
 
-def test_statistics_of_the_other_workers_units_stay() -> None:
-    model = ready(cnn())
-    sgd = driver(model, workers=2)
-    for _ in range(4):
-        before = {n: b.clone() for n, b in model.named_buffers()}
-        step = run(model, sgd, 1, (2, 6, 6))[0]
-        for norm, layer in (("1", 0), ("4", 3)):
-            mine, now = step.mask[f"{layer}.bias"], model.get_buffer(f"{norm}.running_var")
-            assert torch.equal(now[~mine], before[f"{norm}.running_var"][~mine])
-            assert not (now == before[f"{norm}.running_var"])[mine].any()
-
-
 def rounds_of(steps: list[Step], workers: int) -> list[int]:
     """The lengths of the rounds, told by when the masks of worker 0 change; the last may go on."""
     masks = [torch.cat([torch.as_tensor(step.mask[f"{i}.bias"]) for i in (0, 2)]) for step in steps[::workers]]
@@ -269,8 +252,8 @@ def cosine_by_hand(model: nn.Sequential, step: Step, t: int) -> float:
 
 def test_by_criterion_a_round_ends_when_the_mean_cosine_by_torch_func_is_below_the_bound() -> None:
     model, cosines, ends, taken = ready(mlp()), {}, [], []
-    bound, began = 1.25, 0
-    sgd = driver(model, workers=2, every=6, repartition="criterion", bound=bound, measure_every=2)
+    bound, began = BY_CRITERION["bound"], 0
+    sgd = driver(model, workers=2, **BY_CRITERION)
     for t in range(60):
         before = copy.deepcopy(model)
         step = run(model, sgd, 1, (5,))[0]
@@ -320,34 +303,6 @@ def test_a_round_goes_on_while_the_mean_cosine_is_at_least_one_over_the_bound(co
     assert Rounds(workers, 4, bound=2.0).of(context) == ((0, 0) if goes_on else (1, 3))
 
 
-def test_rounds_of_any_length_are_separate_networks_with_a_mean_at_the_end() -> None:
-    """What is shared is, after a round, the mean of what each worker has made of it alone, and the rest is its own."""
-    model, workers = ready(mlp()), 2
-    options = {"repartition": "criterion", "bound": 1.25, "measure_every": 2}
-    sgd = driver(model, workers=workers, every=6, shared="average", **options)
-    lengths = []
-    while sgd.t < 40:
-        start, begin, steps = copy.deepcopy(model), sgd.t, []
-        while not steps or any(key.startswith("worker") for key in sgd.memory):
-            steps += run(model, sgd, 1, (5,))
-        lengths.append(len(steps))
-        shares = []
-        for i in range(workers):
-            kept = units_of(steps[i], HIDDEN[mlp])
-            small, index = smaller(start, kept), places(start, kept)
-            own = torch.optim.SGD(small.parameters(), RATE)
-            for t in range(begin + i, sgd.t, workers):
-                loss_of(small, t, (5,))
-                own.step()
-                own.zero_grad()
-            shares.append(small[5].bias.detach())
-            for n, place in index.items():
-                if n != "5.bias":
-                    torch.testing.assert_close(model.state_dict()[n][place], small.state_dict()[n])
-        torch.testing.assert_close(model[5].bias.detach(), torch.stack(shares).mean(0))
-    assert len(set(lengths)) > 2
-
-
 def test_by_criterion_the_next_round_can_be_looked_at_before_it_begins() -> None:
     model = ready(mlp())
     options = {"workers": 2, "repartition": "criterion", "bound": 1.0, "measure_every": 2}
@@ -367,12 +322,12 @@ def _copy_of(sgd: PartialSGD, **options) -> PartialSGD:
 
 
 def test_by_criterion_a_resumed_run_ends_its_rounds_at_the_same_steps() -> None:
-    options = {"workers": 2, "every": 6, "shared": "average", "repartition": "criterion", "bound": 1.25}
+    options = {"workers": 2, "shared": "average", **BY_CRITERION}
     model = ready(mlp())
-    sgd = driver(model, **options, measure_every=2)
+    sgd = driver(model, **options)
     run(model, sgd, 17, (5,))
     other = ready(mlp(), seed=9)
-    resumed = driver(other, **options, measure_every=2)
+    resumed = driver(other, **options)
     load_through_a_file([model, sgd], [other, resumed])
     run(model, sgd, 43, (5,))
     run(other, resumed, 43, (5,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from partialsgd import PartialSGD, methods
@@ -12,6 +11,7 @@ from tests.methods.training import are_equal, sgd_of
 
 LAWS = {"": methods.layerwise(2)}
 REFUSED_PROBLEMS = dict.fromkeys(LAWS, ("quadratic",))
+REFUSED_SETTINGS = [({"every": 0}, "every must be a whole number")]
 
 
 def test_each_stage_is_trained_as_if_the_others_were_constants() -> None:
@@ -38,8 +38,3 @@ def test_backward_ends_at_the_stage_and_what_always_moves_moves() -> None:
         stage = min(t // 2, 2)
         assert {n for n in mask if mask[n] is True} == {f"{k}.{p}" for k in (2 * stage, 4) for p in ("weight", "bias")}
         assert seen[-1] == {f"{2 * k}.{p}" for k in range(stage, 3) for p in ("weight", "bias")}  # all, at t = 0
-
-
-def test_every_must_be_a_number_of_steps() -> None:
-    with pytest.raises(ValueError, match="every must be a whole number"):
-        methods.layerwise(0)

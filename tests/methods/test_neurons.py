@@ -15,7 +15,7 @@ from partialsgd.nested import nest
 from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import Tied
 from tests import zoo
-from tests.methods.smaller import batch, cnn, mlp, places, ready, smaller
+from tests.methods.smaller import batch, cnn, mlp, ready
 from tests.nested.checks import untouched
 
 
@@ -23,37 +23,6 @@ def drawn(found: tuple[neurons.Units, ...], seed: int = 0) -> list[tuple[neurons
     """Some units of each layer, at least one and not all."""
     generator = torch.Generator().manual_seed(seed)
     return [(u, torch.randperm(u.count, generator=generator) < max(1, u.count // 2)) for u in found]
-
-
-@pytest.mark.parametrize(("build", "shape"), [(mlp, (5,)), (cnn, (2, 6, 6))])
-def test_what_is_attached_is_what_the_smaller_network_has(build, shape) -> None:
-    model = ready(build())
-    parameters = Parameters(model)
-    chosen = drawn(neurons.hidden_units(model, caller="test"))
-    kept = {int(u.layers[0]): k for u, k in chosen}
-    inside = neurons.attached(parameters, chosen)
-    for name, index in places(model, kept).items():
-        expected = torch.zeros(model.state_dict()[name].shape, dtype=torch.bool)
-        expected[index] = True
-        if name in inside:
-            assert torch.equal(inside[name], expected)
-        else:
-            assert name not in parameters or expected.all(), f"{name} belongs to hidden units"
-    assert len(inside) == len(parameters) - 1, "all but the bias of the outputs"
-
-
-@pytest.mark.parametrize(("build", "shape"), [(mlp, (5,)), (cnn, (2, 6, 6))])
-def test_a_network_with_zeros_there_is_the_smaller_network_for_any_activation(build, shape) -> None:
-    model = ready(build())
-    chosen = drawn(neurons.hidden_units(model, caller="test"))
-    small = smaller(model, {int(u.layers[0]): k for u, k in chosen})
-    with torch.no_grad():
-        for name, inside in neurons.attached(Parameters(model), chosen).items():
-            model.get_parameter(name).mul_(inside)
-    x, _ = batch(0, *shape)
-    for training in (True, False):
-        torch.testing.assert_close(model.train(training)(x), small.train(training)(x))
-    assert any(k.sum() < len(k) for _, k in chosen)
 
 
 @pytest.mark.parametrize("build", [mlp, cnn])
@@ -170,13 +139,3 @@ def test_finding_units_leaves_the_model_and_the_generator_alone() -> None:
     for model in (mlp(), Noisy(), resnet18(width=4).eval()):
         with untouched(model):
             neurons.hidden_units(model, caller="test")
-
-
-def test_a_limit_covers_layers_and_names_those_that_exist() -> None:
-    def limited(*where: str) -> tuple[neurons.Units, ...]:
-        return neurons.hidden_units(mlp(), where=where, caller="test")
-
-    found = neurons.hidden_units(mlp(), caller="test")
-    assert limited("2") == found[1:] and limited("*") == limited("0.weight", "2") == found
-    with pytest.raises(ValueError, match=r"where names '5', which makes no hidden units; .* that do are '0', '2'"):
-        limited("0", "5")

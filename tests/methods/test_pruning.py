@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from partialsgd import Context, masks
-from partialsgd.methods._shared.pruning import Pruning, chosen_at, drop, forget_choice, largest
+from partialsgd.methods._shared.pruning import Pruning, largest
 from partialsgd.parameters import Parameters
 
 
@@ -67,37 +66,3 @@ def test_patterns_choose_frozen_weights_too_and_what_cannot_be_pruned_is_named()
         Pruning().keep(Parameters(nn.BatchNorm1d(3)), 0.5)
     with pytest.raises(ValueError, match="matches no parameter"):
         Pruning(where=("head",)).keep(parameters, 0.5)
-
-
-def test_what_is_remembered_is_chosen_once_and_replaced_as_a_whole() -> None:
-    parameters, memory = Parameters(net()), {"other": 3}
-    calls = []
-
-    def choosing(*names: str):
-        def choose():
-            calls.append(names)
-            return {name: torch.ones_like(parameters[name], dtype=torch.bool) for name in names}
-
-        return choose
-
-    context = Context(0, 0, parameters, memory)
-    assert chosen_at(context, 0, choosing("0.weight", "3.weight")).keys() == {"0.weight", "3.weight"}
-    assert chosen_at(context, 0, choosing("3.weight")).keys() == {"0.weight", "3.weight"}
-    assert chosen_at(context, 4, choosing("3.weight")).keys() == {"3.weight"}
-    assert len(calls) == 2
-    forget_choice(context)
-    assert memory == {"other": 3}
-
-
-def test_drop_is_exact_and_leaves_alone_what_is_kept_whole() -> None:
-    parameters = Parameters(net())
-    inside = torch.rand(5, 24, generator=torch.Generator().manual_seed(0)) < 0.5
-    whole = torch.ones(6, 2, 3, 3, dtype=torch.bool)
-    perturbation = drop(masks.from_tensors(parameters, {"3.weight": inside, "0.weight": whole}, rest=True))
-    assert perturbation.touches == ("3.weight",)
-    before = parameters["3.weight"].detach().clone()
-    with torch.no_grad():
-        perturbation.move(parameters)
-    assert torch.equal(parameters["3.weight"], before * inside)
-    buffer = parameters.scratch.borrow(inside, torch.int32)
-    assert torch.equal(buffer, inside.int()), "the integers are given back for the next step"

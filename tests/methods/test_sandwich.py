@@ -67,24 +67,6 @@ def test_a_resumed_run_draws_what_it_would_have_drawn() -> None:
     assert whole[8:] != whole[:12]
 
 
-@pytest.mark.parametrize("combine", ["sum", "mean"])
-def test_the_gradients_are_added_or_averaged(combine: str) -> None:
-    """On the levels that were drawn: of three, the sum moves three times as far as the mean."""
-    nested, by_hand = (family(1 / 4, 1 / 2, 3 / 4).eval() for _ in range(2))
-    sgd = sgd_of(nested, methods.sandwich(between=1, combine=combine))
-    closure = backward(lambda: F.cross_entropy(nested(X), Y))
-    levels = [level for level, _ in sgd.step(closure).losses]
-    assert len(levels) == 3
-    total = {p: torch.zeros_like(p) for p in by_hand.parameters()}
-    for level in levels:
-        with by_hand.at(level):
-            loss = F.cross_entropy(by_hand(X), Y)
-            for p, g in zip(total, torch.autograd.grad(loss, list(total), allow_unused=True), strict=True):
-                total[p] += 0 if g is None else g / (3 if combine == "mean" else 1)
-    for p, (q, g) in zip(nested.parameters(), total.items(), strict=True):
-        torch.testing.assert_close(p, q - 0.1 * g, rtol=1e-5, atol=1e-6)
-
-
 def test_one_level_is_no_sandwich() -> None:
     with pytest.raises(ValueError, match="needs a smallest level and a largest; there is 'full' alone"):
         methods.sandwich().bind(nest(torch.nn.Linear(2, 2), levels={}))

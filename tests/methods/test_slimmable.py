@@ -8,30 +8,23 @@ from torch.nn import functional as F
 
 from partialsgd import methods, soft_cross_entropy
 from tests.families import family
-from tests.methods.training import X, Y, sgd_of
+from tests.methods.training import X, Y, nested_loss, sgd_of, train
 
 LAWS = {"": methods.slimmable(), "mean": methods.slimmable(combine="mean", distill=True)}
+REFUSED_SETTINGS = [({"combine": "max"}, "combine must be")]
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])
-def test_the_update_is_by_the_gradients_of_all_levels(combine: str) -> None:
-    nested, by_hand = family(0.25, 0.5), family(0.25, 0.5)
-    weights = {"full": 1.0, "1/2": 2.0, "1/4": 3.0}
-    sgd = sgd_of(nested, methods.slimmable(combine=combine, weights=weights))
-
-    def closure():
-        torch.manual_seed(0)
-        loss = F.cross_entropy(nested(X), Y)
-        loss.backward()
-        return loss
-
-    step = sgd.step(closure)
+@pytest.mark.parametrize("make", [methods.slimmable, methods.sandwich])
+def test_the_update_is_by_the_gradients_of_all_levels(make, combine: str) -> None:
+    nested, by_hand = (family(0.25, 0.5).eval() for _ in range(2))
+    weights = {"full": 1.0, "1/2": 2.0, "1/4": 3.0} if make is methods.slimmable else {}
+    step = train(sgd_of(nested, make(combine=combine, **{"weights": weights} if weights else {})), nested_loss)[0]
     total = {p: torch.zeros_like(p) for p in by_hand.parameters()}
     for level in ("full", "1/2", "1/4"):
         with by_hand.at(level):
-            torch.manual_seed(0)
             loss = F.cross_entropy(by_hand(X), Y)
-            share = weights[level] / (6.0 if combine == "mean" else 1.0)
+            share = weights.get(level, 1.0) / (sum(weights.values()) or 3.0 if combine == "mean" else 1.0)
             for p, g in zip(total, torch.autograd.grad(loss, list(total), allow_unused=True), strict=True):
                 total[p] += 0 if g is None else share * g
     assert step.backwards == 3 and [level for level, _ in step.losses] == ["full", "1/2", "1/4"]
@@ -61,8 +54,6 @@ def test_pupils_learn_from_the_largest_level_if_asked_to(make, distill: bool) ->
         assert not distill or (torch.equal(teacher, first[0]) and not teacher.requires_grad)
 
 
-def test_a_wrong_combination_is_refused() -> None:
-    with pytest.raises(ValueError, match="combine must be"):
-        methods.slimmable(combine="max")
+def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="no level 'tiny'"):
         methods.slimmable(weights={"tiny": 1.0}).bind(family())

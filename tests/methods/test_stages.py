@@ -102,25 +102,15 @@ def test_what_no_stage_names_makes_stages_of_its_own() -> None:
 
 def test_stages_keep_the_order_in_which_they_were_named() -> None:
     """A network whose layers are registered in another order than they run in."""
-
-    class Backwards(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(6))
-            self.last, self.first = nn.Linear(6, 6), nn.Linear(6, 6)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.last(self.first(x)) * self.scale
-            return y
-
-    model = Backwards()
+    model = nn.ModuleDict({"last": nn.Linear(6, 6), "first": nn.Linear(6, 6)})
+    model.scale = nn.Parameter(torch.ones(6))
     stages, sgd = stepping(model, [1, 2], ["first", "last", "scale"])
     assert [names[0] for names in stages.names] == ["first.weight", "last.weight", "scale"] and stages.is_cut
     reached: list[bool] = []
 
     def closure() -> Tensor:
-        loss = backward(lambda: model(torch.ones(2, 6)).square().sum())()
-        reached.append(model.first.weight.grad is not None)
+        loss = backward(lambda: (model["last"](model["first"](torch.ones(2, 6))) * model.scale).square().sum())()
+        reached.append(model["first"].weight.grad is not None)
         return loss
 
     for _ in range(2):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import Depth, Nested, OutputSum, Width, nest
+from tests.nested.contracts import Residual
 from tests.nested.test_nested import SPECS, model, x
 
 
@@ -52,20 +53,24 @@ def switched(nested: Nested, run: Callable[[Tensor], Tensor], eager: Nested, rou
                         torch.testing.assert_close(a.grad, b.grad)
 
 
+def often(nested: Nested, run: Callable[[Tensor], Tensor], steps: int) -> None:
+    given, count = x(), len(nested.levels)
+    for step in range(steps):
+        nested.train(step % (2 * count) < count)
+        with nested.at(nested.levels[step % count]):
+            run(given)
+
+
 @pytest.mark.parametrize(
     "kind",
     ["width", pytest.param("width shared", marks=pytest.mark.slow), pytest.param("low rank", marks=pytest.mark.slow)],
 )
 def test_compiled_once_for_each_level_and_mode_however_often_it_switches(kind: str, dynamo: None) -> None:
     nested, eager = (nest(short(), **SPECS[kind]) for _ in range(2))
-    given = x()
     compiled = torch.compile(nested, backend="aot_eager", fullgraph=True)
     switched(nested, compiled, eager, rounds=2)
     assert graphs() == 3 * 2
-    for step in range(1000 if kind == "width" else 60):
-        nested.train(step % 6 < 3)
-        with nested.at(nested.levels[step % 3]):
-            compiled(given)
+    often(nested, compiled, 1000 if kind == "width" else 60)
     assert graphs() == 3 * 2
 
 
@@ -100,19 +105,7 @@ def test_a_compiled_nested_model_still_watches_copies_and_gives_out(dynamo: None
 
 
 def test_blocks_and_sums_compile_too(dynamo: None) -> None:
-    blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)) for _ in range(3))
-
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = blocks
-
-        def forward(self, y: Tensor) -> Tensor:
-            for block in self.blocks:
-                y = y + block(y)
-            return y
-
-    nested = nest(OutputSum(Residual(), nn.Linear(6, 6)), Depth("blocks", keep=1))
+    nested = nest(OutputSum(Residual(), nn.Linear(6, 3)), Depth("blocks", keep=1))
     eager = copy.deepcopy(nested)
     switched(nested, torch.compile(nested, backend="aot_eager", fullgraph=True), eager, rounds=2)
     assert graphs() == 2 * 2 or graphs() == 2, "nothing here depends on the mode"
@@ -125,9 +118,5 @@ def test_inductor_compiles_each_level_and_mode_once_over_a_thousand_switches(dyn
     compiled = torch.compile(nested, fullgraph=True)
     switched(nested, compiled, eager, rounds=1)
     assert graphs() == 2 * 2
-    given = x()
-    for step in range(1000):
-        nested.train(step % 4 < 2)
-        with nested.at(nested.levels[step % 2]):
-            compiled(given)
+    often(nested, compiled, 1000)
     assert graphs() == 2 * 2

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import partialsgd as ps
-from partialsgd import Depth, LowRank, Nested, OutputSum, PartialSGD, Width, export, methods, nest
-from tests.families import family
+from partialsgd import LowRank, PartialSGD, Width, export, methods, nest
 
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 
@@ -22,20 +21,22 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def closure_of(model: nn.Module, x: torch.Tensor = X):
+def closure_of(model: nn.Module):
     def run() -> torch.Tensor:
-        loss = F.cross_entropy(model(x), Y[: len(x)])
+        loss = F.cross_entropy(model(X), Y)
         loss.backward()
         return loss
 
     return run
 
 
+def trained_by(method: ps.Method, model: nn.Module) -> PartialSGD:
+    return PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method)
+
+
 def test_what_lies_around_a_nested_model_trains_at_every_level() -> None:
     outer = nn.Sequential(nest(mlp(), Width(1 / 2)), nn.Linear(3, 3))
-    body = outer[0]
-    assert isinstance(body, Nested)
-    sgd = PartialSGD(outer, torch.optim.SGD(outer.parameters(), 0.1), methods.alternating())
+    sgd = trained_by(methods.alternating(), outer)
     for _ in range(2):
         before = outer[1].weight.detach().clone()
         step = sgd.step(closure_of(outer))
@@ -44,11 +45,10 @@ def test_what_lies_around_a_nested_model_trains_at_every_level() -> None:
 
 def test_a_copied_driver_is_not_run_with_the_old_models_levels() -> None:
     nested = nest(mlp(), Width(1 / 2))
-    optimizer = torch.optim.SGD(nested.parameters(), 0.1)
-    sgd = PartialSGD(nested, optimizer, methods.alternating())
+    sgd = trained_by(methods.alternating(), nested)
     sgd.step(closure_of(nested))
     sgd.step(closure_of(nested))
-    other, _, driver = copy.deepcopy((nested, optimizer, sgd))
+    other, driver = copy.deepcopy((nested, sgd))
     with pytest.raises(ValueError, match="are not those of this nested model"):
         driver.step(closure_of(other))
 
@@ -62,20 +62,6 @@ def test_a_forward_that_was_replaced_on_the_object_is_refused() -> None:
         nested.extract("core", example=X)
 
 
-@pytest.mark.parametrize("hold", [lambda a: [a], lambda a: (a,), lambda a: {"a": a}], ids=["list", "tuple", "dict"])
-def test_a_layer_that_is_also_held_elsewhere_is_refused(hold) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
-            self.held = hold(self.a)
-
-    model = Net()
-    with pytest.raises(ValueError, match=r"'a' cannot be nested: the attribute 'held' of"):
-        nest(model, LowRank(1 / 2, where="a"))
-    assert type(model.a) is nn.Linear
-
-
 def test_a_network_that_returns_a_parameter_trains() -> None:
     class Policy(nn.Module):
         def __init__(self) -> None:
@@ -86,7 +72,7 @@ def test_a_network_that_returns_a_parameter_trains() -> None:
             return self.net(x), self.log_std
 
     nested = nest(Policy(), LowRank(1 / 4, where=("net.0", "net.2")))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating())
+    sgd = trained_by(methods.alternating(), nested)
 
     def closure() -> torch.Tensor:
         mean, log_std = nested(X)
@@ -98,57 +84,28 @@ def test_a_network_that_returns_a_parameter_trains() -> None:
     assert not nested.model.log_std._backward_hooks
 
 
-def test_a_teacher_of_several_micro_batches_is_not_asked() -> None:
+def test_a_teacher_of_several_micro_batches_or_of_no_call_is_not_asked() -> None:
     nested = nest(mlp(), Width(1 / 2))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.slimmable(distill=True))
 
-    def closure(g) -> torch.Tensor:
-        total = torch.zeros(())
+    def in_micro_batches(g) -> torch.Tensor:
         for x in X.split(8):
             g.outputs = nested(x)
             loss = g.outputs.square().mean() if g.teacher is None else (g.outputs - g.teacher).square().mean()
             loss.backward()
-            total += loss.detach()
-        return total
+        return loss
 
-    with pytest.raises(RuntimeError, match="one batch in the closure"):
-        sgd.step(closure)
-
-
-def test_a_teacher_that_did_not_run_is_missed() -> None:
-    nested = nest(mlp(), Width(1 / 2))
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating(distill=True))
-
-    def closure(g) -> torch.Tensor:
-        outputs = nested.model(X)  # past the nested model
+    def past_the_nested_model(g) -> torch.Tensor:
+        outputs = nested.model(X)
         loss = outputs.square().mean() if g.teacher is None else outputs.mean()
         loss.backward()
         return loss
 
-    sgd.step(closure)
+    with pytest.raises(RuntimeError, match="one batch in the closure"):
+        trained_by(methods.slimmable(distill=True), nested).step(in_micro_batches)
+    sgd = trained_by(methods.alternating(distill=True), nested)
+    sgd.step(past_the_nested_model)
     with pytest.raises(RuntimeError, match="call the nested model, nested"):
-        sgd.step(closure)
-
-
-def test_a_failed_recalibration_leaves_the_statistics() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    nested = nest(model, Width(1 / 2))
-    nested(X)
-    before = copy.deepcopy(nested.state_dict())
-    with pytest.raises(TypeError, match=r"for a loader of pairs give"):
-        nested.recalibrate("full", [(X, Y)])
-    assert all(torch.equal(before[key], value) for key, value in nested.state_dict().items())
-
-
-def test_hooks_on_blocks_and_norms_are_not_lost_silently() -> None:
-    model = nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), nn.Linear(6, 3))
-    model[0].register_forward_hook(lambda *args: None)
-    with pytest.raises(ValueError, match="'0' cannot be nested: it has hooks"):
-        nest(model, Depth("0", keep=1))
-    normed = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    normed[1].register_forward_hook(lambda *args: None)
-    with pytest.raises(ValueError, match="'1' cannot be nested: it has hooks"):
-        nest(normed, Width(1 / 2), norms="shared")
+        sgd.step(past_the_nested_model)
 
 
 def test_an_example_follows_the_nested_model_to_another_dtype_and_holds_no_data() -> None:
@@ -160,45 +117,11 @@ def test_an_example_follows_the_nested_model_to_another_dtype_and_holds_no_data(
     assert next(nested.extract("core").parameters()).dtype is torch.bfloat16
 
 
-def test_training_and_evaluation_that_differ_are_not_traced_as_one() -> None:
-    class Auxiliary(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.extra = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h = self.a(x).relu()
-            y: torch.Tensor = self.b(h)
-            return y + self.extra(h) if self.training else y
-
-    with pytest.raises(ValueError, match="runs other layers in training"):
-        nest(Auxiliary().eval(), Width(1 / 2, order="norm"))
-
-
-@pytest.mark.parametrize(
-    ("make", "kind", "says"),
-    [
-        (lambda: nest(mlp(), levels=[LowRank(1 / 4)]), TypeError, "levels must map names to specs"),
-        (lambda: nest(mlp(), {"small": LowRank(1 / 4)}), TypeError, r"write levels=\{"),
-        (lambda: nest(mlp(), "LowRank"), TypeError, "got a str"),
-        (lambda: nest(mlp(), OutputSum(mlp(), mlp())), TypeError, r"nest\(OutputSum"),
-        (lambda: Width("1/4"), ValueError, "got '1/4'"),
-        (lambda: LowRank(True), ValueError, "got True"),
-        (lambda: Depth("0", keep="2"), ValueError, "got '2'"),
-        (lambda: methods.alternating(order="full"), ValueError, r"a list of levels such as \['full', 'core'\]"),
-        (lambda: OutputSum(mlp(), mlp(), inputs=(0, 1)), ValueError, "two lists"),
-    ],
-)
-def test_common_slips_are_told_what_to_write(make, kind, says) -> None:
-    with pytest.raises(kind, match=says):
-        make()
-
-
 def test_a_step_inside_of_at_is_refused() -> None:
-    nested = family()
-    sgd = PartialSGD(nested, torch.optim.SGD(nested.parameters(), 0.1), methods.alternating())
+    nested = nest(mlp(), Width(1 / 2))
+    sgd = trained_by(methods.alternating(), nested)
     with nested.at("core"), pytest.raises(RuntimeError, match=r"outside of nested.at\('core'\)"):
-        sgd.step(lambda: nested(torch.ones(2, 6)).sum())
+        sgd.step(closure_of(nested))
 
 
 @pytest.mark.parametrize("make", [methods.alternating, methods.only, methods.slimmable, methods.sandwich])
@@ -207,30 +130,19 @@ def test_a_network_that_is_not_nested_is_refused(make) -> None:
         make().bind(torch.nn.Linear(2, 2))
 
 
-def build() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
-
-
 def test_a_nested_model_of_one_level_is_its_network_trained_saved_and_taken_out(tmp_path: Path) -> None:
-    nested, model, x = ps.nest(build(), levels={}), build(), torch.randn(6, 4)
+    nested, model = nest(mlp(), levels={}), mlp()
     assert nested.levels == ("full",)
     ours, theirs = (torch.optim.Adam(network.parameters()) for network in (nested, model))
-    sgd = ps.PartialSGD(nested, ours, ps.methods.alternating())
-
-    def closure() -> torch.Tensor:
-        loss = nested(x).square().sum()
-        loss.backward()
-        return loss
-
+    sgd = PartialSGD(nested, ours, methods.alternating())
     for _ in range(3):
-        assert sgd.step(closure).level == "full"
+        assert sgd.step(closure_of(nested)).level == "full"
         theirs.zero_grad()
-        model(x).square().sum().backward()
+        closure_of(model)()
         theirs.step()
-    assert torch.equal(nested(x), model(x))
-    assert torch.equal(nested.extract("full", example=x)(x), model(x))
+    assert torch.equal(nested(X), model(X))
+    assert torch.equal(nested.extract("full", example=X)(X), model(X))
     export.save(nested, tmp_path)
-    assert torch.equal(export.load(tmp_path, build())(x), model(x))
-    assert [row.share for row in nested.profile(x).rows] == [1.0]
+    assert torch.equal(export.load(tmp_path, mlp())(X), model(X))
+    assert [row.share for row in nested.profile(X).rows] == [1.0]
     assert "full" in nested.draw() and "full" in nested.summary()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from partialsgd import Depth, LayerSum, LowRank, Width, nest
+from partialsgd import Depth, LayerSum, LowRank, OutputSum, Width, nest
 from partialsgd.testing.problems import Tied
 from tests.nested.checks import untouched
 from tests.zoo import ZOO, again, encoder, gpt2, llama, marian, mlp, specs_for, t5
@@ -51,9 +51,55 @@ def would_broadcast(layer: nn.Module) -> nn.Module:
     return linear(layer.in_features, 1)
 
 
+class Held(nn.Module):
+    """A layer that its owner also holds outside of `_modules`."""
+
+    def __init__(self, hold: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.held = hold(self.a)
+
+
+class Auxiliary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.extra = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).relu()
+        y: Tensor = self.b(h)
+        return y + self.extra(h) if self.training else y
+
+
+def hooked(model: nn.Sequential) -> nn.Module:
+    next(module for module in model if not isinstance(module, nn.Linear)).register_forward_hook(lambda *args: None)
+    return model
+
+
+def hooked_blocks() -> nn.Module:
+    return hooked(nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), nn.Linear(6, 3)))
+
+
+def hooked_norm() -> nn.Module:
+    return hooked(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+
+
+HELD = "'a' cannot be nested: the attribute 'held' of"
 BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], str]] = {
     "nothing said": (wide, {}, ValueError, "nest needs a spec"),
     "no spec": (wide, one(1 / 4), TypeError, "a spec must be LowRank"),
+    "no mapping": (wide, {"levels": [LowRank(1 / 4)]}, TypeError, "levels must map names to specs"),
+    "mapping as spec": (wide, one({"small": LowRank(1 / 4)}), TypeError, r"write levels=\{"),
+    "text as spec": (wide, one("LowRank"), TypeError, "got a str"),
+    "sum as spec": (wide, one(OutputSum(nn.Identity(), nn.Identity())), TypeError, r"nest\(OutputSum"),
+    "held in a list": (lambda: Held(lambda a: [a]), one(LowRank(1 / 2, where="a")), ValueError, HELD),
+    "held in a tuple": (lambda: Held(lambda a: (a,)), one(LowRank(1 / 2, where="a")), ValueError, HELD),
+    "held in a dict": (lambda: Held(lambda a: {"a": a}), one(LowRank(1 / 2, where="a")), ValueError, HELD),
+    "other layers in training": (Auxiliary, one(Width(0.5, order="norm")), ValueError, "runs other layers in training"),
+    "hooked blocks": (hooked_blocks, one(Depth("0", keep=1)), ValueError, "'0' cannot be nested: it has hooks"),
+    "hooked norm": (
+        hooked_norm, one(Width(0.5)) | {"norms": "shared"}, ValueError, "'1' cannot be nested: it has hooks",
+    ),
     "norms": (wide, one(LowRank(0.5)) | {"norms": "none"}, ValueError, "norms must be one of 'separate', 'shared'"),
     "low rank, no match": (llama, one(LowRank(0.5, where="*.q_prj")), ValueError, r"'\*\.q_prj' matches no .*q_proj"),
     "one of two no match": (llama, one(LowRank(0.5, where=("*.q_proj", "*.f"))), ValueError, r"'\*\.f' matches no"),
@@ -231,26 +277,20 @@ def same(ours: nn.Module, theirs: nn.Module) -> None:
 
 @pytest.mark.parametrize("kind", NORMED_SPECS)
 @pytest.mark.parametrize("around", AROUND)
-def test_a_nested_model_is_the_same_wherever_it_is_made_and_trains(kind: str, around: str) -> None:
+def test_a_nested_model_and_its_levels_are_the_same_wherever_they_are_made_and_train(kind: str, around: str) -> None:
     expected, given = nest(normed(), **NORMED_SPECS[kind]), normed()
     with AROUND[around]():
         nested = nest(given, **NORMED_SPECS[kind])
     same(nested, expected)
-    nested(x()).sum().backward()
-    assert all(p.grad is not None for p in nested.parameters(level="full"))
-
-
-@pytest.mark.parametrize("kind", NORMED_SPECS)
-@pytest.mark.parametrize("around", AROUND)
-def test_a_level_is_the_same_wherever_it_is_taken_out_and_trains(kind: str, around: str) -> None:
-    nested = nest(normed(), **NORMED_SPECS[kind])
     for level in nested.levels:
         with nested.at(level):
             nested(x())
     for level in nested.levels:
-        expected = nested.extract(level)
+        expected_level = nested.extract(level)
         with AROUND[around]():
             plain = nested.extract(level)
-        same(plain, expected)
+        same(plain, expected_level)
         plain(x()).sum().backward()
         assert all(p.grad is not None for p in plain.parameters())
+    nested(x()).sum().backward()
+    assert all(p.grad is not None for p in nested.parameters(level="full"))

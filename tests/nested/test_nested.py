@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from partialsgd import Depth, LowRank, Nested, Width, nest
 from partialsgd.nested.example_inputs import tensors_of
 from partialsgd.nested.layers.base import NestedModule
-from partialsgd.nested.switch import Switch
 from tests.nested.checks import output
 from tests.zoo import ZOO, gpt2, llama, specs_for, tokens
 
@@ -42,10 +41,10 @@ def x(rows: int = 5) -> Tensor:
     return torch.randn(rows, 6, generator=torch.Generator().manual_seed(rows))
 
 
-def outputs(nested: nn.Module, nested_model_: Nested) -> list[Tensor]:
+def outputs(nested: Nested) -> list[Tensor]:
     made = []
-    for level in nested_model_.levels:
-        with nested_model_.at(level):
+    for level in nested.levels:
+        with nested.at(level):
             made.append(nested(x()).detach())
     return made
 
@@ -125,46 +124,29 @@ def test_what_is_outside_a_level_does_not_matter_there() -> None:
 
 def test_gradient_checkpointing_of_hugging_face() -> None:
     nested = nest(llama(), [LowRank(1 / 4, where="self_attn"), Depth("layers", keep=2)]).train()
-    ids, expected = tokens(2), []
-    for checkpointing in (False, True):
-        if checkpointing:
-            nested.model.gradient_checkpointing_enable()
-        for i, level in enumerate(nested.levels):
+    gradients: dict[str, list[Any]] = {level: [] for level in nested.levels}
+    for _ in range(2):
+        for level in nested.levels:
             nested.zero_grad()
             with nested.at(level):
-                nested(input_ids=ids, use_cache=False).logits.square().sum().backward()
-            gradients = [p.grad for p in nested.parameters(level=level)]
-            if checkpointing:
-                assert all(torch.equal(a, b) for a, b in zip(gradients, expected[i], strict=True))
-            expected.append(gradients)
+                nested(input_ids=tokens(2), use_cache=False).logits.square().sum().backward()
+            gradients[level].append([p.grad for p in nested.parameters(level=level)])
+        nested.model.gradient_checkpointing_enable()
+    assert all(torch.equal(a, b) for pair in gradients.values() for a, b in zip(*pair, strict=True))
 
 
 @pytest.mark.parametrize("spec", CHECKPOINTED)
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoints_inside_a_level_are_the_level(spec: Any, reentrant: bool) -> None:
-    torch.manual_seed(0)
-    start = Checkpointed(reentrant=None)
-    nested_models = []
-    for way in (None, reentrant):
-        network = copy.deepcopy(start)
-        network.reentrant = way
-        nested_models.append(nest(network, spec))
-    for level in ("core", "full"):
+    nested = nest(Checkpointed(reentrant=None), spec)
+    for level in nested.levels:
         gradients = []
-        for nested in nested_models:
+        for nested.model.reentrant in (None, reentrant):
             nested.zero_grad()
             with nested.at(level):
                 nested(x().requires_grad_()).square().sum().backward()
             gradients.append([p.grad for p in nested.parameters(level=level)])
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-def test_losses_inside_the_outputs_are_watched() -> None:
-    nested = nest(gpt2(), Width(1 / 2))
-    with nested.at("core"):
-        made = nested(input_ids=tokens(2), labels=tokens(2))
-    with pytest.raises(RuntimeError, match="its forward ran at level 'core'"):
-        made.loss.backward()
 
 
 # Teachers
@@ -194,15 +176,15 @@ def test_a_teacher_is_run_on_the_same_inputs_and_leaves_no_trace(kind: str) -> N
     assert torch.equal(torch.get_rng_state(), random), "the noise is that of a run without a teacher"
 
 
-def test_a_teacher_of_a_model_with_outputs_in_a_container() -> None:
+def test_a_teacher_and_a_loss_of_a_model_with_outputs_in_a_container() -> None:
     nested = nest(gpt2().eval(), LowRank(1 / 4))
     expected = nested(input_ids=tokens(2)).logits
     with nested.at("core", teacher="full"):
-        nested(input_ids=tokens(2))
+        loss = nested(input_ids=tokens(2), labels=tokens(2)).loss
         assert torch.equal(nested.teacher.logits, expected)
         assert not any(leaf.requires_grad for leaf in tensors_of(nested.teacher))
-    with pytest.raises(ValueError, match="there is no level 'large'"), nested.at("core", teacher="large"):
-        pass
+    with pytest.raises(RuntimeError, match="its forward ran at level 'core'"):
+        loss.backward()
 
 
 # Copies and states
@@ -213,16 +195,18 @@ def test_a_teacher_of_a_model_with_outputs_in_a_container() -> None:
 def test_a_copy_has_its_own_switch_for_all_of_its_layers(kind: str, through: Callable[[Nested], Nested]) -> None:
     nested = nested_model(kind)
     nested(x())
-    other = through(nested)
+    with nested.at("1/4"):
+        other = through(nested)
+        assert nested.level == "1/4" and other.level == "full", "no `with` block would ever bring the copy back"
     switches = {id(m.switch) for m in other.modules() if isinstance(m, NestedModule)}
     assert len(switches) == 1
-    before = outputs(nested.eval(), nested)
+    before = outputs(nested.eval())
     with other.at("1/4"):
         assert nested.level == "full" and other.level == "1/4"
         with torch.no_grad():
             for parameter in other.parameters():
                 parameter.zero_()
-    assert all(torch.equal(a, b) for a, b in zip(outputs(nested, nested), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(outputs(nested), before, strict=True))
     with other.at("1/4"):
         loss = other(x()).sum()
     with pytest.raises(RuntimeError, match="its forward ran at level '1/4'"):
@@ -230,14 +214,6 @@ def test_a_copy_has_its_own_switch_for_all_of_its_layers(kind: str, through: Cal
     with nested.at("1/4"), pytest.raises(RuntimeError):
         loss.backward()
     assert type(other.extract("full")) is nn.Sequential
-
-
-def test_a_copy_that_is_made_at_a_level_is_not_bound_to_it() -> None:
-    nested = nested_model()
-    with nested.at("1/4"):
-        other = copy.deepcopy(nested)
-        assert nested.level == "1/4"
-    assert other.level == "full", "no `with` block would ever bring it back"
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -252,10 +228,8 @@ def test_a_state_goes_from_one_nested_model_to_another(kind: str) -> None:
     file = io.BytesIO()
     torch.save(nested.state_dict(), file)
     file.seek(0)
-    missing = other.load_state_dict(torch.load(file, weights_only=True))
-    assert not missing.missing_keys and not missing.unexpected_keys
-    same = zip(outputs(nested.eval(), nested), outputs(other.eval(), other), strict=True)
-    assert all(torch.equal(a, b) for a, b in same)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert all(torch.equal(a, b) for a, b in zip(outputs(nested.eval()), outputs(other.eval()), strict=True))
     keys = list(nested.state_dict())
     with nested.at("1/4"):
         assert list(nested.state_dict()) == keys, "all levels, whichever runs"
@@ -298,45 +272,37 @@ def test_the_second_level_inside_one_autocast_block_is_not_the_first() -> None:
     for level in nested.levels:
         with torch.autocast("cpu", torch.bfloat16), nested.at(level):
             alone.append(nested(x()).detach())
-    together = []
     with torch.autocast("cpu", torch.bfloat16):
-        for level in nested.levels:
-            with nested.at(level):
-                together.append(nested(x()).detach())
+        together = outputs(nested)
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
-LEVELS = ("small", "medium", "full")
-
-
 def test_levels_nest_and_every_way_out_restores() -> None:
-    switch = Switch(LEVELS)
-    assert switch.level == "full"
-    with switch.at("small", "medium"):
-        assert (switch.level, switch.teacher) == ("small", "medium")
-        switch.teacher_outputs = "outputs"
-        with switch.at("medium"):
-            assert (switch.level, switch.teacher, switch.teacher_outputs) == ("medium", None, None)
-            with pytest.raises(ZeroDivisionError), switch.at("full"):
+    nested = nested_model()
+    with nested.at("1/4", teacher="1/2"):
+        nested(x())
+        taught = nested.teacher
+        with nested.at("1/2"):
+            assert (nested.level, nested.teacher) == ("1/2", None)
+            with pytest.raises(ZeroDivisionError), nested.at("full"):
                 raise ZeroDivisionError
-            assert switch.level == "medium"
-        assert (switch.level, switch.teacher, switch.teacher_outputs) == ("small", "medium", "outputs")
-    assert (switch.level, switch.teacher, switch.teacher_outputs) == ("full", None, None)
-
-
-@pytest.mark.parametrize(("level", "teacher"), [("large", None), ("small", "large"), ("", None), ("Full", None)])
-def test_an_unknown_level_lists_the_levels_and_changes_nothing(level: str, teacher: str | None) -> None:
-    switch = Switch(LEVELS)
-    with switch.at("medium"):
-        with pytest.raises(ValueError, match="there are 'small', 'medium', 'full'"), switch.at(level, teacher):
-            raise AssertionError("the body must not run")
-        assert (switch.level, switch.teacher) == ("medium", None)
+            assert nested.level == "1/2"
+            for level, teacher in (("large", None), ("1/4", "large"), ("", None), ("Full", None)):
+                with (
+                    pytest.raises(ValueError, match="there are '1/4', '1/2', 'full'"),
+                    nested.at(level, teacher=teacher),
+                ):
+                    raise AssertionError("the body must not run")
+                assert (nested.level, nested.teacher) == ("1/2", None)
+        assert nested.level == "1/4" and nested.teacher is taught
+    assert (nested.level, nested.teacher) == ("full", None)
 
 
 def test_without_gradients_nothing_is_watched() -> None:
-    switch, x = Switch(LEVELS), torch.ones(3, requires_grad=True)
-    y = x * 2
-    with torch.no_grad(), switch.at("small"):
-        switch.watch(y)
+    nested, given = nest(nn.Sequential(nn.Identity(), model()), Width(1 / 2)), x().requires_grad_()
+    y = given * 2
+    nested.model.forward = lambda _: y  # outputs that have a graph already
+    with torch.no_grad(), nested.at("core"):
+        nested(given)
     y.sum().backward()
-    assert x.grad is not None
+    assert given.grad is not None

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from partialsgd import Depth, LayerSum, LowRank, Width, nest
-from partialsgd.nested.specs import _ratio_name, resolve_levels
+from partialsgd import Depth, LayerSum, LowRank, Width, methods, nest
+from partialsgd.nested.specs import resolve_levels
 from tests.nested.checks import many
 
 BAD = [0, 0.0, -0.5, 1.0001, 2, math.nan, math.inf, "1/2", None, "half"]
@@ -22,13 +22,6 @@ BAD = [0, 0.0, -0.5, 1.0001, 2, math.nan, math.inf, "1/2", None, "half"]
 def test_a_ratio_outside_0_to_1_is_refused_and_named(kind, ratio) -> None:
     with pytest.raises(ValueError, match=r"a ratio must be in \(0, 1\], got"):
         kind(ratio)
-
-
-def test_a_ratio_for_a_single_layer_is_looked_at_too() -> None:
-    with pytest.raises(ValueError, match=r"a ratio must be in \(0, 1\], got nan"):
-        LowRank(0.5, ratios={"*.fc1": math.nan})
-    with pytest.raises(ValueError, match="as many ratios as `ratio` has"):
-        LowRank((0.25, 0.5), ratios={"*.fc1": 0.5})
 
 
 @pytest.mark.parametrize("keep", [0, -1, 0.0, 1.5, math.nan, (1, 0), (0.5, 1.5)])
@@ -47,6 +40,11 @@ def test_no_block_and_more_than_all_are_refused(keep) -> None:
         (lambda: Width(0.5, order="last"), "order must be one of 'first', 'norm', 'gradient'; got 'last'"),
         (lambda: Depth("layers", keep=1, pick="odd"), "pick must be one of 'first', 'even'; got 'odd'"),
         (lambda: LayerSum("fc", nn.Identity, core="full"), "core must be one of 'old', 'new'; got 'full'"),
+        (lambda: LowRank(True), "got True"),
+        (lambda: Depth("0", keep="2"), "got '2'"),
+        (lambda: LowRank(0.5, ratios={"*.fc1": math.nan}), r"a ratio must be in \(0, 1\], got nan"),
+        (lambda: LowRank((0.25, 0.5), ratios={"*.fc1": 0.5}), "as many ratios as `ratio` has"),
+        (lambda: methods.alternating(order="full"), r"a list of levels such as \['full', 'core'\]"),
         (lambda: Width(0.5, hidden="*.fc1"), r"like \(\"\*\.fc1\", \"\*\.fc2\"\); got '\*\.fc1'"),
         (lambda: Width(0.5, hidden=("*.fc1",)), r"layers that make units and one that takes them"),
         (lambda: Width(0.5, hidden=(("a", "b"), ("c",))), r"layers that make units and one that takes them"),
@@ -60,14 +58,6 @@ def test_a_choice_that_does_not_exist_lists_those_that_do(build, message: str) -
 def test_make_must_be_a_function() -> None:
     with pytest.raises(TypeError, match="make must be a function of the layer"):
         LayerSum("fc", nn.Linear(2, 2).weight)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "name"),
-    [(1 / 32, "1/32"), (1 / 3, "1/3"), (0.3, "3/10"), (1, "1"), (1.0, "1"), (0.35, "7/20"), (2 / 3, "2/3")],
-)
-def test_a_level_is_called_by_the_fraction_that_the_ratio_is(ratio: float, name: str) -> None:
-    assert _ratio_name(ratio) == name
 
 
 @many
@@ -84,7 +74,8 @@ LOW, WIDE = LowRank(1 / 4), Width(1 / 2)
 def test_one_ratio_is_the_core_and_several_are_called_by_their_ratios() -> None:
     assert list(resolve_levels(LOW, None)) == ["core"]
     assert resolve_levels([LOW, Depth("h", keep=1)], None) == {"core": (LOW, Depth("h", keep=1))}
-    assert list(resolve_levels(LowRank((1 / 32, 1 / 8)), None)) == ["1/32", "1/8"]
+    ratios = (1 / 32, 0.3, 1 / 3, 0.35, 2 / 3, 1.0)
+    assert list(resolve_levels(LowRank(ratios), None)) == ["1/32", "3/10", "1/3", "7/20", "2/3", "1"]
     assert list(resolve_levels(Depth("h", keep=(1, 2, 3)), None)) == ["1", "2", "3"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partialsgd.testing.problems import PROBLEMS, Problem, Quadratic
+from partialsgd.testing.problems import PROBLEMS, Problem
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
@@ -23,22 +23,3 @@ def test_models_and_batches_are_functions_of_their_seeds(problem: Problem) -> No
     before = torch.get_rng_state()
     problem.evaluate(a, 0)
     assert problem.is_random == (not torch.equal(before, torch.get_rng_state()))
-
-
-def test_the_quadratic_has_the_minimum_and_curvature_that_it_says() -> None:
-    model = Quadratic(curvature=10.0)
-    with torch.no_grad():
-        model.a.copy_(model.c[:3])
-        model.b.copy_(model.c[3:].view(2, 2))
-    loss = model(torch.zeros(7))
-    loss.backward()
-    assert float(loss.detach()) == 0.0 and all(float(p.grad.abs().sum()) == 0 for p in model.parameters())
-    assert float(model.h.max()) == 10.0
-
-
-def test_a_layer_is_unused_in_every_other_batch() -> None:
-    problem = next(p for p in PROBLEMS if p.name == "unused")
-    for t, used in ((0, True), (1, False)):
-        model = problem.model()
-        problem.closure(model, t)()
-        assert (model.detour.weight.grad is not None) == used

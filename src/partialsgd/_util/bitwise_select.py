@@ -75,7 +75,9 @@ class Selection:
         self._scratch = scratch
         self._inside: dict[torch.dtype, Tensor] = {}
         rows = rows_of(mask)
-        self._outside_rows = None if rows is None else (~rows).nonzero().squeeze(1)
+        # Elsewhere than on a CPU the host would wait for the number of rows.
+        is_on_cpu = mask.device.type == "cpu"
+        self._outside_rows = (~rows).nonzero().squeeze(1) if is_on_cpu and rows is not None else None
 
     def keep_inside(self, tensor: Tensor) -> None:
         """tensor ← p ⊙ tensor: zero outside."""
@@ -110,9 +112,8 @@ class Selection:
 
     def release(self) -> None:
         """Give the integers back: they are as large as the parameter."""
-        for inside in self._inside.values():
-            self._scratch.give_back(inside)
-        self._inside.clear()
+        while self._inside:
+            self._scratch.give_back(self._inside.popitem()[1])
 
     def _integers(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """1 inside, 0 outside, as wide as the tensors' numbers; None where `torch.where` must do."""

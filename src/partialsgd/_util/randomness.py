@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from operator import index
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ _CHUNK = 1 << 16  # 64-bit words at a time: the dozen integer passes below stay 
 
 def key(*parts: int | str) -> int:
     """A stable 64-bit number from the parts, without a call count or a global generator."""
-    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
+    text = "\0".join(f"str:{part}" if isinstance(part, str) else f"int:{index(part)}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
@@ -13,8 +13,11 @@ from torch.utils._pytree import tree_map
 
 from partialsgd import vectors
 from partialsgd.parameters import Parameters
-from partialsgd.perturbations import NOWHERE, Displacement, Perturbation, perturbed
+from partialsgd.perturbations import NOWHERE, Displacement, Perturbation, displace
 from partialsgd.vectors import Vector
+
+if TYPE_CHECKING:
+    from partialsgd.engine.step import StepInProgress
 
 MakeContext = Callable[[], AbstractContextManager[object]]
 
@@ -34,12 +37,12 @@ class GradientPass:
         self,
         parameters: Parameters,
         perturbation: Perturbation,
-        abort: Callable[[], None],
+        step: StepInProgress,
         *,
         level: str | None,
         last: bool,
-        entered_once: bool,
         clones: bool,
+        keeps_parts: bool,
         teacher: Callable[[], Any],
         within: MakeContext | None = None,
         on_move: Callable[[Displacement], None] | None = None,
@@ -51,6 +54,8 @@ class GradientPass:
         self.loss: Tensor | float | None = None
         """Assign the loss here to have it checked and returned in `Step`; `step(closure)` does."""
         self.running = False
+        self.parts: list[Vector] | None = [] if keeps_parts else None
+        """The gradient of each micro-batch, if a rule reads them one by one."""
         self._losses: list[Tensor | float | None] = []
         self._outputs: Any = None
         self._outputs_set = 0
@@ -60,11 +65,9 @@ class GradientPass:
         self._perturbation: Perturbation | None = perturbation
         self._within = within
         self._on_move = on_move
-        self._abort = abort
-        self._entered_once = entered_once
+        self._step = step
         self._clones = clones
         self._teacher = teacher
-        self._block: AbstractContextManager[None] | None = None
         self._earlier: Vector | None = None
 
     @property
@@ -89,10 +92,11 @@ class GradientPass:
         self._outputs_set += 1
 
     def __enter__(self) -> GradientPass:
+        self._step.require_current()
         perturbation = self._perturbation
         if perturbation is None or self.running:
             raise RuntimeError("this gradient was taken already; take the next one from sgd.gradients()")
-        if self._entered_once:
+        if self._step.by_closure:
             self._perturbation = None  # it may hold the gradient at x, whose memory the pass at x̃ needs
         try:
             if self._entered:
@@ -103,9 +107,8 @@ class GradientPass:
             if perturbation is not NOWHERE or self._within is not None:
                 within = None if self._within is None else self._within()
                 on_move, self._on_move = self._on_move, None
-                self._block = perturbed(self._parameters, perturbation, within, on_move)
+                displace(self._parameters, perturbation, self._step.undo, within, on_move)
                 del perturbation
-                self._block.__enter__()
             self.running = True
         except BaseException:
             self._fail()
@@ -115,10 +118,9 @@ class GradientPass:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        block, self._block, self.running = self._block, None, False
         try:
-            if block is not None:
-                block.__exit__(kind, error, trace)
+            self._step.undo.run(kind, error, trace)
+            self.running = False
             if kind is None and all(p.grad is None for p in self._parameters.values()):
                 raise RuntimeError(
                     "no parameter received a gradient: call loss.backward() inside the closure or `with` block, "
@@ -131,6 +133,9 @@ class GradientPass:
             self._fail()
             return
         self._entered += 1
+        if self.parts is not None:
+            gradient = vectors.current(self._parameters)
+            self.parts.append(Vector({name: g.clone() for name, g in gradient.items()}))
         if self._earlier is not None:
             vectors.add(self._earlier, vectors.current(self._parameters), 1.0)
             vectors.put(self._parameters, self._earlier)
@@ -138,6 +143,7 @@ class GradientPass:
 
     def finish(self) -> tuple[list[Tensor | None], Any]:
         """End the pass. Returns the loss of each micro-batch, and the outputs as smaller levels may use them."""
+        self._step.require_current()
         if self._failed or not self._entered:
             raise RuntimeError("a gradient was left out: run forward and backward inside `with g:` for each g")
         self._perturbation = None
@@ -148,5 +154,5 @@ class GradientPass:
 
     def _fail(self) -> None:
         """An exception inside the block drops the whole step."""
-        self._failed, self._perturbation = True, None
-        self._abort()
+        self._failed, self._perturbation, self.running = True, None, False
+        self._step.drop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -15,10 +15,10 @@ from partialsgd._util.snapshots import Buffers, Snapshot
 from partialsgd.distributed.wrappers import require_unused_search
 from partialsgd.engine.gradient_pass import GradientPass, MakeContext
 from partialsgd.engine.nonfinite import NonfinitePolicy, are_finite
-from partialsgd.engine.rules import BranchPlan, choose, correct
+from partialsgd.engine.rules import BranchPlan, choose, correct, narrow
 from partialsgd.engine.step import StepInProgress
 from partialsgd.masks import Mask
-from partialsgd.method import Branch, Context, uncorrected
+from partialsgd.method import Branch, Context, everything, uncorrected
 from partialsgd.optimizers.grad_scaler import Scaler
 from partialsgd.parameters import Parameters, require_strided
 from partialsgd.perturbations import NOWHERE, Displacement, Perturbation
@@ -54,32 +54,33 @@ class GradientOracle:
                 if step.overflow:
                     break
             self._finish(step)
-        except Exception:
-            step.abort()
+        except BaseException:  # also when the user's loop ends early, which closes this generator
+            step.drop()
             raise
 
     def _branch(self, step: StepInProgress, number: int) -> Generator[GradientPass, None, None]:
         """The pass at x̃_t, and before it the passes that rules and meters need."""
         branch, model, measurement = step.branches[number], self.parameters.model, step.measurement
         last = number + 1 == len(step.branches)
-        if step.undo is None and not last:
-            step.undo = Buffers(model)
+        if step.buffers is None and not last:
+            step.buffers = Buffers(model)
         plan = self._choose(step, number)  # lines 2 and 3: p_t and δx_t
         waits, pairs, at_x = plan.needs_gradient, [], None
         requests = [] if measurement is None else measurement.ask(step, plan)
         start = begin = None
         if waits or (measurement is not None and measurement.takes_passes(number)):
             start = begin = Snapshot(model)
-            step.undo = step.undo or start.buffers
+            step.buffers = step.buffers or start.buffers
         if waits and start is not None and plan.leaves_base:
-            g = self.start_pass(step, branch, branch.base)
+            g = self.start_pass(step, branch, branch.base, keeps_parts=plan.reads_parts)
             yield g
             at_x = self.take(step, g, branch)
+            parts = self._unscaled_parts(g)
             if self.policy.is_overflow(at_x):
                 self._note_overflow(step, at_x)
                 return
             start.noise.restore()  # both gradients are of one function: same batch, same noise
-            plan, begin, waits = self._choose(step, number, at_x), Snapshot(model), False
+            plan, begin, waits = self._choose(step, number, at_x, parts), Snapshot(model), False
         if requests and measurement is not None and begin is not None:
             at_x = at_x if branch.base.is_nowhere else None
             pairs = yield from measurement.passes(self, step, plan, begin, at_x)
@@ -87,7 +88,15 @@ class GradientOracle:
         is_last = last and (measurement is None or measurement.guard is None)
         on_move = next((pair.record_move for pair in pairs if pair.moves), None)  # it takes that pair's gradient at x̃
         perturbation = plan.perturbation or NOWHERE
-        g = self.start_pass(step, branch, perturbation, last=is_last, within=plan.within, on_move=on_move)
+        g = self.start_pass(
+            step,
+            branch,
+            perturbation,
+            last=is_last,
+            within=plan.within,
+            on_move=on_move,
+            keeps_parts=waits and plan.reads_parts,
+        )
         del perturbation  # it may hold the gradient at x_t, whose memory the trained pass needs
         plan.release_gradient()
         yield g  # lines 4 and 5: g_t at x̃_t = x_t + δx_t
@@ -97,7 +106,7 @@ class GradientOracle:
         if begin is not start and begin is not None:
             begin.buffers.restore()  # BatchNorm keeps the statistics of the pass at x_t
         elif waits:
-            plan = self._choose(step, number, vectors.current(self.parameters))
+            plan = self._choose(step, number, vectors.current(self.parameters), self._unscaled_parts(g))
         if measurement is not None:
             if number == 0 and start is not None and plan.is_at_x and measurement.takes_passes(1):
                 measurement.keep_at_x(start.noise, vectors.current(self.parameters))
@@ -116,16 +125,18 @@ class GradientOracle:
         last: bool = False,
         within: MakeContext | None = None,
         on_move: Callable[[Displacement], None] | None = None,
+        keeps_parts: bool = False,
     ) -> GradientPass:
+        step.require_current()
         outputs = step.teacher if step.branches_done else None
         step.current = GradientPass(
             self.parameters,
             perturbation,
-            step.abort,
+            step,
             level=branch.level,
             last=last,
-            entered_once=step.by_closure,
             clones=self.clones,
+            keeps_parts=keeps_parts,
             teacher=branch.teacher or (lambda: outputs),
             within=within,
             on_move=on_move,
@@ -135,6 +146,7 @@ class GradientOracle:
     def end_pass(self, step: StepInProgress, g: GradientPass, branch: Branch | None = None) -> None:
         """Count a pass; one that a branch needs itself, and not a measurement, gives its loss too."""
         losses, outputs = g.finish()
+        step.current = None  # it refers to the step: a cycle would keep its gradients
         step.backwards += len(losses)
         if branch is not None:
             step.record(branch, losses, outputs)
@@ -154,8 +166,8 @@ class GradientOracle:
                 self.check_update(plan.mask, 1.0 if plan.scale is None else plan.scale)
             self.require_unused_search(plan)
         except (NotImplementedError, ValueError):
-            if step.undo is not None:
-                step.undo.restore()
+            if step.buffers is not None:
+                step.buffers.restore()
             raise
 
     def require_unused_search(self, plan: BranchPlan) -> None:
@@ -163,10 +175,20 @@ class GradientOracle:
         if self.ddp is not None and any(p and p.is_structural for p in (plan.branch.base, plan.perturbation)):
             require_unused_search(self.model)
 
-    def _choose(self, step: StepInProgress, number: int, at_x: Vector | None = None) -> BranchPlan:
+    def _unscaled_parts(self, g: GradientPass) -> Sequence[Vector]:
+        if self.scaler is not None:
+            for part in g.parts or ():
+                self.scaler.unscale(part)
+        return g.parts or ()
+
+    def _choose(
+        self, step: StepInProgress, number: int, at_x: Vector | None = None, parts: Sequence[Vector] = ()
+    ) -> BranchPlan:
         branch, before = step.branches[number], step.context
         context = Context(before.t, before.seed, self.parameters, before.memory, number, branch.level, before.measured)
-        plan = choose(step.method, branch, context if at_x is None else context.with_gradient(at_x))
+        if at_x is not None:
+            context = context.with_gradient(at_x)
+        plan = choose(step.method, branch, context.with_gradients(parts) if parts else context)
         self.check(step, plan)
         return plan
 
@@ -188,6 +210,9 @@ class GradientOracle:
         step.include(plan.mask, plan.scale, plan.context)
         if len(step.branches) > 1 or plan.branch.weight != 1:
             mask_gradients(self.parameters, plan.mask)
+            if step.method.mask is not everything:  # it may compare the branches' gradients
+                gradient = vectors.current(self.parameters)
+                step.gradients.append(Vector({name: g.clone() for name, g in gradient.items()}))
             vectors.add(step.total, vectors.take(self.parameters, clone=self.clones), step.weight(plan.branch))
 
     def _finish(self, step: StepInProgress) -> None:
@@ -197,12 +222,25 @@ class GradientOracle:
             vectors.put(self.parameters, step.total)
         # Without the gradient at x: the optimizer needs its memory, and no later rule may read it.
         step.context = replace(step.context, level=step.branches[0].level).with_mask(step.mask).with_gradient(None)
+        if not step.overflow:
+            self._narrow(step)
         if step.method.correct is not uncorrected and not step.overflow:
             vectors.put(self.parameters, correct(step.method, step.context, vectors.current(self.parameters)))
         if not step.mask.is_everything:
-            mask_gradients(self.parameters, step.mask, elements=self.masks_elements or not step.by_closure)
+            # On an accelerator the check for NaN reads all elements, so those outside must be zero.
+            is_elsewhere = any(m.device.type != "cpu" for m in step.mask.partial.values())
+            elements = self.masks_elements or is_elsewhere or not step.by_closure
+            mask_gradients(self.parameters, step.mask, elements=elements)
         step.has_gradient = any(p.grad is not None for p in self.parameters.values())
         step.complete = True
+
+    def _narrow(self, step: StepInProgress) -> None:
+        """Let the rule `mask` of a method with branches choose among what their masks let move."""
+        narrowed = narrow(step.method, step.context, step.gradients or [vectors.current(self.parameters)])
+        step.gradients.clear()
+        if narrowed is not step.mask:
+            self.check_update(narrowed, step.scale)
+            step.mask, step.context = narrowed, step.context.with_mask(narrowed)
 
     def _overflowed(self, step: StepInProgress, scaler: Scaler, last: bool) -> bool:
         """Unscale the gradients in `.grad`. For the last branch the scaler itself does it, and records overflows."""

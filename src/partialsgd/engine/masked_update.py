@@ -8,8 +8,8 @@ under `outside="hold"` and `"reset"` every entry of the optimizer's state that h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, final, get_args
 
 import torch
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from partialsgd import masks
+from partialsgd._util.undo import UndoStack
 from partialsgd.masks import Entry, Mask
 from partialsgd.optimizers import capabilities, param_groups
+from partialsgd.optimizers.direct_steps import allow_steps
 from partialsgd.optimizers.fused_adam import Piecewise, is_piecewise
 from partialsgd.optimizers.param_groups import GroupOf, ParamGroups
 from partialsgd.optimizers.third_party import Verification
@@ -40,6 +42,7 @@ class MaskedUpdate:
         self._wrapped = optimizers
         self._parameters = parameters
         self._previous = masks.everything(parameters)
+        self._stepped = 0
         self._reasons: dict[tuple[GroupOf, capabilities.Probe], str | None] = {}
         self._verification = Verification(parameters, self.groups, self.optimizers)
 
@@ -83,28 +86,85 @@ class MaskedUpdate:
                 self._refuse(name, capabilities.why_not_restartable, "reset a tensor", "forget nothing")
 
     @torch.no_grad()
-    def apply(self, mask: Mask, scale: float, forgotten: Mask | None = None) -> None:
-        """x ← x − γ p ⊙ g, with γ = α γ_base and α = `scale`. A tensor wholly outside has `grad = None`;
-        elements outside may still have a gradient, and are held here."""
+    def apply(
+        self, mask: Mask, scale: float, undo: UndoStack, forgotten: Mask | None = None, finite: Tensor | None = None
+    ) -> None:
+        """x ← x − γ p ⊙ g, with γ = α γ_base and α = `scale`, complete when `undo` has run.
+
+        A tensor wholly outside has `grad = None`; elements outside may still have a gradient, and are held here.
+        If `finite`, a number on an accelerator, is False, nothing moves, and the host does not wait to learn it.
+        """
         if forgotten is not None:
             self._forget(forgotten)
         if self.outside == "reset":
             self._forget((mask & ~self._previous).simplified())
             self._previous = mask
-        with ExitStack() as held:
-            if self._verification.unverified and not mask.is_everything:
-                held.enter_context(self._verification.verify(mask, with_state=self.outside != "decay"))
-            if self.outside == "decay":
-                held.enter_context(self._decayed(mask))
-            elif mask.partial:
-                held.enter_context(self._held(mask))
-            if scale != 1:
-                held.enter_context(scaled(self.optimizers, scale))
-            for optimizer, wrapped in zip(self.optimizers, self._wrapped, strict=True):
-                _step_newcomers(optimizer)
-                param_groups.step(wrapped)
         if mask.partial:
-            mask.release()
+            undo.push(mask.release)
+        if self._verification.unverified and not mask.is_everything:
+            undo.push(partial(self._verify, self._verification.copy_of(mask, with_state=self.outside != "decay")))
+        if self.outside == "decay":
+            self._decay(mask, undo)
+        elif finite is not None:
+            self._hold_unless(finite, mask, undo)
+        elif mask.partial:
+            self._hold(mask, undo)
+        if scale != 1:
+            scale_rates(self.optimizers, scale, undo)
+        allow_steps(undo)
+        for optimizer in self.optimizers:
+            _step_newcomers(optimizer)
+        steps = [param_groups.step_of(wrapped) for wrapped in self._wrapped]
+        undo.push(partial(self._step_others, steps))
+        # An interrupt may come between two lines: a step and its count are one.
+        self._stepped += (steps[0](), 1)[1]
+
+    @property
+    def has_stepped(self) -> bool:
+        """True if `apply` has moved x, until `forget_count`."""
+        return self._stepped == len(self.optimizers)
+
+    def forget_count(self) -> None:
+        self._stepped = 0
+
+    def forget_step(self, mask: Mask) -> Callable[[], None]:
+        """What takes the counters of a step back that `finite` has refused, made before it is applied."""
+        kept: list[tuple[str, dict[str, Any]]] = []
+        for name, entry in mask.items():
+            if entry is not False and name in self.groups:
+                state = self.groups[name].optimizer.state.get(self._parameters[name], {})
+                of_coordinates = capabilities.per_coordinate(state, self._parameters[name])
+                counters = {
+                    k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items() if k not in of_coordinates
+                }
+                kept.append((name, counters | dict.fromkeys(of_coordinates)))
+        return partial(self._forget_step, kept)
+
+    @torch.no_grad()
+    def _forget_step(self, kept: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        for name, old in kept:
+            optimizer, parameter = self.groups[name].optimizer, self._parameters[name]
+            if not old:
+                optimizer.state.pop(parameter, None)
+                continue
+            state = optimizer.state[parameter]
+            for key in [key for key in state if key not in old]:
+                del state[key]
+            state.update({key: value for key, value in old.items() if value is not None})
+
+    def _step_others(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Step the other optimizers, once the first has stepped: all of them or none."""
+        while 0 < self._stepped < len(steps):
+            self._stepped += (steps[self._stepped](), 1)[1]
+
+    def _verify(self, check: Callable[[], None]) -> None:
+        """Compare what an optimizer from outside torch should have held; a wrong step is undone, and raises."""
+        if self._stepped:
+            try:
+                check()
+            except RuntimeError:
+                self._stepped = 0
+                raise
 
     def state_dict(self) -> dict[str, Entry]:
         """The mask of the last step where it is not True, for `outside="reset"`."""
@@ -113,8 +173,8 @@ class MaskedUpdate:
     def load_state_dict(self, state: Mapping[str, Entry]) -> None:
         self._previous = masks.from_tensors(self._parameters, state, rest=True)
 
-    @contextmanager
-    def _held(self, mask: Mask) -> Iterator[None]:
+    def _hold(self, mask: Mask, undo: UndoStack) -> None:
+        """Save what lies outside the mask; `undo` puts it back after the step."""
         pieces: dict[Tensor, Tensor] = {}
         saved: dict[str, dict[str, Tensor]] = {}
         for name, entry in mask.partial.items():
@@ -129,33 +189,64 @@ class MaskedUpdate:
                 tensors = self._coordinates(name)
                 saved[name] = dict(zip(tensors, self._parameters.scratch.borrow_all(tensors.values()), strict=True))
                 mask.selection(name).save_outside(list(tensors.values()), list(saved[name].values()))
-        try:
-            with Piecewise(pieces) if pieces else nullcontext():
-                yield
-        finally:
-            for name, copies in saved.items():
-                tensors = self._coordinates(name)
-                old = [key for key in tensors if key in copies]
-                mask.selection(name).restore_outside([tensors[k] for k in old], [copies[k] for k in old])
-                for key in tensors.keys() - copies.keys():  # state that this step has created
-                    tensors[key].masked_fill_(~mask.partial[name], self._initial(name, key))
-                self._parameters.scratch.give_back(*copies.values())
+        undo.push(partial(self._put_back, mask, saved))
+        if pieces:
+            undo.enter(Piecewise(pieces))
 
-    @contextmanager
-    def _decayed(self, mask: Mask) -> Iterator[None]:
+    @torch.no_grad()
+    def _put_back(self, mask: Mask, saved: dict[str, dict[str, Tensor]]) -> None:
+        for name, copies in saved.items():
+            tensors = self._coordinates(name)
+            old = [key for key in tensors if key in copies]
+            mask.selection(name).restore_outside([tensors[k] for k in old], [copies[k] for k in old])
+            for key in tensors.keys() - copies.keys():  # state that this step has created
+                tensors[key].masked_fill_(~mask.partial[name], self._initial(name, key))
+        buffers = [tensor for copies in saved.values() for tensor in copies.values()]
+        saved.clear()
+        self._parameters.scratch.give_back(*buffers)
+
+    def _hold_unless(self, finite: Tensor, mask: Mask, undo: UndoStack) -> None:
+        """Save everything that the step may change, on the device; `undo` puts it back outside the mask, and
+        everywhere if the step is not finite. A fused optimizer reads `finite` itself, so nothing is saved for it."""
+        saved: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
+        for name, entry in mask.items():
+            parameter = self._parameters[name]
+            if entry is False or parameter.grad is None or name not in self.groups:
+                continue
+            group = self.groups[name]
+            if not group.options.get("fused"):
+                inside = finite & entry
+            elif isinstance(entry, Tensor):
+                inside = entry
+            else:
+                continue
+            saved[name] = inside, {key: tensor.clone() for key, tensor in self._coordinates(name).items()}
+        undo.push(partial(self._choose_on_device, saved))
+        for optimizer in self.optimizers:
+            if any(group.get("fused") for group in optimizer.param_groups):
+                undo.push(partial(optimizer.__dict__.pop, "found_inf", None))
+                optimizer.__dict__["found_inf"] = (~finite).float()  # as torch.amp.GradScaler tells a fused step
+
+    @torch.no_grad()
+    def _choose_on_device(self, saved: Mapping[str, tuple[Tensor, Mapping[str, Tensor]]]) -> None:
+        for name, (inside, old) in saved.items():
+            for key, tensor in self._coordinates(name).items():
+                if key in old:
+                    torch.where(inside, tensor, old[key], out=tensor)
+                else:  # state that this step has created
+                    tensor.masked_fill_(~inside, self._initial(name, key))
+
+    def _decay(self, mask: Mask, undo: UndoStack) -> None:
+        """Give tensors outside a gradient of zero, so that their state decays, and save them."""
         saved: list[tuple[nn.Parameter, Entry, Tensor]] = []
+        undo.push(partial(_put_back_decayed, saved))
         for name, entry in mask.items():
             parameter = self._parameters[name]
             if entry is True or name not in self.groups or not parameter.requires_grad:
                 continue
+            saved.append((parameter, entry, parameter.detach().clone()))
             if entry is False:
                 parameter.grad = torch.zeros_like(parameter)
-            saved.append((parameter, entry, parameter.detach().clone()))
-        try:
-            yield
-        finally:
-            for parameter, entry, old in saved:
-                parameter.copy_(torch.where(entry, parameter, old) if isinstance(entry, Tensor) else old)
 
     def _forget(self, forgotten: Mask) -> None:
         for name, entry in forgotten.items():
@@ -191,18 +282,23 @@ class MaskedUpdate:
         return capabilities.per_coordinate(state, parameter) if state else {}
 
 
-@contextmanager
-def scaled(optimizers: Sequence[Optimizer], factor: float) -> Iterator[None]:
-    """γ_t = α_t γ_base for as long as the step takes. Scaling gradients would do nothing under Adam."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    rates = [group["lr"] for group in groups]
-    try:
-        for group in groups:
-            group["lr"] = group["lr"] * factor  # not in place: it may be a tensor that others hold
-        yield
-    finally:
-        for group, rate in zip(groups, rates, strict=True):
+@torch.no_grad()
+def _put_back_decayed(saved: Sequence[tuple[nn.Parameter, Entry, Tensor]]) -> None:
+    for parameter, entry, old in saved:
+        parameter.copy_(torch.where(entry, parameter, old) if isinstance(entry, Tensor) else old)
+
+
+def scale_rates(optimizers: Sequence[Optimizer], factor: float, undo: UndoStack) -> None:
+    """γ_t = α_t γ_base until `undo` runs. Scaling gradients would do nothing under Adam."""
+    rates = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+
+    def restore() -> None:
+        for group, rate in rates:
             group["lr"] = rate
+
+    undo.push(restore)
+    for group, rate in rates:
+        group["lr"] = rate * factor  # not in place: it may be a tensor that others hold
 
 
 def _step_newcomers(optimizer: Optimizer) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, final, get_args
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +31,49 @@ class NonfinitePolicy:
             raise ValueError(f"nonfinite must be one of {', '.join(get_args(Nonfinite))}; got {nonfinite!r}")
         self.skips = 0
         """The number of steps skipped in a row."""
+        self._unread: _Unread | None = None
         self._nonfinite = nonfinite
         # Ranks must skip together: they share the gradient, not the loss.
         self._reads_loss = nonfinite == "raise" or (nonfinite == "skip" and not losses_are_local)
 
     def is_overflow(self, gradient: Vector) -> bool:
-        """True if the gradient at x_t is not finite, so that the one at x̃_t need not be taken."""
-        if self._nonfinite == "ignore" or math.isfinite(gradient.norm()):
+        """True if the gradient at x_t is not finite, so that the one at x̃_t need not be taken. On an accelerator the
+        host would wait for the answer, so the one at x̃_t is taken, and is not finite either."""
+        if self._nonfinite == "ignore" or (self._nonfinite == "raise" and accelerator(gradient.values()) is not None):
             return False
-        return first_nonfinite(gradient) is not None
+        return not math.isfinite(gradient.norm()) and first_nonfinite(gradient) is not None
+
+    def watch(self, step: StepInProgress, parameters: Parameters, take_back: Callable[[], None]) -> Tensor | None:
+        """Check losses and gradients on the accelerator that holds them, without waiting for the answer.
+
+        Returns the answer as a tensor, for a step that must move nothing if it is False. The host reads it when
+        `resolve` is called, one step later at the latest, which calls `take_back` and raises. None if the answer is
+        needed at once: on a CPU, for another policy than "raise", or with gradients on several devices.
+        """
+        gradients = vectors.current(parameters)
+        device = accelerator(gradients.values())
+        if self._nonfinite != "raise" or device is None or step.overflow:
+            return None
+        losses = [(_loss_name(level, step), loss) for level, loss in step.passes if loss is not None]
+        largest = torch._foreach_norm(list(gradients.values()), math.inf)
+        numbers = [*(loss for _, loss in losses), *largest]
+        kind = torch.float64 if any(number.dtype == torch.float64 for number in numbers) else torch.float32
+        finite = torch.stack([number.detach().to(device, kind) for number in numbers]).isfinite()
+        names = [*(name for name, _ in losses), *(f"the gradient of {name!r}" for name in gradients)]
+        self._unread = _Unread(names, *_copy_to_host(finite), _where(step), take_back)
+        return finite.all()
+
+    def resolve(self) -> None:
+        """Raise if the step before was not finite: it has moved nothing, and is taken back."""
+        unread = self._unread
+        if unread is None:
+            return
+        culprits = [name for name, finite in zip(unread.names, unread.read(), strict=True) if not finite]
+        if culprits:
+            unread.take_back()
+        self._unread = None
+        if culprits:
+            raise FloatingPointError(_message(culprits[0], unread.where))
 
     def check(
         self, step: StepInProgress, parameters: Parameters, norm: Tensor | None, *, gradient_is_checked: bool
@@ -49,10 +84,12 @@ class NonfinitePolicy:
             self.skips = 0
             return False
         if self._nonfinite == "raise":
-            raise FloatingPointError(_message(culprit, step))
+            raise FloatingPointError(_message(culprit, _where(step)))
         self.skips += 1
         if self.skips >= _SKIPS_ALLOWED:
-            raise FloatingPointError(f"{self.skips} steps in a row were skipped. The last: " + _message(culprit, step))
+            raise FloatingPointError(
+                f"{self.skips} steps in a row were skipped. The last: " + _message(culprit, _where(step))
+            )
         return True
 
     def _culprit(
@@ -65,7 +102,7 @@ class NonfinitePolicy:
         if self._reads_loss:
             for level, loss in step.passes:
                 if loss is not None and not math.isfinite(loss):
-                    return "the loss" if level in (None, step.level) else f"the loss of level {level!r}"
+                    return _loss_name(level, step)
         if gradient_is_checked or (math.isfinite(norm) if norm is not None else are_finite(parameters, step.mask)):
             return None
         # None: the gradient is not finite outside the mask only, or its norm is too large for its type.
@@ -135,9 +172,51 @@ def _to_floats(sums: Sequence[Tensor]) -> list[float]:
     return [float(x) for x in torch.stack([s.abs().to(torch.float64) for s in sums]).tolist()]
 
 
-def _message(culprit: str, step: StepInProgress) -> str:
-    level = f", level {step.level!r}" if step.level is not None else ""
+@final
+@dataclass(frozen=True)
+class _Unread:
+    """The check of one step, on its way from the accelerator to the host."""
+
+    names: Sequence[str]
+    finite: Tensor
+    arrived: Any
+    """An event of the stream; None if `finite` is still on the accelerator."""
+    where: str
+    take_back: Callable[[], None]
+
+    def read(self) -> list[bool]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        answers: list[bool] = self.finite.tolist()
+        return answers
+
+
+def _copy_to_host(finite: Tensor) -> tuple[Tensor, Any]:
+    """Begin to copy to the host, and return the event of its end; on a device without streams, copy nothing yet."""
+    current_stream = getattr(torch.get_device_module(finite.device), "current_stream", None)
+    if current_stream is None:
+        return finite, None
+    copy = finite.to("cpu", non_blocking=True)
+    return copy, current_stream().record_event()
+
+
+def accelerator(tensors: Iterable[Tensor]) -> torch.device | None:
+    """The one device, not a CPU, that holds all the tensors; else None."""
+    devices = {tensor.device for tensor in tensors}
+    device = devices.pop() if len(devices) == 1 else None
+    return None if device is None or device.type == "cpu" else device
+
+
+def _loss_name(level: str | None, step: StepInProgress) -> str:
+    return "the loss" if level in (None, step.level) else f"the loss of level {level!r}"
+
+
+def _where(step: StepInProgress) -> str:
+    return f"step t = {step.context.t}" + (f", level {step.level!r}" if step.level is not None else "")
+
+
+def _message(culprit: str, where: str) -> str:
     return (
-        f"{culprit} is NaN or infinite at step t = {step.context.t}{level}; no parameter and no optimizer "
+        f"{culprit} is NaN or infinite at {where}; no parameter and no optimizer "
         "state was changed. Check the batch and the learning rate, or pass nonfinite='skip' to leave such steps out"
     )

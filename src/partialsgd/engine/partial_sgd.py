@@ -10,9 +10,11 @@ for t = 0, 1, 2, …
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter, signature
 from types import FunctionType
 from typing import Any, TypeAlias, final
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from partialsgd import masks, perturbations
+from partialsgd._util.undo import UndoStack, postpone_interrupts
 from partialsgd.distributed.wrappers import data_parallel, require_unused_search
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.engine.gradients import GradientOracle
@@ -31,6 +34,7 @@ from partialsgd.engine.nonfinite import Nonfinite, NonfinitePolicy, require_grad
 from partialsgd.engine.rules import choose, forget, project
 from partialsgd.engine.step import Step, StepInProgress
 from partialsgd.method import Context, Meter, Method, Remembered
+from partialsgd.optimizers.direct_steps import refuse_direct_steps
 from partialsgd.optimizers.grad_scaler import Scaler
 from partialsgd.optimizers.param_groups import unwrapped
 from partialsgd.parameters import Parameters
@@ -65,7 +69,7 @@ class PartialSGD:
     ) -> None:
         optimizers = _check_arguments(model, optimizer, method, clip_norm, scaler, meter)
         self.t = 0
-        self.seed = seed
+        self.seed = _require_seed(seed)
         self.method = method.bind(model)
         self.memory: dict[str, Remembered] = {}
         self.parameters = Parameters(model)
@@ -89,18 +93,26 @@ class PartialSGD:
         )
         self._all_ones = masks.everything(self.parameters)
         self._pending: StepInProgress | None = None
+        self._undo = UndoStack()
         self._is_perturbed = False
         if self.method.structural:
             require_unused_search(model)
+        refuse_direct_steps(self, self._update.optimizers)
 
     def step(self, closure: Closure) -> Step:
         """One iteration of Algorithm 1. A closure that takes an argument is given the pass it runs in."""
         run: Any = closure
         takes_pass = _takes_pass(closure)
-        for g in self._oracle.passes(self._begin(by_closure=True)):  # lines 2 and 3: p_t and δx_t are chosen
-            with g:  # line 4: x is x̃_t inside
-                g.loss = _require_loss(run(g) if takes_pass else run())  # line 5: g_t
-        return self.update()  # line 6: x_{t+1}
+        passes = self._oracle.passes(self._begin(by_closure=True))
+        try:
+            for g in passes:  # lines 2 and 3: p_t and δx_t are chosen
+                with g:  # line 4: x is x̃_t inside
+                    g.loss = _require_loss(run(g) if takes_pass else run())  # line 5: g_t
+            return self.update()  # line 6: x_{t+1}
+        except BaseException:
+            passes.close()
+            self.zero_grad()  # x is x again, even if an interrupt has skipped the end of a `with` block
+            raise
 
     def gradients(self, *, once: bool = False) -> Iterator[GradientPass]:
         """Lines 2 to 5, for loops that own their backward: run it `with g:` for each g, then call `update()`.
@@ -118,23 +130,16 @@ class PartialSGD:
         if step is None or not step.complete:
             raise RuntimeError("update() has no gradient to apply: run every pass of sgd.gradients() first")
         try:
-            gradients = require_gradients(step, self.parameters)
-            norm = None if self._clip_norm is None else torch.nn.utils.get_total_norm(gradients)
-            is_checked = self._scaler is not None
-            skipped = self._nonfinite.check(step, self.parameters, norm, gradient_is_checked=is_checked)
-            if not skipped:
-                self._apply(step, norm)
-        finally:
-            if self._scaler is not None:
-                self._scaler.update()
-            self.zero_grad()
+            postpone_interrupts(self._undo)
+            self._undo.push(partial(self._end, step))
+            skipped = self._apply(step)
+            self._undo.run()
+        except BaseException:
+            self._undo.run()  # again, in case an interrupt came before it had run
+            raise
         result = step.result(skipped, self._update.lr)
-        if not skipped:
-            self.t += 1
-            self.memory = dict(step.context.memory)
-            if step.measurement is not None:
-                self.measured = step.measurement.memories
-                result.log_alerts()
+        if not skipped and step.measurement is not None:
+            result.log_alerts()
         return result
 
     @contextmanager
@@ -171,15 +176,13 @@ class PartialSGD:
         return extracted
 
     def zero_grad(self) -> None:
-        """Drop the gradients of a step that was not updated."""
-        self._pending = None
-        if self._scaler is not None:
-            self._scaler.forget()
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        """Drop the gradients of a step that was not updated; x is x again if it was perturbed for one of them."""
+        self._undo.run()
+        self._drop_gradients()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a run needs to continue, beside the state of the model, the optimizer and torch's generators."""
+        self._nonfinite.resolve()
         return {
             "method": self.method.name,
             "parameters": {name: list(p.shape) for name, p in self.parameters.items()},
@@ -208,7 +211,7 @@ class PartialSGD:
                 raise ValueError(f"the state is of another model: {name!r} has shape {saved} there, {shape} here")
         self.zero_grad()
         self._update.load_state_dict(state["left_out"])
-        self.t, self.seed, self._nonfinite.skips = state["t"], state["seed"], state["skips"]
+        self.t, self.seed, self._nonfinite.skips = state["t"], _require_seed(state["seed"]), state["skips"]
         self.memory = dict(state["memory"])
         self.measured = {who: dict(state.get("measured", {}).get(who, {})) for who in self.measured}
 
@@ -220,6 +223,7 @@ class PartialSGD:
         """A new step. A guard that is not due, but has refused before, makes it a step of the fallback."""
         self._require_none_pending()
         self.zero_grad()
+        self.parameters.require_unchanged()
         self._update.groups.refresh()
         method, context, measurement = self.method, self._context(), None
         if self._meters:
@@ -238,9 +242,25 @@ class PartialSGD:
             elif method.guard.has_refused(of_level):
                 method = method.guard.fallback
                 branches = method.branches_at(context)
-        step = StepInProgress(method, branches, context, self.zero_grad, self._all_ones, measurement, by_closure)
+        all_ones = self._all_ones
+        step = StepInProgress(method, branches, context, self._undo, self._drop, all_ones, measurement, by_closure)
         self._pending = step
         return step
+
+    def _drop(self, step: StepInProgress) -> None:
+        """Drop this step, unless another one was begun since."""
+        step.dropped = True
+        if self._pending is step:
+            self.zero_grad()
+
+    def _drop_gradients(self) -> None:
+        if self._pending is not None:
+            self._pending.dropped = True
+        self._pending = None
+        if self._scaler is not None:
+            self._scaler.forget()
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def _only_one(self, passes: Iterator[GradientPass]) -> Iterator[GradientPass]:
         for g in passes:
@@ -252,16 +272,52 @@ class PartialSGD:
                 )
             yield g
 
-    def _apply(self, step: StepInProgress, norm: Tensor | None) -> None:
-        """Clip and update, after all that may raise."""
+    def _apply(self, step: StepInProgress) -> bool:
+        """Check, clip and update; all that may raise comes first. Returns True if the step must be skipped."""
+        self._nonfinite.resolve()
+        gradients = require_gradients(step, self.parameters)
+        norm = None if self._clip_norm is None else torch.nn.utils.get_total_norm(gradients)
         projection, forgotten = project(step.method, step.context), forget(step.method, step.context)
         if forgotten is not None:
             self._update.check_forget(forgotten)
+        finite = None
+        if self._scaler is None and projection is NOWHERE and forgotten is None and self._update.outside == "hold":
+            finite = self._nonfinite.watch(step, self.parameters, self._take_back(step))
+        is_checked = self._scaler is not None
+        if finite is None and self._nonfinite.check(step, self.parameters, norm, gradient_is_checked=is_checked):
+            return True
         if norm is not None and self._clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self._clip_norm, norm)
-        self._update.apply(step.mask, step.scale, forgotten)
         if projection is not NOWHERE:
+            self._undo.push(partial(self._project, projection))
+        self._update.apply(step.mask, step.scale, self._undo, forgotten, finite)
+        return False
+
+    def _project(self, projection: Perturbation) -> None:
+        if self._update.has_stepped:
             perturbations.apply(self.parameters, projection.move)
+
+    def _take_back(self, step: StepInProgress) -> Callable[[], None]:
+        """What undoes the bookkeeping of a step that turns out, one step later, to have moved nothing."""
+        t, memory, measured = self.t, self.memory, self.measured
+        forget_step = self._update.forget_step(step.mask)
+
+        def take_back() -> None:
+            self.t, self.memory, self.measured = t, memory, measured
+            forget_step()
+
+        return take_back
+
+    def _end(self, step: StepInProgress) -> None:
+        """Count the step if x has moved, and drop its gradients."""
+        if self._update.has_stepped:
+            self.t, self.memory = step.context.t + 1, dict(step.context.memory)
+            if step.measurement is not None:
+                self.measured = step.measurement.memories
+        if self._scaler is not None:
+            self._scaler.update()
+        self._drop_gradients()
+        self._update.forget_count()
 
     def _require_none_pending(self) -> None:
         if self._is_perturbed:
@@ -304,6 +360,14 @@ def _check_arguments(
     if scaler is None and any(getattr(o, "scaler", None) is not None for o in optimizers):
         raise ValueError("the optimizer was prepared with a gradient scaler: pass scaler=accelerator.scaler too")
     return optimizers
+
+
+def _require_seed(seed: int) -> int:
+    """The seed as an int: numpy's integers would draw other masks."""
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"seed must be an integer, got {seed!r}") from None
 
 
 def _takes_pass(closure: Closure) -> bool:

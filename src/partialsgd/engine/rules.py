@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar, final
@@ -30,6 +30,8 @@ class BranchPlan:
     first_within: AbstractContextManager[object] | None
     """The context manager of the rule `within`; None if that is the identity."""
     within_rule: Callable[[Context], AbstractContextManager[object]]
+    reads_parts: bool = False
+    """A rule reads the gradients of the micro-batches one by one."""
 
     @property
     def needs_gradient(self) -> bool:
@@ -76,21 +78,23 @@ def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
     """Ask for mask, perturbation and scale, in this order. Rules that are the identity are not called."""
     # The rules write into a copy of the memory, so that they can be asked again.
     context = replace(context, memory=dict(context.memory))
+    missing: list[NeedsGradient] = []
     if branch.mask is method.everything:
         mask: Mask | None = masks.everything(context.parameters)
     else:
-        mask = ask(branch.mask, context, "mask", Mask)
+        mask = ask(branch.mask, context, "mask", Mask, missing)
     if mask is not None:
         _require_same_model(mask, context.parameters)
         mask = mask.simplified() if mask.partial else mask
         context = context.with_mask(mask)
     is_still = branch.perturb is method.nowhere
-    perturbation = NOWHERE if is_still else ask(branch.perturb, context, "perturb", Perturbation)
-    scale = 1.0 if rules.scale is method.unscaled else ask(rules.scale, context, "scale", (int, float))
+    perturbation = NOWHERE if is_still else ask(branch.perturb, context, "perturb", Perturbation, missing)
+    scale = 1.0 if rules.scale is method.unscaled else ask(rules.scale, context, "scale", (int, float), missing)
     is_direct = rules.within is method.directly
     within_answer = None if is_direct else ask(rules.within, context, "within", AbstractContextManager)
     within = None if isinstance(within_answer, nullcontext) else within_answer
-    plan = BranchPlan(branch, context, mask, perturbation, scale, within, rules.within)
+    reads_parts = any(error.parts for error in missing)
+    plan = BranchPlan(branch, context, mask, perturbation, scale, within, rules.within, reads_parts)
     if plan.needs_gradient and context.has_gradient:
         raise RuntimeError(f"a rule of {rules.name} reads context.mask before the mask is chosen; only later rules may")
     if not (is_direct or plan.needs_gradient or context.has_gradient) and within_answer is None:
@@ -99,6 +103,15 @@ def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
             "read context.mask or context.memory"
         )
     return plan
+
+
+def narrow(rules: Method, context: Context, gradients: Sequence[Vector]) -> Mask:
+    """The union of the branches' masks, narrowed by the rule `mask`, which may read their gradients."""
+    if rules.branches is None or rules.mask is method.everything:
+        return context.mask
+    chosen = _ask_last(rules, rules.mask, context.with_gradients(gradients), "mask", Mask)
+    _require_same_model(chosen, context.parameters)
+    return (context.mask & chosen).simplified()
 
 
 def project(rules: Method, context: Context) -> Perturbation:
@@ -140,11 +153,19 @@ def _ask_last(rules: Method, rule: Callable[[Context], T], context: Context, nam
     return chosen
 
 
-def ask(rule: Callable[[Context], T], context: Context, name: str, kind: type | tuple[type, ...]) -> T | None:
+def ask(
+    rule: Callable[[Context], T],
+    context: Context,
+    name: str,
+    kind: type | tuple[type, ...],
+    missing: list[NeedsGradient] | None = None,
+) -> T | None:
     """Call a rule and check its answer; None if it needs the gradient at x_t, which is not known yet."""
     try:
         answer = rule(context)
-    except NeedsGradient:
+    except NeedsGradient as error:
+        if missing is not None:
+            missing.append(error)
         return None
     if not isinstance(answer, kind):
         expected = kind.__name__ if isinstance(kind, type) else "number"

@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partialsgd._util.snapshots import Buffers
+from partialsgd._util.undo import UndoStack
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, Method
+from partialsgd.vectors import Vector
 
 if TYPE_CHECKING:
     from partialsgd.engine.measurement import Measurement
@@ -67,8 +69,9 @@ class StepInProgress:
     method: Method
     branches: Sequence[Branch]
     context: Context
-    abort: Callable[[], None]
-    """Drops the step, when a pass raises."""
+    undo: UndoStack
+    """Takes back what a pass, or the update, changes for a while."""
+    on_drop: Callable[[StepInProgress], None]
     mask: Mask
     """The union of the masks of the branches that are done."""
     measurement: Measurement | None = None
@@ -77,6 +80,8 @@ class StepInProgress:
     scale: float = 1.0
     total: dict[str, Tensor] = field(default_factory=dict)
     """The sum of the gradients of the branches that are done, if there are several."""
+    gradients: list[Vector] = field(default_factory=list)
+    """The masked gradient of each branch that is done, if the rule `mask` of the method may compare them."""
     passes: list[tuple[str | None, Tensor | None]] = field(default_factory=list)
     """Level and loss of each pass that the method itself took."""
     losses: list[tuple[str | None, Tensor]] = field(default_factory=list)
@@ -84,12 +89,27 @@ class StepInProgress:
     backwards: int = 0
     current: GradientPass | None = None
     teacher: Any = None
-    undo: Buffers | None = None
+    buffers: Buffers | None = None
     """The buffers before the first pass, for a refusal after it."""
     branches_done: int = 0
     overflow: bool = False
     has_gradient: bool = False
     complete: bool = False
+    dropped: bool = False
+
+    def drop(self) -> None:
+        """Forget the step and its gradients, and make x x again: a pass raised, or the loop over them ended early."""
+        self.current = None
+        if not self.dropped:
+            self.on_drop(self)
+
+    def require_current(self) -> None:
+        """Raise if this step was dropped: its gradient would be added to that of another step."""
+        if self.dropped:
+            raise RuntimeError(
+                "this step was dropped: another one was begun, zero_grad() was called, or its loop over "
+                "sgd.gradients() ended before its last pass; begin again with sgd.gradients()"
+            )
 
     @property
     def level(self) -> str | None:

@@ -48,8 +48,7 @@ def export(
         hugging_face.require_same_class(extracted, level)
     with staged(path, last=files.CONFIG) as stage:
         if format == "onnx":
-            inputs = onnx_graph.inputs_for(nested, level, example, dynamic)
-            onnx_graph.write(extracted, inputs, stage / "model.onnx")
+            onnx_graph.write(nested, level, extracted, example, dynamic or {}, stage / "model.onnx")
         elif format == "transformers":
             hugging_face.save_pretrained(extracted, stage)
         else:

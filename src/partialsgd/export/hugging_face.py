@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import partialsgd
+from partialsgd._util.extras import missing
 from partialsgd.export import states
 from partialsgd.nested.extract.hf_config import fit_config
 from partialsgd.nested.switch import FULL
@@ -48,7 +49,7 @@ def rebuild(description: Description) -> nn.Module:
     try:
         transformers: Any = import_module("transformers")
     except ImportError as error:
-        raise ImportError(f"to build a {name}, transformers is needed: pip install partialsgd[lab]") from error
+        raise missing(f"to build a {name}, transformers is needed", "lab") from error
     model_class = getattr(transformers, name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
         raise ValueError(

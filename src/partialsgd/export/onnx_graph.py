@@ -7,15 +7,15 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from partialsgd._util.extras import missing
 from partialsgd.nested import Nested
 from partialsgd.nested.example_inputs import Call, Example
 
@@ -25,57 +25,42 @@ Dynamic: TypeAlias = Mapping[str, Mapping[int, str]]
 _ONE_FILE = 1_500_000_000  # bytes; a protobuf holds two gigabytes, and larger weights get a file of their own
 
 
-@final
-@dataclass(frozen=True)
-class Inputs:
-    """The inputs that a model is traced with."""
-
-    two_rows: Call
-    """Random inputs with two rows: torch would take a batch of one for a constant."""
-    batch_dimensions: Call
-    """The dimensions of any size, in the places of the arguments."""
-    example: Call
-    """The example itself, for a model that fixes the size of its batch."""
-    dynamic: Dynamic
-
-
 def require_onnx() -> None:
     for name in ("onnx", "onnxscript"):
         if find_spec(name) is None:
-            raise ImportError(f"to write ONNX, {name} is needed: pip install partialsgd[export]")
+            raise missing(f"to write ONNX, {name} is needed", "export")
 
 
-def inputs_for(nested: Nested, level: str, inputs: Any, dynamic: Dynamic | None = None) -> Inputs:
-    """Return inputs for a level, from a given example, an earlier call, or the model's config."""
-    example = nested.example(inputs)
-    calls = (example.drawn(2, torch.Generator().manual_seed(0)), _batch_dimensions(example), example.call)
-    two_rows, batch_dimensions, call = (nested.inputs_of(level, call) for call in calls)
-    return Inputs(two_rows, batch_dimensions, call, dynamic or {})
+def write(nested: Nested, level: str, model: nn.Module, inputs: Any, dynamic: Dynamic, path: Path) -> None:
+    """Trace the extracted level, whose `use_cache` is switched off for it, and write the graph.
 
-
-def write(model: nn.Module, inputs: Inputs, path: Path) -> None:
-    """Trace the model, whose `use_cache` is switched off for it, and write the graph."""
+    The inputs are given, or those of an earlier call, or made from the model's config.
+    """
+    example, name = nested.example(inputs), type(model).__name__
+    # Random inputs with two rows: torch would take a batch of one for a constant.
+    two_rows = nested.inputs_of(level, example.drawn(2, torch.Generator().manual_seed(0)))
+    batch_dimensions = nested.inputs_of(level, _batch_dimensions(example))
     for module in model.modules():
         config = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
             setattr(config, "use_cache", False)  # noqa: B010  # a graph cannot return a cache of keys and values
     try:
-        program = _trace(model, inputs.two_rows, _dynamic_shapes(model, inputs))
+        program = _trace(model, two_rows, _dynamic_shapes(model, two_rows, batch_dimensions, dynamic))
     except torch.onnx.OnnxExporterError as error:
-        program = _trace_with_fixed_batch(model, inputs, error)
+        if dynamic:
+            raise RuntimeError(
+                f"torch.onnx cannot trace {name} with dynamic={dict(dynamic)} ({error.__cause__ or error}); leave "
+                'out the dimensions that its code fixes, or use format="safetensors"'
+            ) from error
+        program = _trace_with_fixed_batch(model, nested.inputs_of(level, example.call), error)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     program.save(path, external_data=size > _ONE_FILE)
 
 
-def _trace_with_fixed_batch(model: nn.Module, inputs: Inputs, error: Exception) -> Any:
+def _trace_with_fixed_batch(model: nn.Module, example: Call, error: Exception) -> Any:
     name = type(model).__name__
-    if inputs.dynamic:
-        raise RuntimeError(
-            f"torch.onnx cannot trace {name} with dynamic={dict(inputs.dynamic)} ({error.__cause__ or error}); leave "
-            'out the dimensions that its code fixes, or use format="safetensors"'
-        ) from error
     try:
-        program = _trace(model, inputs.example, None)
+        program = _trace(model, example, None)
     except torch.onnx.OnnxExporterError as other:
         raise RuntimeError(
             f"torch.onnx cannot trace {name} ({other.__cause__ or other}); "
@@ -110,13 +95,13 @@ def _batch_dimensions(example: Example) -> Call:
     return args, kwargs
 
 
-def _dynamic_shapes(model: nn.Module, inputs: Inputs) -> Any:
+def _dynamic_shapes(model: nn.Module, call: Call, batch_dimensions: Call, dynamic: Dynamic) -> Any:
     """Return the dimensions of any size, by position, or by name where names are known or needed."""
-    args, kwargs = inputs.batch_dimensions
-    if not kwargs and not inputs.dynamic:
+    args, kwargs = batch_dimensions
+    if not kwargs and not dynamic:
         return args
-    shapes, values = _by_name(model, inputs.batch_dimensions), _by_name(model, inputs.two_rows)
-    for name, dimensions in inputs.dynamic.items():
+    shapes, values = _by_name(model, batch_dimensions), _by_name(model, call)
+    for name, dimensions in dynamic.items():
         if name not in values:
             raise ValueError(f"dynamic: there is no argument {name!r}; there are {', '.join(map(repr, values))}")
         shape = tuple(values[name].shape)

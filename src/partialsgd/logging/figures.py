@@ -14,6 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from partialsgd._util.extras import missing
 from partialsgd.logging import series
 from partialsgd.logging.metrics_log import AnyPath, Record
 from partialsgd.logging.series import Measured, Runs, Series
@@ -101,7 +102,7 @@ def plot_losses(runs: Runs, *, smooth: int = 1, to: AnyPath | None = None) -> Fi
 def require_matplotlib() -> None:
     """Raise if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise ImportError("to draw figures, matplotlib is needed: pip install partialsgd[lab]")
+        raise missing("to draw figures, matplotlib is needed", "lab")
 
 
 def new_figure(count: int) -> Figure:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from partialsgd._util.extras import missing
 from partialsgd.engine.step import Step
 
 AnyPath: TypeAlias = str | os.PathLike[str]
@@ -52,7 +53,7 @@ class MetricsLog:
         if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
             return
         if tensorboard is not None and find_spec("tensorboard") is None:
-            raise ImportError("to write TensorBoard events, tensorboard is needed: pip install partialsgd[lab]")
+            raise missing("to write TensorBoard events, tensorboard is needed", "lab")
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         _truncate(path, t, skips)

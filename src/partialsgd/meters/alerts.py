@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -42,62 +42,57 @@ class Alerts:
         """Return the new warnings of a measurement; each is returned once in a run, even after a resume."""
         history = _History(memory, self.window)
         cosines, norms = history.add(f"{name}/cosine", measured.cosine), history.add(f"{name}/c_norm", measured.c_norm)
-        warnings = [
-            *self._opposed(name, cosines),
-            *self._growing(name, norms, history.first_median(f"{name}/c_norm")),
-            *self._stalled(name, history, loss),
-            *self._too_fast(name, measured.secant, rate),
-        ]
-        new = [(kind, text) for kind, text in warnings if f"alert.{kind}" not in memory]
-        memory.update({f"alert.{kind}": 1 for kind, _ in new})
-        return tuple(text for _, text in new)
+        warnings = {
+            f"alert.apart.{name}": self._opposed(cosines),
+            f"alert.growing.{name}": self._growing(norms, history.first_median(f"{name}/c_norm")),
+            f"alert.stuck.{name}": "" if loss is None else self._stalled(name, history, float(loss)),
+            f"alert.rate.{name}": "" if rate is None else self._too_fast(measured.secant, rate),
+        }
+        new = {key: text for key, text in warnings.items() if text and key not in memory}
+        memory.update(dict.fromkeys(new, 1))
+        return tuple(f"{name}: {text}" for text in new.values())
 
-    def _opposed(self, name: str, cosines: list[float]) -> Iterator[tuple[str, str]]:
+    def _opposed(self, cosines: list[float]) -> str:
         negative = sum(value < 0 for value in cosines)
-        if len(cosines) == self.window and negative > self.window / 2:
-            yield (
-                f"apart.{name}",
-                f"{name}: the gradient at x̃ points away from the gradient at x in {negative} of the last {self.window} "
-                "measurements, so these steps go uphill for the full network. Try a smaller perturbation (a larger "
-                "core, a larger keep, a smaller rho), methods.scaled_by_alpha(method), which skips such steps, or "
-                "methods.guarded(method, by='c_align')",
-            )
+        if len(cosines) < self.window or negative <= self.window / 2:
+            return ""
+        return (
+            f"the gradient at x̃ points away from the gradient at x in {negative} of the last {self.window} "
+            "measurements, so these steps go uphill for the full network. Try a smaller perturbation (a larger "
+            "core, a larger keep, a smaller rho), methods.scaled_by_alpha(method), which skips such steps, or "
+            "methods.guarded(method, by='c_align')"
+        )
 
-    def _growing(self, name: str, norms: list[float], first: float) -> Iterator[tuple[str, str]]:
-        if len(norms) < self.window or math.isnan(first):
-            return
-        now = statistics.median(norms)
-        if now > self.growth * first:
-            yield (
-                f"growing.{name}",
-                f"{name}: c_norm = ‖G‖ / ‖p ⊙ G‖ has grown from {first:.3g} to {now:.3g}: the mask leaves ever less "
-                "of the gradient. Either this part has converged and the rest has not (give the full network more "
-                "steps: order='criterion' or weights= of methods.alternating), or the mask is too small (larger keep)",
-            )
+    def _growing(self, norms: list[float], first: float) -> str:
+        if len(norms) < self.window or not (now := statistics.median(norms)) > self.growth * first:
+            return ""
+        return (
+            f"c_norm = ‖G‖ / ‖p ⊙ G‖ has grown from {first:.3g} to {now:.3g}: the mask leaves ever less "
+            "of the gradient. Either this part has converged and the rest has not (give the full network more "
+            "steps: order='criterion' or weights= of methods.alternating), or the mask is too small (larger keep)"
+        )
 
-    def _stalled(self, name: str, history: _History, loss: Tensor | None) -> Iterator[tuple[str, str]]:
+    def _stalled(self, name: str, history: _History, loss: float) -> str:
         """Compare a level with its own past, and only while another level still improves."""
-        if loss is None:
-            return
-        history.add_loss(name, float(loss))
+        history.add_loss(name, loss)
         stale = history.windows_since_best(name)
         others = [history.windows_since_best(other) for other in history.levels() if other != name]
-        if stale >= self.patience and any(since == 0 for since in others):
-            yield (
-                f"stuck.{name}",
-                f"{name}: its loss has not improved over {int(stale) * self.window} measurements while another "
-                "level's has. Try more steps for it (order=, weights= of methods.alternating), its own learning rate "
-                "(lr=), distillation (distill=True), or another initialisation (LowRank(init='zero') from scratch)",
-            )
+        if not stale >= self.patience or all(since != 0 for since in others):
+            return ""
+        return (
+            f"its loss has not improved over {int(stale) * self.window} measurements while another "
+            "level's has. Try more steps for it (order=, weights= of methods.alternating), its own learning rate "
+            "(lr=), distillation (distill=True), or another initialisation (LowRank(init='zero') from scratch)"
+        )
 
-    def _too_fast(self, name: str, secant: float, rate: float | None) -> Iterator[tuple[str, str]]:
-        if rate is not None and math.isfinite(secant) and rate * secant > self.rate:
-            yield (
-                f"rate.{name}",
-                f"{name}: the step size {rate:.3g} (with momentum) is {rate * secant:.3g} times 1/L, because "
-                f"the two gradients of this step show L ≥ {secant:.3g}. The theorem allows at most 1/L: "
-                "try a smaller learning rate, or a warm-up",
-            )
+    def _too_fast(self, secant: float, rate: float) -> str:
+        if not math.isfinite(secant) or rate * secant <= self.rate:
+            return ""
+        return (
+            f"the step size {rate:.3g} (with momentum) is {rate * secant:.3g} times 1/L, because "
+            f"the two gradients of this step show L ≥ {secant:.3g}. The theorem allows at most 1/L: "
+            "try a smaller learning rate, or a warm-up"
+        )
 
 
 @final

@@ -195,14 +195,9 @@ def squared_norms(
     return norms
 
 
-def total(norms: Iterable[SquaredNorms]) -> SquaredNorms:
-    """Add up the numbers of several parameters."""
-    columns = list(zip(*norms, strict=True))
-    return SquaredNorms(*(sum(column) for column in columns)) if columns else SquaredNorms()
-
-
 def _criteria(norms: Iterable[SquaredNorms]) -> Criteria:
-    sums = total(norms)
+    columns = zip(*norms, strict=True)
+    sums = SquaredNorms(*(sum(column) for column in columns))
     shared, perturbed = math.sqrt(sums.shared), math.sqrt(sums.perturbed)
     return Criteria(
         whole=math.sqrt(sums.whole),
@@ -273,11 +268,6 @@ def latest(memory: Mapping[str, Any], name: str, quantity: str) -> float | None:
     return None if value is None else float(value)
 
 
-def highest(memory: Mapping[str, Any], name: str, quantity: str) -> float:
-    """Return the largest measured value; nan before the first measurement."""
-    return float(memory.get(f"{name}/{quantity}.max", math.nan))
-
-
 def times_measured(memory: Mapping[str, Any], name: str) -> int:
     """Return how often the mask was measured."""
     return int(memory.get(f"{name}/count", 0))
@@ -289,7 +279,7 @@ def _summary(memory: Mapping[str, Any], name: str) -> Summary:
     return Summary(
         count=count,
         mean={quantity: memory[f"{name}/{quantity}.sum"] / n if n else math.nan for quantity, n in finite.items()},
-        max={quantity: highest(memory, name, quantity) for quantity in _RATIOS},
-        min={quantity: float(memory.get(f"{name}/{quantity}.min", math.nan)) for quantity in _RATIOS},
+        max={quantity: memory.get(f"{name}/{quantity}.max", math.nan) for quantity in _RATIOS},
+        min={quantity: memory.get(f"{name}/{quantity}.min", math.nan) for quantity in _RATIOS},
         negative=memory.get(f"{name}/negative", 0) / max(1, count),
     )

@@ -12,7 +12,6 @@ from partialsgd.meters.criteria import latest
 from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.method import Branch, Context, Method
 from partialsgd.methods._shared.settings import nested_in, require_count, require_levels, require_numbers
-from partialsgd.nested import Nested
 from partialsgd.nested.branches import branch_of
 
 Order: TypeAlias = Sequence[str] | Literal["criterion"]
@@ -59,7 +58,8 @@ def alternating(
         for setting, levels in (("order", cycle), ("weights", odds), ("lr", factors)):
             require_levels(nested, levels, setting)
         each = {level: branch_of(nested, level, taught=distill) for level in nested.levels}
-        sizes = _sizes(nested, cycle)
+        counts = {level: sum(p.numel() for p in nested.parameters(level=level) if p.requires_grad) for level in each}
+        sizes = {level: max(counts[level], 1) / max(counts[nested.levels[-1]], 1) for level in cycle}
 
         def next_level(context: Context) -> str:
             if by_criterion:
@@ -132,12 +132,3 @@ def take_turn(credits: Mapping[str, float], shares: Mapping[str, float]) -> tupl
     owed = {level: credits.get(level, 0.0) + share for level, share in shares.items()}
     chosen = max(owed, key=lambda level: round(owed[level], 9))  # roundings must not decide between equals
     return chosen, owed | {chosen: owed[chosen] - 1}
-
-
-def _sizes(nested: Nested, levels: Sequence[str]) -> dict[str, float]:
-    """Return each level's share of the trained parameters of the whole network."""
-    counts = {
-        level: sum(p.numel() for p in nested.parameters(level=level) if p.requires_grad)
-        for level in (*levels, nested.levels[-1])
-    }
-    return {level: max(counts[level], 1) / max(counts[nested.levels[-1]], 1) for level in levels}

@@ -37,7 +37,11 @@ def dynamic_sparsity(
     over the network or in each tensor. `sgd.extract("0.9")` is a level, `with sgd.perturbed("0.9"):` runs it.
     """
     sparsities = sorted(levels)
-    _require_sparsities(sparsities)
+    for sparsity in sparsities:
+        if not 0 < sparsity < 1:
+            raise ValueError(f"a level is a sparsity in (0, 1), got {sparsity}; the whole network is always trained")
+    if len(set(sparsities)) < len(sparsities) or len(sparsities) > 255:
+        raise ValueError(f"the levels must be different from each other and at most 255, got {sparsities}")
     require_count("every", every)
     require_one_of("combine", combine, Combine)
     pruning = Pruning(scope, where=as_patterns(where))
@@ -77,11 +81,3 @@ def count_levels(pruning: Pruning, parameters: Parameters, sparsities: Sequence[
         for name, is_in in pruning.keep(parameters, sparsity).items():
             counts[name] = counts[name] + is_in if name in counts else is_in.to(torch.uint8)
     return counts
-
-
-def _require_sparsities(sparsities: Sequence[float]) -> None:
-    for sparsity in sparsities:
-        if not 0 < sparsity < 1:
-            raise ValueError(f"a level is a sparsity in (0, 1), got {sparsity}; the whole network is always trained")
-    if len(set(sparsities)) < len(sparsities) or len(sparsities) > 255:
-        raise ValueError(f"the levels must be different from each other and at most 255, got {sparsities}")

@@ -56,7 +56,10 @@ def freezing(
             if by != "criterion":
                 return sum(context.t >= end for end in ends)
             if context.t % every == 0 or _FROZEN not in context.memory:
-                context.memory[_FROZEN] = longest_prefix(_norms(context, all_stages), budget)
+                everything = masks.everything(context.parameters)
+                squares = squared_norms(everything, context.gradient, context.gradient)  # the same on all ranks
+                of_stages = [sum(squares[n].whole for n in names if n in squares) for names in all_stages.names]
+                context.memory[_FROZEN] = longest_prefix([math.sqrt(square) for square in of_stages], budget)
             return int(context.memory[_FROZEN])
 
         def mask(context: Context) -> Mask:
@@ -74,9 +77,3 @@ def longest_prefix(norms: list[float], budget: float) -> int:
     whole = math.hypot(*norms)
     prefixes = (k for k in reversed(range(1, len(norms))) if whole <= budget * math.hypot(*norms[k:]))
     return next(prefixes, 0)
-
-
-def _norms(context: Context, stages: Stages) -> list[float]:
-    """Return ‖G‖ of each stage; G is the same on all ranks, so that they decide alike."""
-    by_name = squared_norms(masks.everything(context.parameters), context.gradient, context.gradient)
-    return [math.sqrt(sum(by_name[name].whole for name in names if name in by_name)) for names in stages.names]

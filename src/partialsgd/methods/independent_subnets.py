@@ -62,8 +62,11 @@ def independent_subnets(
         if number is not None and not measures:
             raise ValueError(f"{name}={number} belongs to repartition='criterion', and this has {repartition!r}")
     bound, measure_every = 2.0 if bound is None else bound, 5 if measure_every is None else measure_every
-    if measures:
-        _require_measurable(every, measure_every, bound)
+    require_count("measure_every", measure_every)
+    if not bound >= 1:
+        raise ValueError(f"bound must be at least 1, which c_align never is below; got {bound}")
+    if measures and measure_every > every:
+        raise ValueError(f"measure_every={measure_every} leaves rounds unmeasured: a worker has at most {every} steps")
     chains = chains_of(hidden)
     levels = tuple(f"worker {i}" for i in range(workers))
     rounds = Rounds(levels, every, bound if measures else None)
@@ -72,7 +75,11 @@ def independent_subnets(
         settings += f", repartition=criterion, bound={bound}, measure_every={measure_every}"
 
     def build(model: nn.Module) -> Method:
-        split = _Split(_hidden_units(model, hidden, workers), levels, rounds, trains_shared=shared == "average")
+        hidden_layers = neurons.hidden_units(model, hidden, caller="independent_subnets")
+        for units in hidden_layers:
+            if (count := units.count) < workers:
+                raise ValueError(f"{units.layers[0]!r} has {count} units and cannot be split among {workers} workers")
+        split = _Split(hidden_layers, levels, rounds, trains_shared=shared == "average")
         return Method(
             branches=split.branches,
             within=split.keep_statistics,
@@ -151,22 +158,6 @@ class _Split:
                     x.copy_(torch.as_tensor(memory[f"{following} {name}"]))
 
         return perturbations.function(names, move)
-
-
-def _hidden_units(model: nn.Module, hidden: Hidden | None, workers: int) -> tuple[Units, ...]:
-    hidden_layers = neurons.hidden_units(model, hidden, caller="independent_subnets")
-    for units in hidden_layers:
-        if units.count < workers:
-            raise ValueError(f"{units.layers[0]!r} has {units.count} units and cannot be split among {workers} workers")
-    return hidden_layers
-
-
-def _require_measurable(every: int, measure_every: int, bound: float) -> None:
-    if not bound >= 1:
-        raise ValueError(f"bound must be at least 1, which c_align never is below; got {bound}")
-    require_count("measure_every", measure_every)
-    if measure_every > every:
-        raise ValueError(f"measure_every={measure_every} leaves rounds unmeasured: a worker has at most {every} steps")
 
 
 @final

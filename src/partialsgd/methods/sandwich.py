@@ -22,9 +22,8 @@ def sandwich(*, between: int = 2, combine: Combine = "sum", distill: bool = True
     def build(model: nn.Module) -> Method:
         nested = nested_in(model)
         if len(nested.levels) < 2:
-            raise ValueError(
-                f"the sandwich rule needs a smallest level and a largest; there is {nested.levels[0]!r} alone"
-            )
+            only = nested.levels[0]
+            raise ValueError(f"the sandwich rule needs a smallest level and a largest; there is {only!r} alone")
         each = {level: branch_of(nested, level, pupil=distill) for level in nested.levels}
         smallest, *middle, largest = nested.levels
 
@@ -35,11 +34,8 @@ def sandwich(*, between: int = 2, combine: Combine = "sum", distill: bool = True
             chosen = [largest, *(level for level in reversed(middle) if level in drawn), smallest]
             return [each[level] for level in chosen]
 
-        return Method(
-            branches=branches,
-            combine=combine,
-            structural=True,
-            name=f"sandwich(levels={list(nested.levels)}, between={between}, combine={combine}, distill={distill})",
-        )
+        settings = f"between={between}, combine={combine}, distill={distill}"
+        name = f"sandwich(levels={list(nested.levels)}, {settings})"
+        return Method(branches=branches, combine=combine, structural=True, name=name)
 
     return Method(build=build, name="sandwich")

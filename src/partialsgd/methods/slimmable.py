@@ -11,12 +11,7 @@ from partialsgd.methods._shared.settings import Combine, nested_in, require_leve
 from partialsgd.nested.branches import branch_of
 
 
-def slimmable(
-    *,
-    combine: Combine = "sum",
-    weights: Mapping[str, float] | None = None,
-    distill: bool = False,
-) -> Method:
+def slimmable(*, combine: Combine = "sum", weights: Mapping[str, float] | None = None, distill: bool = False) -> Method:
     """Slimmable training: one backward pass for each level, then one update with all of them.
 
     `combine="sum"` adds the gradients, as the authors do; `"mean"` keeps the step as long as that of one level.
@@ -29,16 +24,10 @@ def slimmable(
     def build(model: nn.Module) -> Method:
         nested = nested_in(model)
         require_levels(nested, by_level, "weights")
-        branches = [
-            branch_of(nested, level, weight=by_level.get(level, 1.0), pupil=distill)
-            for level in reversed(nested.levels)
-        ]
+        each = {level: by_level.get(level, 1.0) for level in reversed(nested.levels)}
+        branches = [branch_of(nested, level, weight=weight, pupil=distill) for level, weight in each.items()]
         settings = f"combine={combine}, weights={by_level or None}, distill={distill}"
-        return Method(
-            branches=lambda context: branches,
-            combine=combine,
-            structural=True,
-            name=f"slimmable(levels={list(nested.levels)}, {settings})",
-        )
+        name = f"slimmable(levels={list(nested.levels)}, {settings})"
+        return Method(branches=lambda context: branches, combine=combine, structural=True, name=name)
 
     return Method(build=build, name="slimmable")

@@ -78,7 +78,8 @@ class Nested(nn.Module):
     def __init__(self, model: nn.Module, plan: NestPlan, specs: Levels, norms: Norms) -> None:
         super().__init__()
         self.model, self.specs, self.norms, self._switch = model, specs, norms, plan.switch
-        self.nested_by, self.skipped = plan.nested_by, plan.skipped
+        self.nested_by = {name: module.spec_name for name, module in plan.replacements.items()}
+        self.skipped = plan.skipped
         """The spec that nested each layer, and for the other layers the reason why they are not nested."""
         self.training = model.training
         self._example: Example | None = None

@@ -70,4 +70,5 @@ class _AtLevel:
         switch.level, switch.teacher, switch.teacher_outputs = self._inside
 
     def __exit__(self, *error: object) -> None:
-        self._switch.level, self._switch.teacher, self._switch.teacher_outputs = self._outside.pop()
+        if self._outside:  # else an interrupt came between leaving the block and noting it
+            self._switch.level, self._switch.teacher, self._switch.teacher_outputs = self._outside.pop()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 import torch
@@ -32,18 +33,19 @@ class ParamGroups(dict[str, GroupOf]):
         super().__init__()
         self._parameters = parameters
         self._optimizers = optimizers
-        self._sizes: list[int] = []
+        self._listed: list[nn.Parameter] = []
         self._absent: list[nn.Parameter] = []
         self.refresh()
 
     def refresh(self) -> None:
-        """Follow changes of the groups; raise if a trainable parameter is in no optimizer."""
-        sizes = [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
-        if sizes != self._sizes:
+        """Follow changes of the groups; raise if a trainable parameter is in no optimizer, or one that is no longer
+        the model's is."""
+        listed = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        if len(listed) != len(self._listed) or not all(map(operator.is_, listed, self._listed)):
             groups = _groups(self._parameters, self._optimizers)  # may raise, before anything has changed
             self.clear()
             self.update(groups)
-            self._sizes = sizes
+            self._listed = listed
             self._absent = [p for name, p in self._parameters.items() if name not in self]
         if any(p.requires_grad for p in self._absent):
             missing = [n for n, p in self._parameters.items() if n not in self and p.requires_grad]
@@ -61,11 +63,12 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     return unwrapped(inner) if is_wrapper and isinstance(inner, Optimizer) else optimizer
 
 
-def step(optimizer: Optimizer) -> None:
-    """`optimizer.step()`; for a wrapper of Lightning its own, which counts the steps."""
+def step_of(optimizer: Optimizer) -> Callable[[], object]:
+    """`optimizer.step`; for a wrapper of Lightning its own, which counts the steps."""
     # accelerate's wrapper steps only on the last micro-batch it counted; here update() decides that.
     is_accelerates = type(optimizer).__module__.startswith("accelerate")
-    (unwrapped(optimizer) if is_accelerates else optimizer).step()
+    step: Callable[[], object] = (unwrapped(optimizer) if is_accelerates else optimizer).step
+    return step
 
 
 def _groups(parameters: Parameters, optimizers: Sequence[Optimizer]) -> dict[str, GroupOf]:

@@ -137,17 +137,18 @@ def test_law_2_x_is_x_again_when_the_closure_raises(
 def test_law_3_t_counts_optimizer_steps(
     method: Method, problem: Problem, optimizer: MakeOptimizer, autocast: bool
 ) -> None:
-    run = Run(problem, optimizer, method, autocast, options={"nonfinite": "skip"})
+    run = Run(problem, optimizer, method, autocast, CriteriaMeter(every=2), options={"nonfinite": "skip"})
 
     def two_micro_batches() -> Tensor:
         return run.closure(0)() + run.closure(1)()
 
     assert run.sgd.step(two_micro_batches).t == 0
     assert run.sgd.t == 1
-    before = run.trained()
+    before, remembered = run.trained(), run.remembered()
     assert run.sgd.step(lambda: run.closure(2)() * float("nan")).skipped
     assert run.sgd.t == 1
     assert_same_bits(before, run.trained())
+    assert remembered == run.remembered(), "a skipped step is no turn, and nothing of it is measured"
     assert run.step(3).t == 1
     assert run.sgd.t == 2
 
@@ -181,7 +182,7 @@ def test_law_5_a_resumed_run_is_the_same_run(
         for t in range(stop, STEPS):
             assert resumed.step(t).t == t
         assert_same_bits(final, resumed.tensors())
-        assert whole.measured() == resumed.measured(), "what was measured before is a part of the run"
+        assert whole.remembered() == resumed.remembered(), "what was measured before is a part of the run"
 
 
 def test_law_8_requires_grad_is_not_touched(method: Method, problem: Problem, optimizer: MakeOptimizer) -> None:

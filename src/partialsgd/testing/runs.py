@@ -88,9 +88,9 @@ class Run:
             for name, (p, state) in states.items()
         }
 
-    def measured(self) -> dict[str, str]:
-        """Read the memory of the meters, with tensors and floats written out in full."""
-        memories = self.sgd.measured.items()
+    def remembered(self) -> dict[str, str]:
+        """Read the memory of the method and of the meters, with tensors and floats written out in full."""
+        memories = {"method": self.sgd.memory, **self.sgd.measured}.items()
         values = {f"{who} {key}": value for who, memory in memories for key, value in memory.items()}
         return {key: repr(v.tolist() if isinstance(v, Tensor) else v) for key, v in values.items()}
 

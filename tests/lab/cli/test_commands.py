@@ -11,8 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from partialsgd import methods
-from partialsgd.lab.cli.commands import preset_values
-from partialsgd.lab.cli.reproduce import Reproduce, _summarise
+from partialsgd.lab.cli.commands import Reproduce, _summarise, preset_values
 from partialsgd.lab.recipes import RECIPES, presets
 from partialsgd.lab.reproduce import EXPERIMENTS
 from partialsgd.lab.reproduce.experiment import Scale
@@ -27,6 +26,7 @@ from tests.lab.page import example_runs as made
     [
         (["methods", "adma"], "there is no method 'adma'"),
         (["evaluate"], "RUN"),
+        (["evaluate", "nowhere"], "nowhere is not a run"),
         (["evaluate", "runs", "--split", "train"], "--split"),
         (["report"], "RUN: give at least one run directory"),
         (["report", "nowhere"], "nowhere is not a run directory: it does not exist"),
@@ -48,56 +48,35 @@ def test_a_wrong_call_names_what_is_wrong(
     require_wrong(call, argv, message)
 
 
-def test_a_directory_that_is_no_run_is_named(call: Call, tmp_path: Path) -> None:
-    require_wrong(call, ["evaluate", str(tmp_path)], f"{tmp_path} is not a run")
-
-
-def test_methods_are_listed_with_their_line(call: Call) -> None:
+def test_methods_are_listed_and_one_is_told_as_wide_as_the_terminal(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, out, _ = call("methods")
     assert max(map(len, out.splitlines())) <= 80
     for name, summary in methods.SUMMARIES.items():
         assert f"{name} {summary}" in re.sub(r"\s+", " ", out)
-
-
-def test_one_method_is_told_as_wide_as_the_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     long = max(methods.SUMMARIES, key=lambda name: len(method_text.signature(name)))
-    assert call("methods", long) == (0, method_text.describe_method(long, 80) + "\n", "")
-    monkeypatch.setenv("COLUMNS", "200")
-    _, out, _ = call("methods", long)
-    assert out == method_text.describe_method(long, 200) + "\n" != method_text.describe_method(long, 80) + "\n"
+    for width in (80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert call("methods", long) == (0, method_text.describe_method(long, width) + "\n", "")
+    assert method_text.describe_method(long, 200) != method_text.describe_method(long, 80)
 
 
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that a browser was asked for."""
-    asked: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda uri: not asked.append(uri))
-    return asked
-
-
-def test_the_page_is_in_the_first_run_and_its_path_is_printed(call: Call, tmp_path: Path, opened: list[str]) -> None:
+def test_a_page_is_in_the_first_run_or_where_it_is_told_to_be_and_opens_as_a_file(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda uri: not opened.append(uri))
     joint, *others = made.three(tmp_path)
-    to = joint / "report.html"
-    assert call("report", str(joint), *map(str, others)) == (0, f"{to}\n", "")
-    assert "<h1>joint, core-alone and full-alone</h1>" in to.read_text(encoding="utf-8") and opened == []
-
-
-def test_it_goes_where_it_is_told_and_opens_as_a_file(call: Call, tmp_path: Path, opened: list[str]) -> None:
+    assert call("report", str(joint), *map(str, others)) == (0, f"{joint / 'report.html'}\n", "")
+    assert "<h1>joint, core-alone and full-alone</h1>" in (joint / "report.html").read_text(encoding="utf-8")
     to = tmp_path / "a page.html"
-    assert call("report", str(made.run(tmp_path, measures=False)), "--to", str(to), "--open")[0] == 0
+    assert opened == [] and call("report", str(joint), "--to", str(to), "--open")[0] == 0
     assert opened == [to.as_uri()] and opened[0].startswith("file://") and "%20" in opened[0]
-
-
-def test_where_there_is_no_browser_it_is_said(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda uri: False)
-    path = made.run(tmp_path, ends=False, measures=False)
-    code, out, _ = call("report", str(path), "--open")
-    assert code == 0 and out.splitlines()[1] == f"no browser was found; open {path / 'report.html'} in one"
-
-
-def test_a_page_cannot_take_the_place_of_a_directory(call: Call, tmp_path: Path) -> None:
-    path = made.run(tmp_path, measures=False)
-    require_wrong(call, ["report", str(path), "--to", str(tmp_path)], f"{tmp_path} is a directory")
+    _, out, _ = call("report", str(joint), "--open")
+    assert out.splitlines()[1] == f"no browser was found; open {joint / 'report.html'} in one"
+    require_wrong(call, ["report", str(joint), "--to", str(tmp_path)], f"{tmp_path} is a directory")
 
 
 @pytest.mark.parametrize("recipe", calls.RECIPES)

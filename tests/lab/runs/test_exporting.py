@@ -44,6 +44,7 @@ CASES = [
     ("core alone", "full", "safetensors"),
     ("low-rank", "full", "transformers"),
     ("short", "core", "transformers"),
+    ("untied", "core", "transformers"),
     *((run, "core", "safetensors") for run in ("images", "images of low rank", "short images", "images without norms")),
     ("images", "full", "safetensors"),
     ("images", "core", "onnx"),
@@ -181,61 +182,6 @@ def test_the_readme_has_the_scores_of_the_exported_checkpoint(tmp_path: Path) ->
     assert "| accuracy | 0.9876 |\n| loss | 0.5 |" in text and "0.1 |" not in text and "accuracy: nrefs:1." in text
 
 
-def test_the_readme_names_no_path_of_this_machine(tmp_path: Path) -> None:
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for split in ("train", "valid", "test"):
-        for language in ("en", "de"):
-            (folder / f"{split}.{language}").write_text("".join(f"{language} {split} {k}\n" for k in range(30)))
-    text = readme(made_run(tmp_path / "run", "translation", data=str(folder)), "full")
-    assert "`corpus`" in text and str(tmp_path) not in text
-
-
-def test_the_readme_names_the_packages_that_its_code_imports(tmp_path: Path) -> None:
-    for recipe in ("translation", "images"):
-        run = made_run(tmp_path / recipe, recipe)
-        for format in build(run.settings).formats:
-            text = readme(run, "full", format=format)
-            (code,) = re.findall("```python\n(.*?)```", text, re.DOTALL)
-            nodes = list(ast.walk(ast.parse(code)))
-            names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-            names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-            imported = {name.partition(".")[0] for name in names} - {"json", "network"}
-            (packages,) = re.findall("`pip install (.*)`", text)
-            torch = {"torch"} if format == "transformers" else set()  # transformers needs it and does not install it
-            assert set(packages.split()) == imported | torch, (recipe, format)
-
-
-def test_the_readme_says_how_a_level_was_trained(tmp_path: Path) -> None:
-    joint = made_run(tmp_path / "joint", "translation", method="slimmable")
-    network = build(joint.settings).network
-    core, full = network.size("core"), network.size("full")
-    text = readme(joint, "core")
-    assert text.startswith("# translation: core\n\nTranslates en to de; trained on phrases generated from the Unicode")
-    assert f"{core:,} parameters, {core / full:.1%} of the full network, and was trained together" in text
-    assert "the method `slimmable`" in text and f"{full:,} parameters, the full network," in readme(joint, "full")
-    text = readme(made_run(tmp_path / "alone", "translation", nest="none", method="plain"), "full")
-    assert "parameters. It was trained with the method `plain`" in text and "trained together" not in text
-
-
-def test_the_default_directory_is_in_the_run(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "run", "images", ratio=("1/4", "1/2"))
-    assert export_level(run, "1/4") == run.path / "exports" / "1_4-safetensors"
-    assert export_level(run, "full", to=tmp_path / "other") == tmp_path / "other"
-    with pytest.raises(WrongCall, match=r"--level: this run has no level 'core'; its levels are 1/4, 1/2, full"):
-        export_level(run, "core")
-
-
-def test_a_level_without_a_class_in_transformers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WrongCall, match=r"--format transformers is not for .* images, .*; use safetensors or onnx"):
-        export_level(made_run(tmp_path / "images", "images"), "full", format="transformers")
-    with pytest.raises(
-        ValueError, match="the level 'core' cannot be loaded by from_pretrained: no Hugging Face class has low rank"
-    ):
-        export_level(made_run(tmp_path / "run", "translation"), "core", format="transformers", to=tmp_path / "no")
-    assert not (tmp_path / "no").exists()
-
-
 def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, other = made_run(tmp_path / "run", "images"), made_run(tmp_path / "other", "images", seed=1)
     (run.path / "metrics.jsonl").touch()  # every training writes it
@@ -246,10 +192,54 @@ def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_the_readme_says_how_a_level_was_trained_and_names_no_path_of_this_machine(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            (folder / f"{split}.{language}").write_text("".join(f"{language} {split} {k}\n" for k in range(30)))
+    joint = made_run(tmp_path / "joint", "translation", method="slimmable", data=str(folder))
+    network = build(joint.settings).network
+    core, full = network.size("core"), network.size("full")
+    text = readme(joint, "core")
+    assert text.startswith("# translation: core\n\nTranslates en to de; trained on the sentences in `corpus`.")
+    assert f"{core:,} parameters, {core / full:.1%} of the full network, and was trained together" in text
+    assert "the method `slimmable`" in text and f"{full:,} parameters, the full network," in readme(joint, "full")
+    assert str(tmp_path) not in text
+    text = readme(made_run(tmp_path / "alone", "translation", nest="none", method="plain"), "full")
+    assert "parameters. It was trained with the method `plain`" in text and "trained together" not in text
+    assert "trained on phrases generated from the Unicode" in text
+
+
 @pytest.mark.parametrize(
     ("recipe", "names"), [("translation", {"tokenizer.json"}), ("images", {"inputs.json", "network.py"})]
 )
-def test_the_files_that_using_it_needs_are_beside_it(tmp_path: Path, recipe: str, names: set[str]) -> None:
-    directory = export_level(made_run(tmp_path / "run", recipe), "full")
-    own = {"README.md", "export.json", "config.json", "model.safetensors"}
-    assert {path.name for path in directory.iterdir()} == own | names
+def test_the_files_and_packages_that_using_it_needs_are_beside_it_and_in_the_readme(
+    tmp_path: Path, recipe: str, names: set[str]
+) -> None:
+    run = made_run(tmp_path / recipe, recipe)
+    for format in build(run.settings).formats:
+        text = readme(run, "full", format=format)
+        (code,) = re.findall("```python\n(.*?)```", text, re.DOTALL)
+        nodes = list(ast.walk(ast.parse(code)))
+        modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        modules |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+        imported = {name.partition(".")[0] for name in modules} - {"json", "network"}
+        (packages,) = re.findall("`pip install (.*)`", text)
+        torch = {"torch"} if format == "transformers" else set()  # transformers needs it and does not install it
+        assert set(packages.split()) == imported | torch, (recipe, format)
+    files = {path.name for path in (run.path / "exports" / "full-safetensors").iterdir()}
+    assert files == {"README.md", "export.json", "config.json", "model.safetensors", *names}
+
+
+def test_a_level_or_format_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", "images", ratio=("1/4", "1/2"))
+    assert export_level(run, "1/4") == run.path / "exports" / "1_4-safetensors"
+    with pytest.raises(WrongCall, match=r"--level: this run has no level 'core'; its levels are 1/4, 1/2, full"):
+        export_level(run, "core")
+    with pytest.raises(WrongCall, match=r"--format transformers is not for .* images, .*; use safetensors or onnx"):
+        export_level(run, "full", format="transformers")
+    low_rank, to = made_run(tmp_path / "translation", "translation"), tmp_path / "no"
+    with pytest.raises(ValueError, match="'core' cannot be loaded by from_pretrained: no Hugging Face class has low r"):
+        export_level(low_rank, "core", format="transformers", to=to)
+    assert not to.exists() and export_level(low_rank, "full", to=tmp_path / "other") == tmp_path / "other"

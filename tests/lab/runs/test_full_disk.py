@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from partialsgd.lab.runs import checkpoints
-from tests.lab.nursery import Nursery
+from tests.lab.nursery import Child
 from tests.lab.remains import leftovers, remains
 
 LONG: dict[str, Any] = {"epochs": 6, "measure_every": 1, "checkpoint_every": 4}
@@ -24,9 +24,9 @@ FILES = {"the log": (LONG, "metrics.jsonl"), "the weights": (WIDE, "last/model.s
 FILES["a checkpoint"] = (WIDE, "checkpoints/*.safetensors")
 
 
-def cut_short(nursery: Nursery, settings: dict[str, Any], place: Path) -> dict[str, Any]:
+def cut_short(settings: dict[str, Any], place: Path) -> dict[str, Any]:
     """A run that has its last steps before it, and what it should leave."""
-    child = nursery.start("train", json.dumps({**settings, "out": str(place)}), log=place.with_suffix(".log"))
+    child = Child("train", json.dumps({**settings, "out": str(place)}), log=place.with_suffix(".log"))
     assert child.join() == 0, child.output
     expected = remains(place)
     (place / "summary.json").unlink()
@@ -35,15 +35,15 @@ def cut_short(nursery: Nursery, settings: dict[str, Any], place: Path) -> dict[s
 
 
 @pytest.mark.parametrize("what", FILES)
-def test_it_stops_with_a_clear_word_and_goes_on_when_there_is_room(nursery: Nursery, tmp_path: Path, what: str) -> None:
+def test_it_stops_with_a_clear_word_and_goes_on_when_there_is_room(tmp_path: Path, what: str) -> None:
     settings, pattern = FILES[what]
     place = tmp_path / "run"
-    expected = cut_short(nursery, settings, place)
+    expected = cut_short(settings, place)
     limit = max(path.stat().st_size for path in place.glob(pattern)) - 40
     good = checkpoints.paths(place / "checkpoints")[-1]
     before = good.read_bytes()
 
-    child = nursery.start("resume", str(place), log=tmp_path / "full.log", TOY_FILE_SIZE=limit)
+    child = Child("resume", str(place), log=tmp_path / "full.log", TOY_FILE_SIZE=limit)
     assert child.join() == 1
     error = child.output.strip().splitlines()[-1]
     assert error.startswith(f"OSError: {place} could not be written ([Errno 27] File too large")
@@ -52,28 +52,28 @@ def test_it_stops_with_a_clear_word_and_goes_on_when_there_is_room(nursery: Nurs
     assert not leftovers(place)
     assert ((place / "metrics.jsonl").stat().st_size == limit) == (what == "the log"), "half a line of it"
 
-    child = nursery.start("resume", str(place), log=tmp_path / "room.log")
+    child = Child("resume", str(place), log=tmp_path / "room.log")
     assert child.join() == 0, child.output
     assert remains(place) == expected and not leftovers(place)
 
 
-def test_a_device_that_is_full_is_told_alike(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_device_that_is_full_is_told_alike(tmp_path: Path) -> None:
     """ENOSPC itself; the log is all that can be put there without rights."""
     place = tmp_path / "run"
-    cut_short(nursery, WIDE, place)
+    cut_short(WIDE, place)
     shutil.move(place / "metrics.jsonl", tmp_path / "metrics.jsonl")
     (place / "metrics.jsonl").symlink_to("/dev/full")
-    child = nursery.start("resume", str(place), log=tmp_path / "full.log")
+    child = Child("resume", str(place), log=tmp_path / "full.log")
     assert child.join() == 1
     error = child.output.strip().splitlines()[-1]
     assert error.startswith(f"OSError: {place} could not be written ([Errno 28] No space left on device). Free some")
 
 
-def test_a_run_without_a_checkpoint_begins_again(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     place, settings = tmp_path / "run", json.dumps({**WIDE, "out": str(tmp_path / "run")})
-    child = nursery.start("train", settings, log=tmp_path / "full.log", TOY_FILE_SIZE=4000)
+    child = Child("train", settings, log=tmp_path / "full.log", TOY_FILE_SIZE=4000)
     assert child.join() == 1 and "Free some disk space" in child.output
     assert not (place / "checkpoints").exists() and not leftovers(place)
-    child = nursery.start("resume", str(place), log=tmp_path / "room.log")
+    child = Child("resume", str(place), log=tmp_path / "room.log")
     assert child.join() == 0, child.output
-    assert remains(place) == cut_short(nursery, WIDE, tmp_path / "whole")
+    assert remains(place) == cut_short(WIDE, tmp_path / "whole")

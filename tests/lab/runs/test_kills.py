@@ -16,7 +16,7 @@ import pytest
 from partialsgd._util import files
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
-from tests.lab.nursery import Child, Nursery
+from tests.lab.nursery import Child
 from tests.lab.remains import leftovers, remains
 
 COMMON: dict[str, Any] = {"measure_every": 3, "count": 10, "epochs": 12, "checkpoint_every": 3, "seed": 5, "lr": 0.1}
@@ -37,24 +37,22 @@ STEPS, PAUSE, KILLS = 120, 0.025, 20
 _WHOLE: dict[str, tuple[dict[str, Any], float]] = {}
 
 
-def whole(name: str, nursery: Nursery, tmp_path: Path) -> tuple[dict[str, Any], float]:
+def whole(name: str, tmp_path: Path) -> tuple[dict[str, Any], float]:
     """What the run never killed leaves, and its life in seconds; made once."""
     if name not in _WHOLE:
         began = time.monotonic()
-        child = nursery.start(
-            "train", json.dumps({**RUNS[name], "out": str(tmp_path / "whole")}), log=tmp_path / "whole.log"
-        )
+        child = Child("train", json.dumps({**RUNS[name], "out": str(tmp_path / "whole")}), log=tmp_path / "whole.log")
         assert child.join() == 0, child.output
         _WHOLE[name] = remains(tmp_path / "whole"), time.monotonic() - began
     return _WHOLE[name]
 
 
-def start(nursery: Nursery, place: Path, settings: dict[str, Any], **env: object) -> Child:
+def start(place: Path, settings: dict[str, Any], **env: object) -> Child:
     """Resumed, or started where there is nothing yet to resume."""
     verb, what = "train", json.dumps({**settings, "out": str(place)})
     if (place / "config.json").exists():
         verb, what = "resume", str(place)
-    return nursery.start(verb, what, log=place.with_suffix(".log"), **env)
+    return Child(verb, what, log=place.with_suffix(".log"), **env)
 
 
 def written(place: Path) -> int:
@@ -64,14 +62,14 @@ def written(place: Path) -> int:
 
 
 @pytest.mark.parametrize("name", ["alternating", "with memory"])
-def test_twenty_kills_at_random_moments(nursery: Nursery, tmp_path: Path, name: str) -> None:
+def test_twenty_kills_at_random_moments(tmp_path: Path, name: str) -> None:
     """The moments are uniform over the life of the run, start-ups included: each life lasts from one to the next."""
-    expected, seconds = whole(name, nursery, tmp_path)
+    expected, seconds = whole(name, tmp_path)
     draw, place, found = random.Random(name), tmp_path / "killed", Counter[str]()
     moments = sorted(draw.uniform(0, seconds + STEPS * PAUSE) for _ in range(KILLS))
     for begin, end in zip([0.0, *moments], moments, strict=False):
         before = written(place)
-        child = start(nursery, place, RUNS[name], TOY_PAUSE=PAUSE)
+        child = start(place, RUNS[name], TOY_PAUSE=PAUSE)
         time.sleep(end - begin)
         child.signal(signal.SIGKILL)
         assert child.join() == -signal.SIGKILL, child.output
@@ -80,42 +78,42 @@ def test_twenty_kills_at_random_moments(nursery: Nursery, tmp_path: Path, name: 
         found["of these in a write"] += is_at_work and any(place.rglob(files.STAGE))
     print(f"{name}: killed {dict(found)}")
     assert found["at work"] >= 3 and not (place / "summary.json").exists()
-    child = start(nursery, place, RUNS[name])
+    child = start(place, RUNS[name])
     assert child.join() == 0, child.output
     assert remains(place) == expected
     assert not leftovers(place), "and nothing is left of the kills"
 
 
-def test_kills_of_a_real_recipe(nursery: Nursery, tmp_path: Path) -> None:
+def test_kills_of_a_real_recipe(tmp_path: Path) -> None:
     """In turn in its start, and some time after it has gone on."""
-    expected, _ = whole("images", nursery, tmp_path)
+    expected, _ = whole("images", tmp_path)
     draw, place = random.Random(0), tmp_path / "killed"
     for kill in range(8):
         before = written(place)
-        child = start(nursery, place, RUNS["images"])
+        child = start(place, RUNS["images"])
         assert kill % 2 == 0 or wait(lambda before=before: written(place) != before, child)
         time.sleep(draw.uniform(0, 0.2))
         child.signal(signal.SIGKILL)
         if child.join() == 0:  # a machine that is faster than one can think
             break
     assert kill > 2, child.output
-    child = start(nursery, place, RUNS["images"])
+    child = start(place, RUNS["images"])
     assert child.join() == 0, child.output
     assert remains(place) == expected and not leftovers(place)
 
 
 @pytest.mark.parametrize("where", ["checkpoints", "best", "last", ""])
-def test_kills_in_the_middle_of_a_write(nursery: Nursery, tmp_path: Path, where: str) -> None:
+def test_kills_in_the_middle_of_a_write(tmp_path: Path, where: str) -> None:
     """Of a checkpoint, of the best and the last family, and of config.json and summary.json."""
-    expected, _ = whole("alternating", nursery, tmp_path)
+    expected, _ = whole("alternating", tmp_path)
     draw, place, kills, left = random.Random(where), tmp_path / "killed", 0, 0
     stage = place / where / files.STAGE
     for life in range(8):
         if not where and life == 4:  # the second file of the run itself comes at its end
-            assert start(nursery, place, RUNS["alternating"]).join() == 0
+            assert start(place, RUNS["alternating"]).join() == 0
             (place / "summary.json").unlink()
         before = stamp(stage)
-        child = start(nursery, place, RUNS["alternating"])
+        child = start(place, RUNS["alternating"])
         if not writes(stage, child, before, skip=draw.randrange(3) if where else life // 4):
             break
         time.sleep(draw.choice([0, 0, 0.002]))
@@ -124,7 +122,7 @@ def test_kills_in_the_middle_of_a_write(nursery: Nursery, tmp_path: Path, where:
         left += stamp(stage) not in (None, before)
     print(f"{where or 'run'}: {left} of {kills} kills left half a write")
     assert kills > 0 and (left > 0 or where != "checkpoints")
-    child = start(nursery, place, RUNS["alternating"])
+    child = start(place, RUNS["alternating"])
     assert child.join() == 0, child.output
     assert remains(place) == expected
     assert leftovers(place) in ([], [files.STAGE]), "of a run at its end nothing is written again"
@@ -159,9 +157,9 @@ def wait(is_so: Callable[[], bool], child: Child) -> bool:
 
 
 @pytest.mark.usefixtures("toy")
-def test_one_process_at_a_time_and_the_lock_dies_with_it(nursery: Nursery, tmp_path: Path) -> None:
+def test_one_process_at_a_time_and_the_lock_dies_with_it(tmp_path: Path) -> None:
     place = tmp_path / "a"
-    child = start(nursery, place, {}, TOY_PAUSE=60)
+    child = start(place, {}, TOY_PAUSE=60)
     assert wait((place / "metrics.jsonl").exists, child)
     with pytest.raises(RuntimeError, match=f"another process is training {place}"):
         loop.resume(Run.open(place))

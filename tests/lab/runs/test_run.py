@@ -33,43 +33,6 @@ def test_the_settings_come_back(tmp_path: Path) -> None:
     assert said["recipe"] == "toy" and {"partialsgd", "torch", "accelerate"} <= said["versions"].keys()
 
 
-def test_the_default_place_is_named_by_recipe_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs.time, "strftime", lambda form: "20240229-235959")
-    assert Run.new(Toy()).path == Path("runs/toy-20240229-235959")
-
-
-def test_what_is_there_already_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    run = Run.new(Toy(out=str(tmp_path / "a")))
-    before = (run.path / "config.json").read_bytes()
-    with pytest.raises(
-        FileExistsError, match=rf"{run.path} exists \(it is a run; `partialsgd resume {run.path}` continues"
-    ):
-        Run.new(Toy(out=str(run.path), seed=5))
-    assert (run.path / "config.json").read_bytes() == before
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "thesis.txt").touch()
-    with pytest.raises(FileExistsError, match=r"exists \(it is not empty\); give another --out"):
-        Run.new(Toy(out=str(tmp_path / "notes")))
-    with pytest.raises(FileExistsError, match="not empty"):
-        Run.new(Toy(out=str(tmp_path / "notes" / "thesis.txt")))
-    assert [file.name for file in (tmp_path / "notes").iterdir()] == ["thesis.txt"]
-
-
-def test_an_empty_directory_is_taken_and_so_is_what_a_kill_left_of_none(tmp_path: Path) -> None:
-    """Killed before config.json was there, a run cannot be resumed: it must be possible to start it again."""
-    for content in ((), (files.STAGE,)):
-        place = tmp_path / f"a{len(content)}"
-        place.mkdir()
-        for name in content:
-            (place / name).mkdir()
-            (place / name / "config.json").write_text('{"reci')
-        with pytest.raises(FileNotFoundError, match="is not a run"):
-            Run.open(place)
-        Run.new(Toy(out=str(place)))
-        assert [file.name for file in place.iterdir()] == ["config.json"]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -96,14 +59,6 @@ def test_what_is_no_run_is_told(tmp_path: Path, content: str, message: str) -> N
         Run.open(tmp_path)
 
 
-def test_what_is_not_there_is_told(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(
-            FileNotFoundError, match=f"{place} is not a run: it has no config.json, which `partialsgd train`"
-        ):
-            Run.open(place)
-
-
 def test_a_summary_is_there_at_the_end_only(tmp_path: Path) -> None:
     run = Run.new(Toy(out=str(tmp_path / "a")))
     assert run.summary is None
@@ -115,54 +70,6 @@ def test_a_summary_is_there_at_the_end_only(tmp_path: Path) -> None:
         _ = run.summary
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
-    run = Run.new(Toy(out=str(tmp_path / "a")))
-    message = f"another process is training {run.path}; wait for it, or stop it"
-    with run.locked(), pytest.raises(RuntimeError, match=message), run.locked():
-        raise AssertionError("it was let in")
-    with run.locked():
-        pass
-
-
-def test_a_lock_that_the_system_does_not_have_is_not_taken_for_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(file: object, how: int) -> None:
-        raise OSError(os.strerror(95))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(OSError, match="not supported"), Run(tmp_path).locked():
-        raise AssertionError("it was let in")
-
-
-def test_a_digest_is_of_numbers_types_and_shapes() -> None:
-    x = torch.arange(6.0)
-    others = [x + (torch.arange(6) == 3), x.double(), x.reshape(2, 3), x[:5]]
-    assert len({recipe_tools.hash_tensors(tensor) for tensor in (x, *others)}) == 5
-    assert recipe_tools.hash_tensors(x, x) != recipe_tools.hash_tensors(x) == recipe_tools.hash_tensors(x.clone())
-    assert recipe_tools.hash_texts("a", "bc") != recipe_tools.hash_texts("ab", "c")
-
-
-def test_other_data_are_refused_and_a_run_from_before_has_none_to_compare(tmp_path: Path) -> None:
-    run = Run.new(Images(out=str(tmp_path / "run")), "these")
-    run.require_data("these")
-    with pytest.raises(ValueError, match=r"not those that .*run started with: the files changed, or a library"):
-        run.require_data("those")
-    Run.new(Images(out=str(tmp_path / "old"))).require_data("any")
-
-
-def test_what_else_a_training_reads_must_be_the_same_where_it_is_read(tmp_path: Path) -> None:
-    run = Run.new(Translation(out=str(tmp_path / "run"), teacher="runs/whole"), "these teacher:one start:two")
-    run.require_data("these teacher:one start:two")
-    run.require_data("these")  # to score a network its teacher is not needed
-    with pytest.raises(ValueError, match=r"weights of the teacher are not .*; restore the run at runs/whole, or"):
-        run.require_data("these teacher:three start:two")
-    with pytest.raises(ValueError, match=r"weights of the start are not"):
-        run.require_data("these teacher:one start:one")
-    with pytest.raises(ValueError, match=r"the data are not those"):
-        run.require_data("those teacher:one start:one")
-
-
 def test_a_path_from_here_is_stored_as_one_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert loop.pin(Images(data="cifar")).data == str(tmp_path / "cifar")
@@ -170,3 +77,71 @@ def test_a_path_from_here_is_stored_as_one_from_anywhere(tmp_path: Path, monkeyp
     assert isinstance(found, Translation)
     assert (found.start, found.teacher) == (str(tmp_path / "one"), str(tmp_path.parent / "two"))
     assert loop.pin(Images()).data is None and loop.pin(Images(threads=3)).threads == 3
+
+
+def test_the_default_place_is_named_by_recipe_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs.time, "strftime", lambda form: "20240229-235959")
+    assert Run.new(Toy()).path == Path("runs/toy-20240229-235959")
+
+
+def test_what_is_there_already_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    run = Run.new(Toy(out=str(tmp_path / "a")))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "thesis.txt").touch()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    is_run = rf"{run.path} exists \(it is a run; `partialsgd resume {run.path}` continues"
+    with pytest.raises(FileExistsError, match=is_run):
+        Run.new(Toy(out=str(run.path), seed=5))
+    for place in ("notes", "notes/thesis.txt"):
+        with pytest.raises(FileExistsError, match=r"exists \(it is not empty\); give another --out"):
+            Run.new(Toy(out=str(tmp_path / place)))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("has_stage", [False, True])
+def test_an_empty_directory_is_taken_and_so_is_what_a_kill_left_of_none(tmp_path: Path, has_stage: bool) -> None:
+    """Killed before config.json was there, a run cannot be resumed: it must be possible to start it again."""
+    if has_stage:
+        (tmp_path / files.STAGE).mkdir()
+        (tmp_path / files.STAGE / "config.json").write_text('{"reci')
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match=f"{place} is not a run: it has no config.json, which `partialsgd"):
+            Run.open(place)
+    Run.new(Toy(out=str(tmp_path)))
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.new(Toy(out=str(tmp_path / "a")))
+    message = f"another process is training {run.path}; wait for it, or stop it"
+    with run.locked(), pytest.raises(RuntimeError, match=message), run.locked():
+        raise AssertionError("it was let in")
+
+    def refuse(file: object, how: int) -> None:
+        raise OSError(os.strerror(95))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="not supported"), run.locked():
+        raise AssertionError("a lock that the system does not have is not taken for another process")
+
+
+def test_a_hash_is_of_numbers_types_shapes_and_places() -> None:
+    x = torch.arange(6.0)
+    others = [x + (torch.arange(6) == 3), x.double(), x.reshape(2, 3), x[:5]]
+    assert len({recipe_tools.hash_tensors(tensor) for tensor in (x, *others)}) == 5
+    assert recipe_tools.hash_tensors(x, x) != recipe_tools.hash_tensors(x) == recipe_tools.hash_tensors(x.clone())
+    assert recipe_tools.hash_texts("a", "bc") != recipe_tools.hash_texts("ab", "c")
+
+
+def test_other_data_and_earlier_runs_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    run = Run.new(Translation(out=str(tmp_path / "run"), teacher="runs/whole"), "these teacher:one start:two")
+    run.require_data("these teacher:one start:two")
+    run.require_data("these")  # to score a network its teacher is not needed
+    with pytest.raises(ValueError, match=r"weights of the teacher are not .*; restore the run at runs/whole, or"):
+        run.require_data("these teacher:three start:two")
+    with pytest.raises(ValueError, match=r"weights of the start are not"):
+        run.require_data("these teacher:one start:one")
+    with pytest.raises(ValueError, match=r"not those that .*run started with: the files changed, or a library"):
+        run.require_data("those teacher:one start:one")
+    Run.new(Images(out=str(tmp_path / "old"))).require_data("any")  # a run from before has none to compare

@@ -20,7 +20,7 @@ from partialsgd import logging as report
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
-from tests.lab.nursery import ROOT, Child, Nursery
+from tests.lab.nursery import ROOT, Child
 from tests.lab.remains import leftovers, remains
 from tests.lab.toy import Toy
 from tests.lab.toy_run import STOPPED
@@ -51,12 +51,11 @@ def launch(launcher: str, *args: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-def pair(nursery: Nursery, verb: str, what: str, log: Path, **env: object) -> tuple[Child, Child]:
+def pair(verb: str, what: str, log: Path, **env: object) -> tuple[Child, Child]:
     """Two processes as a launcher would start them, but without its start."""
     told = {**env, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port()}
     first, second = (
-        nursery.start(verb, what, log=log.with_suffix(f".{rank}"), RANK=rank, LOCAL_RANK=rank, **told)
-        for rank in (0, 1)
+        Child(verb, what, log=log.with_suffix(f".{rank}"), RANK=rank, LOCAL_RANK=rank, **told) for rank in (0, 1)
     )
     return first, second
 
@@ -108,10 +107,10 @@ def lines(place: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two processes leave that were never stopped."""
     place = tmp_path_factory.mktemp("whole")
-    first, second = pair(nursery, "train", json.dumps({**HARD, "out": str(place / "run")}), place / "log")
+    first, second = pair("train", json.dumps({**HARD, "out": str(place / "run")}), place / "log")
     assert (first.join(), second.join()) == (0, 0), first.output + second.output
     assert second.output == "", "the second is quiet"
     found = checkpoints.latest(place / "run" / "checkpoints")
@@ -127,29 +126,29 @@ def seed(state: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_one_is_asked_to_stop_both_do_at_one_step_and_go_on_to_the_bit(
-    nursery: Nursery, tmp_path: Path, whole: dict[str, Any], rank: int
+    tmp_path: Path, whole: dict[str, Any], rank: int
 ) -> None:
     place = tmp_path / "run"
-    children = pair(nursery, "train", json.dumps({**HARD, "out": str(place)}), tmp_path / "log", TOY_PAUSE=0.05)
+    children = pair("train", json.dumps({**HARD, "out": str(place)}), tmp_path / "log", TOY_PAUSE=0.05)
     while lines(place) < 2:
         assert children[0].code is None, children[0].output
     children[rank].signal(signal.SIGTERM)
     assert [child.join() for child in children] == [STOPPED, STOPPED]
     said = [[line for line in child.output.splitlines() if line.startswith("stopped after")] for child in children]
     assert said[0] == said[1] != []
-    children = pair(nursery, "resume", str(place), tmp_path / "log")
+    children = pair("resume", str(place), tmp_path / "log")
     assert [child.join() for child in children] == [0, 0], children[0].output + children[1].output
     assert ["Continuing from step" in child.output for child in children] == [True, False]
     assert remains(place) == whole
 
 
-def test_both_killed_again_and_again_go_on_to_the_bit(nursery: Nursery, tmp_path: Path, whole: dict[str, Any]) -> None:
+def test_both_killed_again_and_again_go_on_to_the_bit(tmp_path: Path, whole: dict[str, Any]) -> None:
     """Not at one moment: the second a little after the first, or before it."""
     place, draw, progress = tmp_path / "run", random.Random(0), list[int]()
     for patience in (60, 0.5, 60, 60, 0.5, 60):  # the short ones end on a busy machine before the first step
         verb, what = ("resume", str(place)) if (place / "config.json").exists() else ("train", "")
         settings = json.dumps({**HARD, "out": str(place)})
-        children = pair(nursery, verb, what or settings, tmp_path / "log", TOY_PAUSE=0.02)
+        children = pair(verb, what or settings, tmp_path / "log", TOY_PAUSE=0.02)
         until, begun = lines(place) + draw.randint(1, 7), time.monotonic()  # a checkpoint comes after three
         while lines(place) < until and time.monotonic() - begun < patience:
             time.sleep(0.002)
@@ -161,14 +160,14 @@ def test_both_killed_again_and_again_go_on_to_the_bit(nursery: Nursery, tmp_path
         progress.append(lines(place))
     print(f"two processes: lines after each kill {progress}")
     assert progress[-1] > 3 and not (place / "summary.json").exists()
-    first, second = pair(nursery, "resume", str(place), tmp_path / "log")
+    first, second = pair("resume", str(place), tmp_path / "log")
     assert (first.join(), second.join()) == (0, 0), first.output + second.output
     assert remains(place) == whole and not leftovers(place)
 
 
-def test_when_one_is_gone_the_other_does_not_wait_forever(nursery: Nursery, tmp_path: Path) -> None:
+def test_when_one_is_gone_the_other_does_not_wait_forever(tmp_path: Path) -> None:
     place = tmp_path / "run"
-    first, second = pair(nursery, "train", json.dumps({**HARD, "out": str(place)}), tmp_path / "log", TOY_PAUSE=0.1)
+    first, second = pair("train", json.dumps({**HARD, "out": str(place)}), tmp_path / "log", TOY_PAUSE=0.1)
     while lines(place) < 2:
         assert first.code is None, first.output
     second.signal(signal.SIGKILL)
@@ -176,9 +175,9 @@ def test_when_one_is_gone_the_other_does_not_wait_forever(nursery: Nursery, tmp_
 
 
 @pytest.mark.usefixtures("toy")
-def test_another_number_of_processes_is_refused(nursery: Nursery, tmp_path: Path) -> None:
+def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "run"
-    first, second = pair(nursery, "train", json.dumps({**HARD, "epochs": 1, "out": str(place)}), tmp_path / "log")
+    first, second = pair("train", json.dumps({**HARD, "epochs": 1, "out": str(place)}), tmp_path / "log")
     assert (first.join(), second.join()) == (0, 0), first.output + second.output
     (place / "summary.json").unlink()
     with pytest.raises(
@@ -187,18 +186,18 @@ def test_another_number_of_processes_is_refused(nursery: Nursery, tmp_path: Path
         loop.resume(Run.open(place))
 
 
-def test_what_is_wrong_ends_both(nursery: Nursery, tmp_path: Path) -> None:
+def test_what_is_wrong_ends_both(tmp_path: Path) -> None:
     """The first finds that the place is taken; the second must not wait for it."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").touch()
-    first, second = pair(nursery, "train", json.dumps({**DRY, "out": str(tmp_path / "run")}), tmp_path / "log")
+    first, second = pair("train", json.dumps({**DRY, "out": str(tmp_path / "run")}), tmp_path / "log")
     assert (first.join(timeout=30), second.join(timeout=30)) == (1, 1)
     assert "exists (it is not empty); give another --out" in first.output
 
 
-def test_a_nan_on_one_of_them_stops_both_with_its_step(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_nan_on_one_of_them_stops_both_with_its_step(tmp_path: Path) -> None:
     settings = json.dumps({**DRY, "nan_at": 5, "out": str(tmp_path / "run")})  # the third step, on the second rank
-    first, second = pair(nursery, "train", settings, tmp_path / "log")
+    first, second = pair("train", settings, tmp_path / "log")
     assert (first.join(), second.join()) == (1, 1)
     for child in (first, second):
         assert (

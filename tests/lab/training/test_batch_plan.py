@@ -54,26 +54,6 @@ def test_an_epoch_shows_each_batch_and_the_ranks_share_them(count: int, accumula
         assert max(seen.values()) - min(seen.values()) <= 1  # the last step begins the epoch again
 
 
-def test_the_step_of_two_ranks_is_that_of_one_which_accumulates() -> None:
-    both = [BatchPlan(Named(6), 1, rank, 2).at(4).batches for rank in (0, 1)]
-    assert sorted(both[0] + both[1]) == sorted(BatchPlan(Named(6), 2).at(4).batches)
-
-
-def test_only_ones_own_batches_are_made_and_each_is_moved() -> None:
-    batches = Named(6)
-    step = BatchPlan(batches, 2, 1, 2).at(0, move=lambda batch: ("moved", batch))
-    assert batches.made == [(0, 1), (0, 3)]
-    assert step.batches == [("moved", (0, 1)), ("moved", (0, 3))]
-
-
-def test_a_step_without_units_has_a_share_that_is_a_number() -> None:
-    class Empty(Named):
-        def units(self, epoch: int, index: int) -> int:
-            return 0
-
-    assert BatchPlan(Empty(2)).at(0).loss_scale == 1.0
-
-
 def test_a_permutation_belongs_to_its_place_alone() -> None:
     before = torch.get_rng_state()
     first = permutation(100, 3, 7, "order")
@@ -98,12 +78,6 @@ def test_batches_are_alike_and_none_has_a_single_example(count: int, size: int) 
     assert (len(slices) - 1) * size < count, "no more batches than needed"
 
 
-@pytest.mark.parametrize("index", [-1, 3])
-def test_a_batch_that_is_not_there_is_named(index: int) -> None:
-    with pytest.raises(IndexError, match=f"there is no batch {index}; an epoch has 3"):
-        _ = EvenSlices(9, 3)[index]
-
-
 @pytest.mark.parametrize(("warm_up", "initial"), [(4, 0.0), (10, 1e-7 / 5e-4), (1, 0.0)])
 def test_inverse_sqrt_is_fairseqs(warm_up: int, initial: float) -> None:
     """lr_step and decay_factor as its scheduler has them, set after each update for the next."""
@@ -116,24 +90,31 @@ def test_inverse_sqrt_is_fairseqs(warm_up: int, initial: float) -> None:
     assert max(map(rate, range(1000))) == rate(warm_up) == 1.0
 
 
-def test_inverse_sqrt_without_warm_up_begins_at_the_top() -> None:
-    rate = partial(rates.inverse_sqrt, warm_up=0)
-    assert [rate(t) for t in (0, 1, 4, 100)] == [1.0, 1.0, 0.5, 0.1]
+def test_only_ones_own_batches_are_made_and_each_is_moved() -> None:
+    both = [BatchPlan(Named(6), 1, rank, 2).at(4).batches for rank in (0, 1)]
+    assert sorted(both[0] + both[1]) == sorted(BatchPlan(Named(6), 2).at(4).batches)
+    batches = Named(6)
+    step = BatchPlan(batches, 2, 1, 2).at(0, move=lambda batch: ("moved", batch))
+    assert batches.made == [(0, 1), (0, 3)]
+    assert step.batches == [("moved", (0, 1)), ("moved", (0, 3))]
 
 
-def test_cosine_grows_falls_and_ends_at_zero() -> None:
+def test_a_batch_that_is_not_there_is_named() -> None:
+    for index in (-1, 3):
+        with pytest.raises(IndexError, match=f"there is no batch {index}; an epoch has 3"):
+            _ = EvenSlices(9, 3)[index]
+
+
+def test_cosine_and_line_grow_fall_and_end_at_zero() -> None:
     rate = partial(rates.cosine, total=100, warm_up=3)
     assert [rate(t) for t in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert all(rate(t) > rate(t + 1) for t in range(3, 100))
     assert rates.cosine(0, 100) == 1.0 and rates.cosine(50, 100) == pytest.approx(0.5)
     assert rate(99) > 0 and rate(100) == rate(10_000) == pytest.approx(0.0)
     assert rates.cosine(4, 3, warm_up=5) == pytest.approx(5 / 6)  # a run that ends before it is warm
-
-
-def test_a_line_goes_up_from_the_first_rate_and_down_to_nothing() -> None:
     rate = partial(rates.linear, total=10, warm_up=4, initial=0.2)
-    assert [rate(t) for t in range(12)] == pytest.approx(
-        [0.2, 0.4, 0.6, 0.8, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0]
-    )
+    falling = [k / 6 for k in (5, 4, 3, 2, 1, 0, 0)]
+    assert [rate(t) for t in range(12)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, *falling])
     assert [rates.linear(t, 2) for t in range(3)] == [1, 0.5, 0]
     assert rates.linear(1, 2, 4) == 0.25  # a run that ends in its warm-up
+    assert [rates.inverse_sqrt(t, 0) for t in (0, 1, 4, 100)] == [1.0, 1.0, 0.5, 0.1]

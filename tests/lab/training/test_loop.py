@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +18,14 @@ from partialsgd import logging as report
 from partialsgd.lab.runs import checkpoints, use_run
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
+from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.method_text import parse_method
 from tests.lab import toy
 from tests.lab.by_hand import steps_by_hand
-from tests.lab.nursery import ROOT
 from tests.lab.remains import leftovers, remains
-from tests.lab.toy import Toy, ToyBatches, ToyTask
+from tests.lab.toy import Toy, ToyBatches, ToyTask, at_batch, stop, trained
 
 pytestmark = pytest.mark.usefixtures("toy")
-
-METHODS = (
-    "alternating",
-    "alternating(order='criterion', every=2)",
-    "slimmable",
-    "compose(alternating, compressed_gradient(keep=0.5))",
-)
-
-
-def trained(place: Path, **settings: Any) -> Run:
-    return loop.train(Toy(out=str(place), **settings))
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -48,7 +35,9 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["alternating(order='criterion', every=2)", "slimmable", "compose(alternating, compressed_gradient)"]
+)
 def test_it_is_algorithm_1_over_the_batches(tmp_path: Path, method: str) -> None:
     settings: dict[str, Any] = {"method": method, "norm": True, "seed": 3}
     found = weights(trained(tmp_path / "a", **settings))
@@ -76,7 +65,7 @@ def test_a_method_is_bound_once_so_its_hooks_are_registered_once(
 
 
 def test_a_run_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = trained(tmp_path / "a", keep=2)
+    run = loop.train(Toy(out=str(tmp_path / "a"), keep=2))
     assert not leftovers(run.path)
     assert {file.name for file in run.path.iterdir()} == {
         *("config.json", "metrics.jsonl", "checkpoints", "best", "last", "summary.json", ".lock")
@@ -155,37 +144,29 @@ def test_accumulating_is_one_step_on_the_union(tmp_path: Path, monkeypatch: pyte
     assert [line["loss"] for line in lines] == [pytest.approx(line["loss"]) for line in report.read(together.metrics)]
 
 
-def at_batch(position: int, do: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the loop asks for the batch of this position, once."""
-    make = ToyBatches.make
-    done = list[int]()
-
-    def made(self: ToyBatches, epoch: int, index: int) -> torch.Tensor:
-        if epoch * len(self) + index == position and not done:
-            done.append(position)
-            do()
-        return make(self, epoch, index)
-
-    monkeypatch.setattr(ToyBatches, "make", made)
-
-
 HARD: dict[str, Any] = {"norm": True, "measure_every": 2, "checkpoint_every": 4, "epochs": 3}
 """With BatchNorm, dropout and a meter."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("method", ["alternating", "alternating(order='criterion', every=2)"])
+@pytest.mark.parametrize(
+    ("number", "changes"),
+    [
+        (signal.SIGINT, {}),
+        (signal.SIGTERM, {"method": "alternating(order='criterion', every=2)"}),
+        (signal.SIGTERM, {"precision": "bf16"}),
+    ],
+)
 def test_asked_to_stop_it_finishes_the_step_saves_and_goes_on_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, changes: Any
 ) -> None:
-    whole = remains(trained(tmp_path / "whole", **HARD, method=method).path)
+    whole = remains(trained(tmp_path / "whole", **HARD, **changes).path)
     place = tmp_path / "stopped"
     for position in (0, 6, 9, 13):  # the first, the last of an epoch, two between checkpoints
         with monkeypatch.context() as patch:
-            at_batch(position, lambda: os.kill(os.getpid(), number), patch)
+            at_batch(position, partial(stop, number), patch)
             after = rf"stopped after step {position + 1}; to continue: partialsgd resume {place}"
             with pytest.raises(loop.Stopped, match=after):
-                loop.resume(Run.open(place)) if position else trained(place, **HARD, method=method)
+                loop.resume(Run.open(place)) if position else trained(place, **HARD, **changes)
         assert "Stopping after this step" in capsys.readouterr().err
         found = checkpoints.latest(place / "checkpoints")
         assert found is not None and found[0] == position + 1 == len(report.read(place / "metrics.jsonl"))
@@ -196,7 +177,7 @@ def test_asked_to_stop_it_finishes_the_step_saves_and_goes_on_to_the_bit(
 
 
 def test_asked_in_the_last_step_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_batch(13, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
+    at_batch(13, stop, monkeypatch)
     assert trained(tmp_path / "a").summary is not None
 
 
@@ -217,7 +198,7 @@ def test_a_run_that_failed_anywhere_goes_on_to_the_bit(tmp_path: Path, monkeypat
             at_batch(position, fail, patch)
             loop.resume(run)
     with pytest.raises(KeyError), monkeypatch.context() as patch:
-        patch.setattr(use_run, "table", lambda summary: fail())
+        patch.setattr(use_run, "show", lambda *_: fail())
         loop.resume(run)
     assert run.summary is not None and remains(run.path) == whole
     (run.path / "summary.json").unlink()
@@ -255,20 +236,8 @@ def test_between_any_two_writes_a_run_may_end_and_goes_on_to_the_bit(
         assert remains(place) == whole, f"call {call}"
 
 
-def test_bfloat_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {**HARD, "precision": "bf16"}
-    whole = remains(trained(tmp_path / "whole", **options).path)
-    assert whole["metrics"] != (trained(tmp_path / "fp32", **HARD).path / "metrics.jsonl").read_text()
-    with monkeypatch.context() as patch:
-        at_batch(9, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
-        with pytest.raises(loop.Stopped):
-            trained(tmp_path / "stopped", **options)
-    loop.resume(Run.open(tmp_path / "stopped"))
-    assert remains(tmp_path / "stopped") == whole
-
-
 def test_threads_are_stored_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_batch(5, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
+    at_batch(5, stop, monkeypatch)
     try:
         torch.set_num_threads(2)
         with pytest.raises(loop.Stopped):
@@ -281,23 +250,12 @@ def test_threads_are_stored_and_restored(tmp_path: Path, monkeypatch: pytest.Mon
         torch.set_num_threads(1)
 
 
-def test_threads_are_those_of_the_run_and_not_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_batch(5, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
-    with pytest.raises(loop.Stopped):
-        trained(tmp_path / "a", threads=1)
-    command = [sys.executable, "-m", "tests.lab.toy_run", "resume", str(tmp_path / "a")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert "threads: 1" in done.stderr
-
-
 def test_accelerate_is_not_told_to_accumulate_by_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`accelerate launch` and its config file set this; it would divide the loss."""
     expected = remains(trained(tmp_path / "a").path)
+    assert remains(trained(tmp_path / "bf16", precision="bf16").path)["metrics"] != expected["metrics"]
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2")
     assert remains(trained(tmp_path / "b").path) == expected
 
@@ -359,7 +317,7 @@ def test_the_best_is_the_first_with_the_largest_merit(
 def test_the_best_is_remembered_over_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_scores(monkeypatch, 5, 4, 3)
     with monkeypatch.context() as patch:
-        at_batch(9, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
+        at_batch(9, stop, patch)
         with pytest.raises(loop.Stopped):
             trained(tmp_path / "a", epochs=3)
     run = Run.open(tmp_path / "a")
@@ -378,20 +336,6 @@ def test_a_run_at_its_end_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureF
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "smooth"}, "there is no method 'smooth'"),
-        ({"precision": "fp16"}, '"fp16" needs a GPU'),
-        ({"track": ("wandb",)}, "track: 'wandb' is not installed or unknown to accelerate"),
-    ],
-)
-def test_wrong_settings_are_found_before_a_directory_is_made(tmp_path: Path, options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        trained(tmp_path / "a", **options)
-    assert not (tmp_path / "a").exists()
-
-
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     run = trained(tmp_path / "a", method="sam")
     (run.path / "summary.json").unlink()
@@ -401,22 +345,6 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
         loop.resume(run)
 
 
-def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = remains(trained(tmp_path / "whole", **HARD).path)
-    at_batch(13, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
-    with pytest.raises(loop.Stopped):
-        trained(tmp_path / "a", **HARD)
-    newest = checkpoints.paths(tmp_path / "a" / "checkpoints")[-1]
-    newest.write_bytes(newest.read_bytes()[:500])
-    capsys.readouterr()
-    loop.resume(Run.open(tmp_path / "a"))
-    err = capsys.readouterr().err
-    assert f"warning: the checkpoint {newest} is skipped: " in err and "Continuing from step 12 of 21." in err
-    assert remains(tmp_path / "a") == whole
-
-
 @pytest.mark.parametrize("options", [{"track": ("tensorboard",)}, {"tensorboard": True}])
 def test_trackers_get_the_numbers_of_the_log_however_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any
@@ -424,7 +352,7 @@ def test_trackers_get_the_numbers_of_the_log_however_it_ends(
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
     with monkeypatch.context() as patch:
-        at_batch(9, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
+        at_batch(9, stop, patch)
         with pytest.raises(loop.Stopped):
             trained(tmp_path / "a", measure_every=2, **options)
     lines = report.read(tmp_path / "a" / "metrics.jsonl")
@@ -437,3 +365,37 @@ def test_trackers_get_the_numbers_of_the_log_however_it_ends(
     assert core == [(line["t"], pytest.approx(line["loss"]["core"])) for line in lines if line["level"] == "core"]
     assert [event.step for event in seen.Scalars(name, "valid/full/loss")] == [6]
     assert seen.Scalars(name, "criteria/core/c_norm")
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = remains(trained(tmp_path / "whole", **HARD).path)
+    at_batch(13, stop, monkeypatch)
+    with pytest.raises(loop.Stopped):
+        trained(tmp_path / "a", **HARD)
+    newest = checkpoints.paths(tmp_path / "a" / "checkpoints")[-1]
+    newest.write_bytes(newest.read_bytes()[:500])
+    capsys.readouterr()
+    loop.resume(Run.open(tmp_path / "a"))
+    err = capsys.readouterr().err
+    assert f"warning: the checkpoint {newest} is skipped: " in err and "Continuing from step 12 of 21." in err
+    assert remains(tmp_path / "a") == whole
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "smooth"}, "there is no method 'smooth'"),
+        ({"precision": "fp16"}, '"fp16" needs a GPU'),
+        ({"track": ("wandb",)}, "track: 'wandb' is not installed or unknown to accelerate"),
+        ({"probe": "only('small')"}, "^probe: level: there is no level 'small'; there are 'core', 'full'"),
+        ({"probe": "only(level"}, r"^probe: the method 'only\(level' cannot be read"),
+        ({"probe": "dropout(keep=2)"}, r"^probe: keep must be in \(0, 1\], got 2"),
+        ({"measure_layers": ("9",)}, "^measure_layers: pattern '9' matches no parameter or module"),
+    ],
+)
+def test_wrong_settings_are_found_before_a_directory_is_made(tmp_path: Path, options: Any, message: str) -> None:
+    with pytest.raises(WrongCall, match=message):
+        trained(tmp_path / "a", measure_every=2, **options)
+    assert not (tmp_path / "a").exists()

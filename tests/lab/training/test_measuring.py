@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from tests.lab import toy
 from tests.lab.by_hand import steps_by_hand
 from tests.lab.recipes.translation import tiny
 from tests.lab.remains import remains
-from tests.lab.toy import Toy, ToyBatches
+from tests.lab.toy import Toy, at_batch, stop, trained
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -39,10 +37,6 @@ CASES = [
 def trains_both(method: str) -> bool:
     """A level that is never trained has a BatchNorm that knows nothing, of which the end of a run warns."""
     return method.startswith(("alternating", "slimmable"))
-
-
-def trained(place: Path, **settings: Any) -> Run:
-    return loop.train(Toy(out=str(place), **settings))
 
 
 def measured(run: Run) -> list[tuple[int, dict[str, Any]]]:
@@ -89,11 +83,6 @@ def test_the_gradient_is_the_mean_over_the_batches_of_so_many_steps(tmp_path: Pa
     assert found["whole"] == pytest.approx(float(whole), rel=1e-5)
 
 
-def test_many_batches_go_on_into_the_next_epoch(tmp_path: Path) -> None:
-    run = trained(tmp_path / "a", measure_every=1, measure_batches=5, probe="only('core')", method="plain")
-    assert [t for t, _ in measured(run)] == list(range(14))
-
-
 @pytest.mark.parametrize("batches", [1, 3])
 @pytest.mark.parametrize("method", ["plain", "alternating", "slimmable(distill=True)"])
 def test_a_run_with_a_probe_is_the_run_without_to_the_bit(tmp_path: Path, method: str, batches: int) -> None:
@@ -108,52 +97,6 @@ def test_a_run_with_a_probe_is_the_run_without_to_the_bit(tmp_path: Path, method
         for text in (each["metrics"].splitlines() for each in (plain, probed))
     )
     assert lines == seen and "criteria" in probed["metrics"] and plain["summary"] == probed["summary"]
-
-
-@pytest.mark.parametrize("batches", [1, 3])
-def test_stopped_in_the_middle_it_measures_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int
-) -> None:
-    options: dict[str, Any] = {"norm": True, "method": "alternating", "probe": "only('core')", "measure_every": 3}
-    options |= {"measure_layers": ("0",), "measure_batches": batches, "checkpoint_every": 100}
-    whole = trained(tmp_path / "whole", **options)
-    make, done = ToyBatches.make, list[int]()
-
-    def made(self: ToyBatches, epoch: int, index: int) -> torch.Tensor:
-        if (epoch, index) == (1, 1) and not done:
-            done.append(1)
-            os.kill(os.getpid(), signal.SIGINT)
-        return make(self, epoch, index)
-
-    monkeypatch.setattr(ToyBatches, "make", made)
-    with pytest.raises(loop.Stopped):
-        trained(tmp_path / "a", **options)
-    loop.resume(Run.open(tmp_path / "a"))
-    assert done and (tmp_path / "a" / "metrics.jsonl").read_bytes() == whole.metrics.read_bytes()
-    assert {t for t, _ in measured(whole)} == {0, 1, 6, 7, 12, 13}
-
-
-def test_layers_are_one_group_beside_the_whole_network(tmp_path: Path) -> None:
-    run = trained(tmp_path / "a", measure_every=2, probe="only('core')", measure_layers=("0",), method="plain")
-    for _, one in measured(run):
-        assert one["groups"].keys() == {LAYERS} and 0 < one["groups"][LAYERS]["whole"] < one["whole"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"probe": "only('small')"}, "^probe: level: there is no level 'small'; there are 'core', 'full'"),
-        ({"probe": "only(level"}, r"^probe: the method 'only\(level' cannot be read"),
-        ({"probe": "dropout(keep=2)"}, r"^probe: keep must be in \(0, 1\], got 2"),
-        ({"measure_layers": ("9",)}, "^measure_layers: pattern '9' matches no parameter or module"),
-    ],
-)
-def test_what_the_network_has_not_is_refused_before_a_directory_is_made(
-    tmp_path: Path, options: Any, message: str
-) -> None:
-    with pytest.raises(WrongCall, match=message):
-        trained(tmp_path / "a", measure_every=2, **options)
-    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(
@@ -195,3 +138,20 @@ def test_the_core_of_half_the_width_sees_the_noise_of_the_whole_transformer() ->
         assert isinstance(one, ps.meters.criteria.Criteria) and not one.dropout_off and one.cosine < 1
         found.append({name: number for name, number in one.numbers().items() if name != "probe"})
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_stopped_in_the_middle_it_measures_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    options: dict[str, Any] = {"norm": True, "method": "alternating", "probe": "only('core')", "measure_every": 3}
+    options |= {"measure_layers": ("0",), "measure_batches": batches, "checkpoint_every": 100}
+    whole = trained(tmp_path / "whole", **options)
+    at_batch(8, stop, monkeypatch)
+    with pytest.raises(loop.Stopped):
+        trained(tmp_path / "a", **options)
+    loop.resume(Run.open(tmp_path / "a"))
+    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == whole.metrics.read_bytes()
+    assert {t for t, _ in measured(whole)} == {0, 1, 6, 7, 12, 13}
+    for _, one in measured(whole):
+        assert one["groups"].keys() == {LAYERS} and 0 < one["groups"][LAYERS]["whole"] < one["whole"]

@@ -57,39 +57,28 @@ def test_options_are_literals_or_methods(text: str, make) -> None:
         assert parse_method(text).bind(nested).name == make().bind(nested).name
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "__import__('os').system('touch {}')",
-        "sam(rho=__import__('os').system('touch {}'))",
-        "sam(rho=open('{}', 'w'))",
-        "sam.__globals__",
-        "sam.__call__()",
-        "().__class__.__bases__[0].__subclasses__()",
-        "[open('{}', 'w') for _ in (1,)]",
-        "(lambda: open('{}', 'w'))()",
-        "sam(rho=(lambda: 1)())",
-        'sam(rho=f\'{{open("{}", "w")}}\')',
-        "sam(*[1])",
-        "sam(**{{'rho': 1}})",
-        "sam()()",
-        "sam(rho=2**3)",
-        "sam(rho=sam.__name__)",
-        "x := 1",
-        "import os",
-        "sam; sam",
-        "SUMMARIES",
-        "sys",
-        "_Methods",
-        "__getattr__('sam')",
-        "",
-        " ",
-        "sam(",
-        "'sam'",
-        "3",
-        "\0",
-    ],
-)
+CODE = r"""
+__import__('os').system('touch {}')
+sam(rho=__import__('os').system('touch {}'))
+sam(rho=open('{}', 'w'))
+sam.__globals__
+sam.__call__()
+().__class__.__bases__[0].__subclasses__()
+[open('{}', 'w') for _ in (1,)]
+(lambda: open('{}', 'w'))()
+sam(rho=(lambda: 1)())
+sam(rho=f'{{open("{}", "w")}}')
+sam(*[1])
+sam(**{{'rho': 1}})
+sam()()
+sam(rho=2**3)
+sam(rho=sam.__name__)
+"""
+CODE_LINES = [*CODE.strip().split("\n"), "x := 1", "import os", "sam; sam", "SUMMARIES", "sys", "_Methods"]
+CODE_LINES += ["__getattr__('sam')", "", " ", "sam(", "'sam'", "3", "\0"]
+
+
+@pytest.mark.parametrize("text", CODE_LINES)
 def test_code_is_refused_and_not_run(text: str, tmp_path) -> None:
     trace = tmp_path / "trace"
     with warnings.catch_warnings(), pytest.raises(ValueError, match=REFUSAL):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from io import StringIO
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -34,8 +35,8 @@ def text(console: Console) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
 
 
-def display(console: Console, **more: Any) -> Display:
-    return Display(console, position=0, total=12_000, per_epoch=1_000, unit="tokens", **more)
+def display(console: Console, evaluations: Any = MappingProxyType({})) -> Display:
+    return Display(console, evaluations, position=0, total=12_000, epoch=1_000, unit="tokens")
 
 
 def train(shown: Display, clock: list[float]) -> None:
@@ -68,23 +69,6 @@ def test_in_a_terminal_each_level_has_its_loss_and_its_last_evaluation(clock: li
     assert all(len(line) <= 80 for line in drawn)
 
 
-def test_a_run_that_goes_on_shows_what_it_knew(clock: list[float]) -> None:
-    out = console(terminal=True)
-    with display(out, evaluations=EVALUATIONS) as shown:
-        assert shown._live is not None
-        shown._live.refresh()
-    assert "  core    valid: loss 3.401, accuracy 0.615" in text(out)
-    assert "tokens/s" not in text(out), "no step, no speed"
-
-
-def test_long_evaluations_do_not_break_the_lines(clock: list[float]) -> None:
-    out = console(terminal=True)
-    with display(out, evaluations={"core": {f"number {k}": 1 / 3 for k in range(9)}}) as shown:
-        assert shown._live is not None
-        shown._live.refresh()
-    assert "…" in text(out)
-
-
 def test_without_a_terminal_there_is_a_line_now_and_then(clock: list[float]) -> None:
     out = console(terminal=False)
     with display(out) as shown:
@@ -94,16 +78,6 @@ def test_without_a_terminal_there_is_a_line_now_and_then(clock: list[float]) -> 
     assert [line.split()[1] for line in lines] == ["20", "40", "60", "80", "100", "0.1,"]
     assert lines[-1] == "epoch 0.1, step 100  valid: core loss 3.401, accuracy 0.615; full loss 3.1, accuracy 0.63"
     assert isinstance(out.file, StringIO) and "\x1b" not in out.file.getvalue()
-
-
-def test_the_loss_is_smoothed_over_the_steps_of_its_level(clock: list[float]) -> None:
-    out = console(terminal=False)
-    with display(out) as shown:
-        shown.step(1, {"full": 1.0}, 1)
-        shown.step(2, {"core": 8.0}, 1)
-        clock[0] += 20
-        shown.step(3, {"full": 3.0}, 1)
-    assert "loss: full 1.100, core 8.000" in text(out)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -116,17 +90,22 @@ def test_other_ranks_are_quiet(clock: list[float], terminal: bool) -> None:
     assert text(out) == ""
 
 
+def test_a_run_that_goes_on_shows_what_it_knew(clock: list[float]) -> None:
+    out = console(terminal=True)
+    evaluations = {**EVALUATIONS, "long": {f"number {k}": 1 / 3 for k in range(9)}}
+    with display(out, evaluations) as shown:
+        assert shown._live is not None
+        shown._live.refresh()
+    assert "  core    valid: loss 3.401, accuracy 0.615" in text(out) and "…" in text(out)
+    assert "tokens/s" not in text(out), "no step, no speed"
+
+
 def test_warnings_and_paths_are_shown_as_they_are() -> None:
-    path = "/runs/[red]" + "/long" * 30
+    path, before = "/runs/[red]" + "/long" * 30, list(logging.getLogger("partialsgd").handlers)
     out = console(terminal=False)
-    with show_warnings_on(out):
+    with pytest.raises(ValueError, match="x"), show_warnings_on(out):
         logging.getLogger("partialsgd").warning("%s is passed over", path)
-    say(out, f"The run is in {path}")
-    assert text(out).splitlines() == [f"warning: {path} is passed over", f"The run is in {path}"]
-
-
-def test_the_handler_of_warnings_goes_again() -> None:
-    before = list(logging.getLogger("partialsgd").handlers)
-    with pytest.raises(ValueError, match="x"), show_warnings_on(console(terminal=False)):
         raise ValueError("x")
     assert logging.getLogger("partialsgd").handlers == before
+    say(out, f"The run is in {path}")
+    assert text(out).splitlines() == [f"warning: {path} is passed over", f"The run is in {path}"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import fields
 from pathlib import Path
@@ -35,33 +34,6 @@ def test_a_count_is_a_whole_number_from_1(recipe: type[Any], name: str) -> None:
         with pytest.raises(ValueError, match=rf"^{name} must be a whole number of at least 1, got {value}$"):
             recipe(**{name: value})
     assert getattr(recipe(**{name: 1}), name) == 1
-
-
-@pytest.mark.parametrize("recipe", [Translation, Images])
-def test_every_setting_is_in_one_group_and_is_given_by_name(recipe: type[Any]) -> None:
-    grouped = [field.name for group in groups(recipe) for field in fields(group)]
-    assert sorted(grouped) == sorted({field.name for field in fields(recipe)})
-    with pytest.raises(TypeError):
-        recipe("runs/a")
-    unset = recipe(**dict.fromkeys(OPTIONAL))
-    assert all(getattr(unset, name) is None for name in OPTIONAL)
-
-
-@pytest.mark.parametrize(("text", "value"), [("1/32", 0.03125), ("0.03125", 0.03125), ("1", 1.0), ("2e-1", 0.2)])
-def test_a_ratio_is_written_either_way(text: str, value: float) -> None:
-    assert parse_ratio(text) == value
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        *((text, r"ratio must be in \(0, 1\], got") for text in ("0", "-1/2", "3/2", "1.01")),
-        *((text, "ratio must be written like 1/32 or 0.03125, got") for text in ("half", "1/0", "", "1/2/3", "nan")),
-    ],
-)
-def test_another_ratio_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"{message} '{text}'"):
-        parse_ratio(text)
 
 
 def test_shared_code_does_not_name_a_recipe() -> None:
@@ -153,56 +125,6 @@ def test_settings_come_back_from_the_command_line(settings: Settings) -> None:
     assert parse_settings(Train, "train", argv_of(settings))[1] == settings
 
 
-@given(made())
-@options(max_examples=30, deadline=None)
-def test_settings_come_back_from_a_run(tmp_path_factory: pytest.TempPathFactory, settings: Settings) -> None:
-    """All but the directory: another run has its own."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    run = Run.new(dataclasses.replace(settings, out=str(out)))
-    recipe, values = read(run.path / "config.json")
-    assert resolve(str(recipe), values) == dataclasses.replace(settings, out=None)
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "run.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def test_a_file_may_be_short_and_have_dashes(tmp_path: Path) -> None:
-    recipe, values = read(written(tmp_path, 'recipe = "images"\nmax-steps = 5\nratio = "1/4"\nlr = 1\nlimit = "None"'))
-    found: Any = resolve(str(recipe), values)
-    assert (found.max_steps, found.ratio, found.lr, found.limit) == (5, ("1/4",), 1.0, None)
-    assert found == dataclasses.replace(presets("images")["digits"], max_steps=5, ratio=("1/4",), lr=1.0)
-
-
-def test_what_a_preset_has_and_the_settings_have_not_is_written_too() -> None:
-    narrow: Any = presets("images")["narrow"]
-    assert narrow.limit is not None and 'limit = "None"' in to_toml(dataclasses.replace(narrow, limit=None))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('recipe = "image"', "there is no recipe 'image'; the recipes are translation, images"),
-        ("epochs = \n", r"run\.toml is not a TOML file: .*line 1"),
-        ("max-steps = 1\nmax_steps = 2", "a setting occurs twice"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read(written(tmp_path, text))
-
-
-def test_a_file_that_is_not_utf_8_or_not_of_a_run_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_bytes(b'out = "\xff"')
-    with pytest.raises(ValueError, match=r"run\.toml is not UTF-8"):
-        read(tmp_path / "run.toml")
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 3}))
-    with pytest.raises(ValueError, match=r"config\.json is not the config\.json of a run"):
-        read(tmp_path / "config.json")
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -224,6 +146,53 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: Any, message: str) -
         resolve("images", {name: value})
 
 
-def test_infinity_is_a_number_in_toml_too() -> None:
-    found = resolve("images", {"clip_norm": math.inf})
-    assert "clip_norm = inf" in to_toml(found)
+@pytest.mark.parametrize("recipe", [Translation, Images])
+def test_every_setting_is_in_one_group_and_is_given_by_name(recipe: type[Any]) -> None:
+    grouped = [field.name for group in groups(recipe) for field in fields(group)]
+    assert sorted(grouped) == sorted({field.name for field in fields(recipe)})
+    with pytest.raises(TypeError):
+        recipe("runs/a")
+    unset = recipe(**dict.fromkeys(OPTIONAL))
+    assert all(getattr(unset, name) is None for name in OPTIONAL)
+
+
+def test_a_ratio_is_written_as_a_fraction_or_a_decimal() -> None:
+    ratios = {"1/32": 0.03125, "0.03125": 0.03125, "1": 1.0, "2e-1": 0.2}
+    assert {text: parse_ratio(text) for text in ratios} == ratios
+    for text in ("0", "-1/2", "3/2", "1.01"):
+        with pytest.raises(ValueError, match=rf"ratio must be in \(0, 1\], got '{text}'"):
+            parse_ratio(text)
+    for text in ("half", "1/0", "", "1/2/3", "nan"):
+        with pytest.raises(ValueError, match=f"ratio must be written like 1/32 or 0.03125, got '{text}'"):
+            parse_ratio(text)
+
+
+def test_a_file_may_be_short_and_have_dashes_and_come_from_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('recipe = "images"\nmax-steps = 5\nratio = "1/4"\nlr = 1\nlimit = "None"\nclip_norm = inf')
+    recipe, values = read(path)
+    found: Any = resolve(str(recipe), values)
+    assert (found.max_steps, found.ratio, found.lr, found.limit) == (5, ("1/4",), 1.0, None)
+    changed = {"max_steps": 5, "ratio": ("1/4",), "lr": 1.0, "clip_norm": math.inf}
+    assert found == dataclasses.replace(presets("images")["digits"], **changed) and "clip_norm = inf" in to_toml(found)
+    run = Run.new(dataclasses.replace(found, out=str(tmp_path / "run")))
+    recipe, values = read(run.path / "config.json")
+    assert resolve(str(recipe), values) == found, "all but the directory: another run has its own"
+    narrow: Any = presets("images")["narrow"]
+    assert narrow.limit is not None and 'limit = "None"' in to_toml(dataclasses.replace(narrow, limit=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run.toml", b'recipe = "image"', "there is no recipe 'image'; the recipes are translation, images"),
+        ("run.toml", b"epochs = \n", r"run\.toml is not a TOML file: .*line 1"),
+        ("run.toml", b"max-steps = 1\nmax_steps = 2", "a setting occurs twice"),
+        ("run.toml", b'out = "\xff"', r"run\.toml is not a TOML file: .utf-8. codec"),
+        ("config.json", b'{"hidden_size": 3}', r"config\.json is not the config\.json of a run"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / name)

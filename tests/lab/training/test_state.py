@@ -60,14 +60,8 @@ def test_wall_time_includes_evaluations_and_continues_after_a_checkpoint(
     wall = checkpoint[1]["wall"]
     assert checkpoint[1]["seconds"] + 0.3 <= wall < run.summary["wall"] + 0.05  # the summary is rounded
     assert state.load(run) and state.wall_before == wall < state.wall
-
-
-def test_a_checkpoint_without_wall_time_is_loaded(state: TrainingState, tmp_path: Path) -> None:
-    run = loop.train(replace(SMALL, out=str(tmp_path / "a")), show=False)
-    checkpoint = checkpoints.latest(run.checkpoints)
-    assert checkpoint is not None
     position, saved = checkpoint
-    del saved["wall"]
+    del saved["wall"]  # early versions did not save it
     checkpoints.save(run.checkpoints, position + 1, saved, keep=1)
     assert state.load(run) and state.position == position + 1
     assert state.wall_before == state.seconds == saved["seconds"] > 0
@@ -82,8 +76,3 @@ def test_when_another_level_is_trained_the_best_is_chosen_anew(state: TrainingSt
     assert state.selection_score() == -1.0 and state.best_score == -1.0
     state.updates["core"] = 1
     assert state.selection_score() == -6.0 and state.best_score is None
-
-
-def test_each_run_of_a_process_has_its_own_precision() -> None:
-    found = [launch.make_accelerator(Toy(precision=p), Path("runs")).mixed_precision for p in ("bf16", "fp32", "bf16")]
-    assert found == ["bf16", "no", "bf16"]

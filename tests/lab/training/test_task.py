@@ -18,35 +18,10 @@ from partialsgd.lab.training.task import Batches, Task
 from partialsgd.nested import Nested
 from tests.lab.made_runs import TINY
 
-
-@pytest.mark.parametrize("recipe", TINY)
-def test_a_task_has_all_members_with_their_parameters(recipe: str) -> None:
-    made = build(RECIPES[recipe](**TINY[recipe]))
-    for found, protocol in ((made, Task), (made.batches, Batches)):
-        for name in inspect.get_annotations(protocol):
-            assert hasattr(found, name), name
-        for name, method in vars(protocol).items():
-            if inspect.isfunction(method) and (not name.startswith("_") or name == "__len__"):
-                expected = [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
-                assert list(inspect.signature(getattr(found, name)).parameters) == expected, name
-
-
-@pytest.mark.parametrize("recipe", TINY)
-def test_a_task_keeps_the_promises_that_the_loop_builds_on(recipe: str) -> None:
-    made: Any = build(RECIPES[recipe](**TINY[recipe]))
-    batches = made.batches
-    assert len(batches) >= 1 and batches.units(0, 0) > 0
-    assert made.data_hash() == build(RECIPES[recipe](**TINY[recipe])).data_hash()
-    assert 0 <= made.learning_rate(0, 100) <= 1 and 0 <= made.learning_rate(50, 100) <= 1
-    glances = {level: made.quick_eval(level) for level in made.network.levels}
-    assert all("loss" in numbers for numbers in glances.values())
-    worse = {level: {name: 1e3 if name == "loss" else 0.0 for name in numbers} for level, numbers in glances.items()}
-    assert made.selection_score(glances) > made.selection_score(worse)
-    small, *_, full = made.network.levels
-    assert 0 < made.flops(small, batches.make(0, 0)) <= made.flops(full, batches.make(0, 0))
-
-
-SPECS: dict[str, MakeSpec] = {"width": lambda ratios: ps.Width(ratios), "low-rank": lambda ratios: ps.LowRank(ratios)}
+SPECS: dict[str, MakeSpec] = {
+    "width": lambda ratios: ps.Width(ratios),
+    "low-rank": lambda ratios: ps.LowRank(ratios, init="matched"),
+}
 
 
 def model() -> nn.Module:
@@ -56,28 +31,6 @@ def model() -> nn.Module:
 
 def nested(nest: Any = "width", ratio: tuple[str, ...] = ("1/2",), alone: str | None = None, **options: Any) -> Nested:
     return nest_model(model(), LevelOptions(nest=nest, ratio=ratio, alone=alone), SPECS, **{"seed": 0, **options})
-
-
-def test_one_ratio_gives_a_core_and_several_are_named_smallest_first() -> None:
-    assert nested().levels == ("core", "full")
-    assert nested("low-rank", ("0.5", "1/4")).levels == ("1/4", "1/2", "full")
-
-
-def test_none_is_the_plain_network() -> None:
-    network, x = nested("none"), torch.randn(5, 6)
-    assert network.levels == ("full",)
-    with network.at("full"):
-        assert torch.equal(network(x), model()(x))
-
-
-def test_norms_and_seed_reach_the_nested_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SPECS, "low-rank", lambda ratios: ps.LowRank(ratios, init="matched"))  # it draws factors
-    one, two, three = (
-        torch.cat([p.flatten() for p in nested("low-rank", seed=seed).parameters()]) for seed in (1, 1, 2)
-    )
-    assert torch.equal(one, two) and not torch.equal(one, three)
-    shared, separate = (nested(norms=norms) for norms in ("shared", "separate"))
-    assert len(list(shared.buffers())) < len(list(separate.buffers()))
 
 
 @pytest.mark.parametrize(
@@ -96,14 +49,6 @@ def test_norms_and_seed_reach_the_nested_model(monkeypatch: pytest.MonkeyPatch) 
 def test_levels_that_cannot_be_made_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         nested(**options)
-
-
-def test_a_level_alone_starts_as_it_does_in_the_nested_model() -> None:
-    x = torch.randn(5, 6)
-    joint, alone = (nested(alone=level, example=x) for level in (None, "core"))
-    assert alone.levels == ("full",) and alone.size("full") == joint.size("core") < joint.size("full")
-    with joint.at("core"):
-        assert torch.equal(alone(x), joint(x))
 
 
 class Slow(nn.Module):
@@ -125,3 +70,42 @@ def test_it_is_the_median_of_calls_in_evaluation_and_the_mode_stays() -> None:
     found = latency(network, torch.zeros(1))
     assert 0.002 <= found < 0.05
     assert network.modes == {(False, True)} and network.training
+
+
+@pytest.mark.parametrize("recipe", TINY)
+def test_a_task_has_all_members_and_keeps_the_promises_that_the_loop_builds_on(recipe: str) -> None:
+    made: Any = build(RECIPES[recipe](**TINY[recipe]))
+    for found, protocol in ((made, Task), (made.batches, Batches)):
+        for name in inspect.get_annotations(protocol):
+            assert hasattr(found, name), name
+        for name, method in vars(protocol).items():
+            if inspect.isfunction(method) and (not name.startswith("_") or name == "__len__"):
+                expected = [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
+                assert list(inspect.signature(getattr(found, name)).parameters) == expected, name
+    batches = made.batches
+    assert len(batches) >= 1 and batches.units(0, 0) > 0
+    assert made.data_hash() == build(RECIPES[recipe](**TINY[recipe])).data_hash()
+    assert 0 <= made.learning_rate(0, 100) <= 1 and 0 <= made.learning_rate(50, 100) <= 1
+    glances = {level: made.quick_eval(level) for level in made.network.levels}
+    assert all("loss" in numbers for numbers in glances.values())
+    worse = {level: {name: 1e3 if name == "loss" else 0.0 for name in numbers} for level, numbers in glances.items()}
+    assert made.selection_score(glances) > made.selection_score(worse)
+    small, *_, full = made.network.levels
+    assert 0 < made.flops(small, batches.make(0, 0)) <= made.flops(full, batches.make(0, 0))
+
+
+def test_levels_are_named_smallest_first_and_one_alone_starts_as_it_does_among_them() -> None:
+    assert nested("low-rank", ("0.5", "1/4")).levels == ("1/4", "1/2", "full")
+    network, x = nested("none"), torch.randn(5, 6)
+    assert network.levels == ("full",)
+    with network.at("full"):
+        assert torch.equal(network(x), model()(x))
+    joint, alone = (nested(alone=level, example=x) for level in (None, "core"))
+    assert joint.levels == ("core", "full") and alone.levels == ("full",)
+    assert alone.size("full") == joint.size("core") < joint.size("full")
+    with joint.at("core"):
+        assert torch.equal(alone(x), joint(x))
+    assert len(list(nested(norms="shared").buffers())) < len(list(joint.buffers())), "norms reach the nested model"
+    drawn = (nested("low-rank", seed=seed).parameters() for seed in (1, 1, 2))
+    one, two, three = (torch.cat([p.flatten() for p in parameters]) for parameters in drawn)
+    assert torch.equal(one, two) and not torch.equal(one, three), "and so does the seed"

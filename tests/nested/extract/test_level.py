@@ -16,24 +16,15 @@ from partialsgd import LayerSum, LowRank, Nested, Width, nest
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.narrow import NarrowLayer
 from partialsgd.testing.problems import Tied
-from tests.nested.checks import output, shaken, untouched
-from tests.nested.test_laws import assert_no_trace
-from tests.zoo import CASES, ZOO, again, specs_for, t5
+from tests.nested.checks import assert_no_trace, output, shaken, untouched
+from tests.zoo import CASES, ZOO, again, bert, specs_for, t5
 
 FULL = [(name, kind) for name, kind in CASES if kind in ("ranks", "widths_separate", "depth_and_width")]
 
 
-def nested_model(spec: Any = None, **options: Any) -> Nested:
-    layers = [
-        nn.Linear(6, 8),
-        nn.BatchNorm1d(8),
-        nn.ReLU(),
-        nn.Dropout(0.3),
-        nn.Linear(8, 8),
-        nn.Tanh(),
-        nn.Linear(8, 3),
-    ]
-    nested = nest(nn.Sequential(*layers), spec or Width(1 / 2), **options)
+def nested_model(spec: Any) -> Nested:
+    body = [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 8), nn.Tanh()]
+    nested = nest(nn.Sequential(*body, nn.Linear(8, 3)), spec)
     for level in nested.levels:
         with nested.at(level):
             nested(torch.randn(5, 6))
@@ -59,52 +50,32 @@ def test_the_full_level_has_the_class_and_the_keys_of_the_model(name: str, kind:
     assert_no_trace(plain)
 
 
+LEVEL_SPECS = [
+    Width(1 / 2), Width(1 / 2, order="norm"), LowRank(1 / 2), LowRank(1 / 2, init="zero"), LayerSum("4", again),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("level", ["core", "full"])
-@pytest.mark.parametrize(
-    "spec",
-    [
-        Width(1 / 2),
-        Width(1 / 2, order="norm"),
-        LowRank(1 / 2),
-        LowRank(1 / 2, init="zero"),
-        LayerSum("4", again),
-    ],
-)
-def test_taking_a_level_out_changes_nothing_in_the_nested_model(spec: Any, level: str) -> None:
+@pytest.mark.parametrize("spec", LEVEL_SPECS)
+def test_taking_a_level_out_changes_nothing_in_the_nested_model_and_shares_nothing_with_it(
+    spec: Any, level: str
+) -> None:
     """Modes of single modules, statistics, gradients, hooks and noise."""
     nested = nested_model(spec)
     nested(torch.randn(5, 6)).sum().backward()
     nested.model[3].eval()
     with untouched(nested):
-        nested.extract(level)
+        plain = nested.extract(level)
     assert nested.level == "full"
     with nested.at("core"):
         nested.extract(level)
         assert nested.level == "core", "and the level that runs stays"
-
-
-@pytest.mark.parametrize("level", ["core", "full"])
-def test_the_network_has_numbers_of_its_own(level: str) -> None:
-    nested = nested_model()
-    plain = nested.extract(level)
-    ours = {t.untyped_storage().data_ptr() for t in plain.state_dict().values()}
-    theirs = {t.untyped_storage().data_ptr() for t in nested.state_dict().values()}
+    ours, theirs = (
+        {t.untyped_storage().data_ptr() for t in m.state_dict().values() if t.numel()} for m in (plain, nested)
+    )
     assert not ours & theirs
     assert all(p.is_leaf and p.grad is None for p in plain.parameters())
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_modes_are_those_of_the_nested_model_module_by_module(training: bool) -> None:
-    nested = nested_model()
-    nested.train(training)
-    frozen = nested.model[1]
-    for module in frozen.modules():
-        module.training = False
-    plain = nested.extract("core")
-    assert [m.training for m in plain] == [training, False, *[training] * 5] and plain.training is training
-
-
-# A network that differs
+    assert [m.training for m in plain] == [True, True, True, False, True, True, True] and plain.training
 
 
 DIFFERS_WHEN: dict[str, Callable[[nn.Module, Tensor], bool]] = {
@@ -141,17 +112,19 @@ class Answer:
     logits: Tensor
 
 
-class Answering(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+class Body(nn.Module):
+    """A feed-forward network, and a function of its outputs and the inputs."""
 
-    def forward(self, x: Tensor) -> Answer:
-        return Answer(self.body(x))
+    def __init__(self, after: Callable[..., Any]) -> None:
+        super().__init__()
+        self.body, self.after = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), after
+
+    def forward(self, x: Tensor, *others: Tensor) -> Any:
+        return self.after(self.body(x), *others)
 
 
 def test_outputs_that_cannot_be_compared_are_not_taken_for_equal() -> None:
-    nested = nest(Answering(), Width(1 / 2, hidden=("0", "2")))
+    nested = nest(Body(Answer), Width(1 / 2, hidden=("0", "2")))
     nested(torch.randn(5, 6))
     with pytest.raises(RuntimeError, match="floating-point"):
         nested.extract("core")
@@ -168,9 +141,6 @@ def test_a_layer_norm_over_the_hidden_units_is_refused(affine: bool) -> None:
     assert nested.level == "full"
 
 
-# Inputs
-
-
 def test_the_last_example_is_used_or_asked_for() -> None:
     nested = nest(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), LowRank(1 / 2))
     with pytest.raises(ValueError, match=r"checked on an input: call the nested model once, or .*example=x"):
@@ -184,19 +154,10 @@ def test_the_last_example_is_used_or_asked_for() -> None:
 
 
 def test_a_nested_model_that_was_first_called_for_inference() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-
-        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-            y: Tensor = self.body(x) * keep
-            return y
-
-    nested = nest(Masked(), Width(1 / 2, hidden=("0", "2")))
+    nested = nest(Body(torch.mul), Width(1 / 2, hidden=("0", "2")))
     with torch.inference_mode():
         nested(torch.randn(4, 6), torch.tensor([1, 0, 1]))
-    assert type(nested.extract("core")) is Masked
+    assert type(nested.extract("core")) is Body
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -209,13 +170,8 @@ def test_other_precisions_come_out_as_they_are(kind: str, dtype: torch.dtype) ->
         assert {p.dtype for p in plain.parameters()} == {dtype}
 
 
-# Ties
-
-
 def test_ties_stay_ties() -> None:
-    model = Tied()
-    where = next(n for n, m in model.named_modules() if type(m) is nn.Linear and n != "head")
-    nested = nest(model, LowRank(1 / 2, where=where))
+    nested = nest(Tied(), LowRank(1 / 2, where="hidden"))
     ids = torch.randint(11, (3, 4), generator=torch.Generator().manual_seed(0))
     for level in nested.levels:
         plain = nested.extract(level, example=ids)
@@ -232,9 +188,5 @@ def test_a_user_s_subclass_with_another_constructor_comes_out_as_itself() -> Non
             super().__init__(config)
             self.note = note
 
-    config = BertConfig(
-        vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    plain = nest(Mine(config, "kept"), Width(1 / 2)).extract("core")
+    plain = nest(Mine(bert().config, "kept"), Width(1 / 2)).extract("core")
     assert type(plain) is Mine and plain.note == "kept"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -126,64 +126,59 @@ def test_a_shared_norm_is_torchs_on_the_first_units(case: dict[str, Any]) -> Non
         assert int(shared.num_batches_tracked) == int(reference["num_batches_tracked"])
 
 
-def recalibrated(norms: str, spec: Any, level: str) -> tuple[Nested, nn.Module]:
-    nested = nest(model(), spec, norms=norms)
+NORMS = pytest.mark.parametrize("norms", ["separate", "shared"])
+
+
+@NORMS
+@pytest.mark.parametrize("level", ["1/3", "2/3", "full"])
+def test_recalibration_is_the_plain_average_over_the_batches_and_moves_nothing_else(norms: str, level: str) -> None:
+    """Whatever was there before, and with dropout off."""
+    nested = nest(model(momentum=0.3), Width((1 / 3, 2 / 3), order="norm"), norms=norms)
     for one in nested.levels:
         with nested.at(one):
             nested(10 + batches()[0])
-    nested.recalibrate(level, iter(batches()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return nested, nested.extract(level, example=batches()[0])
-
-
-@pytest.mark.parametrize("norms", ["separate", "shared"])
-@pytest.mark.parametrize("level", ["1/3", "2/3", "full"])
-def test_recalibration_is_the_plain_average_over_the_batches(norms: str, level: str) -> None:
-    """Whatever was there before, and with dropout off."""
-    nested, plain = recalibrated(norms, Width((1 / 3, 2 / 3), order="norm"), level)
-    hidden = [plain[0](x).detach() for x in batches()]
-    torch.testing.assert_close(plain[1].running_mean, torch.stack([h.mean(0) for h in hidden]).mean(0))
-    torch.testing.assert_close(plain[1].running_var, torch.stack([h.var(0) for h in hidden]).mean(0))
-    assert int(plain[1].num_batches_tracked) == 3 and nested.level == "full"
-
-
-@pytest.mark.parametrize("norms", ["separate", "shared"])
-def test_recalibration_moves_nothing_else(norms: str) -> None:
-    nested = nest(model(momentum=0.3), Width(1 / 2), norms=norms)
     nested.model[3].eval()
     modes = [module.training for module in nested.modules()]
     parameters, before = [p.detach().clone() for p in nested.parameters()], statistics(nested)
     random = torch.get_rng_state()
-    nested.recalibrate("core", batches())
-    assert torch.equal(torch.get_rng_state(), random)
+    nested.recalibrate(level, iter(batches()))
+    assert torch.equal(torch.get_rng_state(), random) and nested.level == "full"
     assert [module.training for module in nested.modules()] == modes
     assert all(torch.equal(p, q) for p, q in zip(nested.parameters(), parameters, strict=True))
-    assert all(p.grad is None for p in nested.parameters())
-    assert {m.momentum for m in nested.modules() if isinstance(m, (nn.BatchNorm1d, SharedBatchNorm))} == {0.3}
+    assert all(p.grad is None for p in nested.parameters()) and momenta(nested) == {0.3}
     if norms == "separate":
-        assert all(name.startswith("model.1.core.") for name in moved(nested, before))
+        assert all(name.startswith(f"model.1.{level}.") for name in moved(nested, before))
+    plain = nested.extract(level, example=batches()[0])
+    hidden = [plain[0](x).detach() for x in batches()]
+    torch.testing.assert_close(plain[1].running_mean, torch.stack([h.mean(0) for h in hidden]).mean(0))
+    torch.testing.assert_close(plain[1].running_var, torch.stack([h.var(0) for h in hidden]).mean(0))
+    assert int(plain[1].num_batches_tracked) == 3
 
 
-@pytest.mark.parametrize("norms", ["separate", "shared"])
-def test_a_recalibration_that_fails_restores_modes_and_momentum(norms: str) -> None:
+def momenta(nested: Nested) -> set[float | None]:
+    return {m.momentum for m in nested.modules() if isinstance(m, (nn.BatchNorm1d, SharedBatchNorm))}
+
+
+@NORMS
+def test_a_recalibration_that_fails_leaves_statistics_modes_and_momentum(norms: str) -> None:
     nested = nest(model(), Width(1 / 2), norms=norms)
+    nested(batches()[0])
     modes, before = [module.training for module in nested.modules()], statistics(nested)
 
     def broken() -> Iterator[Tensor]:
         yield batches()[0]
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        nested.recalibrate("core", broken())
-    assert [module.training for module in nested.modules()] == modes and nested.level == "full"
-    assert {m.momentum for m in nested.modules() if isinstance(m, (nn.BatchNorm1d, SharedBatchNorm))} == {0.1}
-    before = statistics(nested)
-    with pytest.raises(ValueError, match="no batches; the statistics are unchanged"):
-        nested.recalibrate("core", [])
-    assert not moved(nested, before)
-    with pytest.raises(ValueError, match="there are 'core', 'full'"):
-        nested.recalibrate("small", batches())
+    for level, inputs, error, message in (
+        ("core", broken(), ZeroDivisionError, "^$"),
+        ("core", [(batches()[0], torch.ones(5))], TypeError, "for a loader of pairs give"),
+        ("core", [], ValueError, "no batches; the statistics are unchanged"),
+        ("small", batches(), ValueError, "there are 'core', 'full'"),
+    ):
+        with pytest.raises(error, match=message):
+            nested.recalibrate(level, inputs)
+        assert [module.training for module in nested.modules()] == modes and nested.level == "full"
+        assert momenta(nested) == {0.1} and not moved(nested, before)
 
 
 def test_extracting_statistics_that_were_never_updated_warns_and_says_what_to_do() -> None:
@@ -221,9 +216,6 @@ def test_a_norm_of_another_class_stays_what_it_is_or_is_refused() -> None:
     with nested.at("core"):
         nested(x)
     assert type(nested.extract("core")[1]) is Twice
-
-
-def test_synchronised_norms_stay_synchronised_or_are_refused() -> None:
     network = nn.SyncBatchNorm.convert_sync_batchnorm(model())
     nested = nest(copy.deepcopy(network), Width(1 / 2))
     assert all(type(nested.model[1].get_submodule(level)) is nn.SyncBatchNorm for level in nested.levels)
@@ -232,15 +224,15 @@ def test_synchronised_norms_stay_synchronised_or_are_refused() -> None:
         nest(network, Width(1 / 2), norms="shared")
 
 
-def test_a_frozen_norm_stays_frozen() -> None:
-    for norms in ("separate", "shared"):
-        network = model()
-        network[1].requires_grad_(False)
-        nested = nest(network, Width(1 / 2), norms=norms)
-        assert not any(p.requires_grad for name, p in nested.named_parameters() if name.startswith("model.1"))
-        nested.recalibrate("core", batches())
-        plain = nested.extract("core", example=batches()[0])
-        assert [p.requires_grad for p in plain.parameters()] == [True, True, False, False, True, True]
+@NORMS
+def test_a_frozen_norm_stays_frozen(norms: str) -> None:
+    network = model()
+    network[1].requires_grad_(False)
+    nested = nest(network, Width(1 / 2), norms=norms)
+    assert not any(p.requires_grad for name, p in nested.named_parameters() if name.startswith("model.1"))
+    nested.recalibrate("core", batches())
+    plain = nested.extract("core", example=batches()[0])
+    assert [p.requires_grad for p in plain.parameters()] == [True, True, False, False, True, True]
 
 
 class Block(nn.Module):
@@ -253,45 +245,33 @@ class Block(nn.Module):
         return y
 
 
-def networks() -> dict[str, tuple[nn.Module, Any]]:
-    def blocks() -> nn.Module:
-        return nn.Sequential(Block(), Block(), Block())
-
-    return {
-        "depth": (nn.Sequential(blocks(), nn.Linear(4, 2)), Depth("0", keep=1)),
-        "outputs": (OutputSum(blocks(), Block()), None),
-        "old": (nn.Sequential(Block(), nn.Linear(4, 2)), LayerSum("0", lambda _: blocks())),
-        "new": (nn.Sequential(blocks(), nn.Linear(4, 2)), LayerSum("0", lambda _: Block(), core="new")),
-    }
+def blocks() -> nn.Module:
+    return nn.Sequential(Block(), Block(), Block())
 
 
-@pytest.mark.parametrize("norms", ["separate", "shared"])
-@pytest.mark.parametrize("kind", ["depth", "outputs", "old", "new"])
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "depth": lambda: (nn.Sequential(blocks(), nn.Linear(4, 2)), Depth("0", keep=1)),
+    "outputs": lambda: (OutputSum(blocks(), Block()), None),
+    "old": lambda: (nn.Sequential(Block(), nn.Linear(4, 2)), LayerSum("0", lambda _: blocks())),
+    "new": lambda: (nn.Sequential(blocks(), nn.Linear(4, 2)), LayerSum("0", lambda _: Block(), core="new")),
+}
+
+
+@NORMS
+@pytest.mark.parametrize("kind", NETWORKS)
 def test_norms_that_a_level_does_not_run_are_not_recalibrated(kind: str, norms: str) -> None:
-    network, spec = networks()[kind]
+    network, spec = NETWORKS[kind]()
     nested = nest(network, spec, norms=norms)
+    ran: dict[str, set[str]] = {}
     for level in nested.levels:
+        before = statistics(nested)
         with nested.at(level):
             nested(batches()[0])
-    unused = _statistics_outside(nested, "core")
-    assert unused
+        ran[level] = moved(nested, before)
+    before = statistics(nested)
+    assert set(before) - ran["core"], "some norm does not run"
     nested.recalibrate("core", batches())
-    assert all(torch.equal(value, unused[name]) for name, value in _statistics_outside(nested, "core").items())
+    assert moved(nested, before) <= ran["core"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         nested.extract("full")
-
-
-def _statistics_outside(nested: Nested, level: str) -> dict[str, Tensor]:
-    with nested.at(level), torch.no_grad():
-        used: list[nn.Module] = []
-        handles = [m.register_forward_hook(lambda m, *_: used.append(m)) for m in nested.modules()]
-        modes = [(m, m.training) for m in nested.modules()]
-        nested.eval()
-        nested(batches()[0])
-        for module, mode in modes:
-            module.training = mode
-        for handle in handles:
-            handle.remove()
-    norms = {n: m for n, m in nested.named_modules() if isinstance(m, nn.BatchNorm1d) and m not in used}
-    return {f"{n}.{name}": b.clone() for n, m in norms.items() for name, b in m.named_buffers()}

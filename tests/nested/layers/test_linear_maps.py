@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partialsgd import LowRank, Nested, Width, nest
+from partialsgd import LowRank, Width, nest
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.layers.low_rank import LazyWeight
 from tests.zoo import conv1d
@@ -105,24 +105,14 @@ def test_whatever_uses_it_gets_the_numbers_and_gives_the_gradient(use) -> None:
     assert torch.equal(a, b)
 
 
-def nested_model(trained: bool = True) -> tuple[Nested, nn.Module]:
+@pytest.mark.parametrize("trained", [True, False])
+def test_it_is_the_weight_of_the_level_at_which_it_was_asked_for_and_says_whether_it_is_trained(trained: bool) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     model[0].weight.requires_grad_(trained)
-    return nest(model, LowRank(1 / 2, where="0")), model[0]
-
-
-@pytest.mark.parametrize("level", ["core", "full"])
-@pytest.mark.parametrize("trained", [True, False])
-def test_a_layer_says_whether_its_weight_is_trained(level: str, trained: bool) -> None:
-    nested, _ = nested_model(trained)
-    with nested.at(level):
-        assert nested.model[0].weight.requires_grad is trained
-
-
-def test_it_is_the_weight_of_the_level_at_which_it_was_asked_for() -> None:
-    nested, _ = nested_model()
-    layer = nested.model[0]
+    nested = nest(model, LowRank(1 / 2, where="0"))
+    layer, full = model[0], model[0].weight
     with nested.at("core"):
         weight = layer.weight
+    assert weight.requires_grad is full.requires_grad is trained
     assert torch.equal(weight.detach(), layer.weight_at("core"))
-    assert not torch.equal(layer.weight.detach(), layer.weight_at("core"))
+    assert not torch.equal(full.detach(), layer.weight_at("core"))

@@ -73,12 +73,15 @@ def built(case: Case, *, pads: bool = False) -> NarrowLayer:
     return NarrowLayer(case.layer, form, case.rows, case.columns, Switch((*case.levels, "full")), pads=pads)
 
 
+def kept_places(axis: Axis, level: str) -> list[int]:
+    kept = [group * axis.full + unit for group in range(axis.groups) for unit in range(axis.units(level))]
+    return kept + [axis.groups * axis.full + i for i in range(axis.tail)]
+
+
 def places(axis: Axis, level: str) -> Tensor:
     """The units of the original layer that a level has, in their order."""
-    kept = [group * axis.full + unit for group in range(axis.groups) for unit in range(axis.units(level))]
-    kept += [axis.groups * axis.full + i for i in range(axis.tail)]
     order = torch.arange(axis.length("full")) if axis.order is None else axis.order
-    return order[torch.tensor(kept)]
+    return order[torch.tensor(kept_places(axis, level))]
 
 
 def corner(case: Case, level: str) -> tuple[Tensor, Tensor | None]:
@@ -108,40 +111,29 @@ def test_every_level_is_the_corner_of_the_whole(case: Case) -> None:
 
 @many
 @given(cases())
-def test_every_number_is_held_once_and_a_level_has_whole_parameters(case: Case) -> None:
-    made = built(case)
-    inside: set[nn.Parameter] = set()
+def test_every_number_is_held_once_and_has_the_gradient_of_the_corner(case: Case) -> None:
+    """A nested model whose numbers are gradients shows, joined, which gradient belongs where."""
+    made, inside = built(case), set()
     for level in (*case.levels, "full"):
         weight, bias = corner(case, level)
+        leaves = [t.requires_grad_() for t in (weight.clone(), bias) if t is not None]
         now = list(level_parameters(made, level))
         assert len(set(now)) == len(now) and inside <= set(now), "levels contain each other"
-        assert sum(p.numel() for p in now) == weight.numel() + (0 if bias is None else bias.numel())
-        inside = set(now)
-    assert inside == set(made.parameters())
-
-
-@many
-@given(cases())
-def test_gradients_are_those_of_the_corner(case: Case) -> None:
-    """A nested model whose numbers are gradients shows, joined, which gradient belongs where."""
-    made = built(case)
-    for level in (*case.levels, "full"):
+        assert sum(p.numel() for p in now) == sum(leaf.numel() for leaf in leaves)
+        inside, x = set(now), case.x(weight.shape[1])
         with made.switch.at(level):
-            weight, bias = corner(case, level)
-            leaves = [t.requires_grad_() for t in (weight.clone(), bias) if t is not None]
-            x = case.x(weight.shape[1])
             y = made(x)
-            mixture = torch.randn_like(y)
-            theirs = made.linear.apply(x, leaves[0], leaves[1] if bias is not None else None)
-            expected = torch.autograd.grad((theirs * mixture).sum(), leaves)
-            ours = torch.autograd.grad((y * mixture).sum(), list(level_parameters(made, level)))
-            numbers = built(case)
-            with torch.no_grad():
-                for p, g in zip(level_parameters(numbers, level), ours, strict=True):
-                    p.copy_(g)
-            torch.testing.assert_close(numbers.weight_at(level), made.linear.stored(expected[0]))
-            if bias is not None:
-                torch.testing.assert_close(numbers.bias_at(level), expected[1])
+        mixture = torch.randn_like(y)
+        theirs = made.linear.apply(x, leaves[0], None if bias is None else leaves[1])
+        expected = torch.autograd.grad((theirs * mixture).sum(), leaves)
+        ours, numbers = torch.autograd.grad((y * mixture).sum(), now), built(case)
+        with torch.no_grad():
+            for p, g in zip(level_parameters(numbers, level), ours, strict=True):
+                p.copy_(g)
+        torch.testing.assert_close(numbers.weight_at(level), made.linear.stored(expected[0]))
+        if bias is not None:
+            torch.testing.assert_close(numbers.bias_at(level), expected[1])
+    assert inside == set(made.parameters())
 
 
 @many
@@ -154,8 +146,7 @@ def test_padded_outputs_have_their_width_and_zeros_in_the_places_of_missing_unit
             weight, bias = corner(case, level)
             x = case.x(weight.shape[1])
             expected = torch.zeros(2, 3, axis.length("full"), dtype=torch.float64)
-            kept = [g * axis.full + u for g in range(axis.groups) for u in range(axis.units(level))]
-            kept += [axis.groups * axis.full + i for i in range(axis.tail)]
+            kept = kept_places(axis, level)
             expected[..., kept] = F.linear(x, weight, bias)
             torch.testing.assert_close(made(x), expected)
             torch.testing.assert_close(made.extract(level, {})(x), expected)

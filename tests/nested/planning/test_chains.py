@@ -52,21 +52,23 @@ def gated(name: str, units: int) -> UnitGroup:
     return UnitGroup(units, (Producer(f"{name}.gate"), Producer(f"{name}.up")), (f"{name}.down",))
 
 
-@pytest.mark.parametrize("chain", [("*.gate", "*.up", "*.down"), ("gate", "up", "down")])
-def test_what_the_star_stands_for_is_the_same_in_all(chain: tuple[str, ...]) -> None:
-    assert groups(Blocks(), chain) == [gated("blocks.0", 7), gated("blocks.1", 8), gated("special", 4)]
+NUMBERED = [gated("blocks.0", 7), gated("blocks.1", 8)]
+PATTERNS = {
+    **{pattern: [*NUMBERED, gated("special", 4)] for pattern in ("*.{}", "{}")},
+    **{pattern: NUMBERED for pattern in ("blocks.*.{}", "blocks.?.{}", "blocks.[0-9].{}", "?.{}", "[!a-z].{}")},
+    "blocks.1.{}": NUMBERED[1:],
+}
 
 
-@pytest.mark.parametrize("pattern", ["blocks.*.{}", "blocks.?.{}", "blocks.[0-9].{}", "?.{}", "[!a-z].{}"])
-def test_every_wildcard_of_the_patterns(pattern: str) -> None:
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_what_a_wildcard_stands_for_is_the_same_in_all(pattern: str) -> None:
     chain = tuple(pattern.format(name) for name in ("gate", "up", "down"))
-    assert groups(Blocks(), chain) == [gated("blocks.0", 7), gated("blocks.1", 8)]
+    assert groups(Blocks(), chain) == PATTERNS[pattern]
 
 
-def test_names_without_wildcards_and_dots_that_are_dots() -> None:
-    assert groups(Blocks(), ("blocks.1.gate", "blocks.1.up", "blocks.1.down")) == [gated("blocks.1", 8)]
+def test_a_dot_is_no_wildcard() -> None:
     model = nn.ModuleDict({"axup": nn.Linear(3, 4), "a": nn.ModuleDict({"up": nn.Linear(3, 5)}), "d": nn.Linear(5, 3)})
-    assert groups(model, ("a.up", "d"))[0].units == 5, "a dot is no wildcard"
+    assert groups(model, ("a.up", "d"))[0].units == 5
 
 
 def test_indices_of_a_sequential_are_names() -> None:

@@ -25,6 +25,20 @@ def score(parameter: nn.Parameter | None, order: str) -> Tensor:
     return values.double().square()
 
 
+def rows(layer: nn.Module, order: str) -> Tensor:
+    """The score of each output: its row of the weight and its bias."""
+    total = score(layer.weight, order).flatten(1).sum(1)
+    return total if layer.bias is None else total + score(layer.bias, order)
+
+
+def columns(layer: nn.Module, order: str) -> Tensor:
+    return score(layer.weight, order).transpose(0, 1).flatten(1).sum(1)
+
+
+def best(scores: Tensor) -> list[int]:
+    return sorted(range(len(scores)), key=lambda unit: -float(scores[unit]))
+
+
 def with_gradients(model: nn.Module, inputs: dict[str, Tensor]) -> nn.Module:
     y = output(model, inputs)
     (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
@@ -37,8 +51,15 @@ def layer(nested: Nested, name: str) -> NarrowLayer:
     return made
 
 
-def best(scores: list[float]) -> list[int]:
-    return sorted(range(len(scores)), key=lambda unit: -scores[unit])
+def ordered(model: nn.Module, inputs: dict[str, Tensor], spec: Width) -> tuple[nn.Module, Nested]:
+    """The model as it was, with gradients, and the nested model, which is the same function."""
+    model = with_gradients(shaken(model), inputs)
+    before, expected = copy.deepcopy(model), output(copy.deepcopy(model), inputs)
+    for ours, theirs in zip(before.parameters(), model.parameters(), strict=True):
+        ours.grad = theirs.grad
+    nested = nest(model, spec)
+    torch.testing.assert_close(output(nested, inputs), expected)
+    return before, nested
 
 
 class Gated(nn.Module):
@@ -51,20 +72,14 @@ class Gated(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("order", ["norm", "gradient"])
+ORDERS = pytest.mark.parametrize("order", ["norm", "gradient"])
+
+
+@ORDERS
 def test_a_unit_weighs_what_its_rows_biases_and_columns_weigh(order: str) -> None:
-    x = torch.randn(5, 4, dtype=torch.float64)
-    model = with_gradients(shaken(Gated()), {"x": x})
-    before, expected = copy.deepcopy(model), model(x)
-    scores = []
-    for unit in range(6):
-        total = 0.0
-        for maker in (model.gate, model.up):
-            total += float(score(maker.weight, order)[unit].sum() + score(maker.bias, order)[unit])
-        scores.append(total + float(score(model.down.weight, order)[:, unit].sum()))
-    nested = nest(model, Width((1 / 6, 1 / 2), hidden=("gate", "up", "down"), order=order))
-    torch.testing.assert_close(nested(x), expected)
-    units = best(scores)
+    spec = Width((1 / 6, 1 / 2), hidden=("gate", "up", "down"), order=order)
+    before, nested = ordered(Gated(), {"x": torch.randn(5, 4, dtype=torch.float64)}, spec)
+    units = best(rows(before.gate, order) + rows(before.up, order) + columns(before.down, order))
     for name in ("gate", "up"):
         assert torch.equal(layer(nested, name).weight, before.get_submodule(name).weight[units])
         assert torch.equal(layer(nested, name).weight_at("1/2"), before.get_submodule(name).weight[units[:3]])
@@ -72,105 +87,66 @@ def test_a_unit_weighs_what_its_rows_biases_and_columns_weigh(order: str) -> Non
     assert torch.equal(layer(nested, "down").weight_at("1/6"), before.down.weight[:, units[:1]])
 
 
-@pytest.mark.parametrize("order", ["norm", "gradient"])
+@ORDERS
 def test_channels_weigh_what_all_layers_that_make_or_take_them_and_the_norms_weigh(order: str) -> None:
-    model = with_gradients(shaken(resnet18(width=4)), ZOO["resnet18"].inputs(3))
-    before, expected = copy.deepcopy(model), output(copy.deepcopy(model), ZOO["resnet18"].inputs(3))
+    before, nested = ordered(resnet18(width=4), ZOO["resnet18"].inputs(3), Width(1 / 2, order=order))
     makers = ("conv1", "stages.0.0.conv2", "stages.0.1.conv2")
     takers = ("stages.0.0.conv1", "stages.0.1.conv1", "stages.1.0.conv1", "stages.1.0.shortcut.0")
-    norms = ("bn1", "stages.0.0.bn2", "stages.0.1.bn2")
-    scores = []
-    for unit in range(4):
-        total = sum(float(score(model.get_submodule(n).weight, order)[unit].sum()) for n in makers)
-        total += sum(float(score(model.get_submodule(n).weight, order)[:, unit].sum()) for n in takers)
-        for n in norms:
-            total += sum(float(score(p, order)[unit]) for p in model.get_submodule(n).parameters())
-        scores.append(total)
-    nested = nest(model, Width(1 / 2, order=order))
-    torch.testing.assert_close(output(nested, ZOO["resnet18"].inputs(3)), expected)
-    for name in makers:
-        assert torch.equal(layer(nested, name).rows0[:2], _corner(before, nested, name, best(scores)[:2]))
+    scores = sum(rows(before.get_submodule(name), order) for name in makers)
+    scores = scores + sum(columns(before.get_submodule(name), order) for name in takers)
+    for name in ("bn1", "stages.0.0.bn2", "stages.0.1.bn2"):
+        scores = scores + sum(score(p, order) for p in before.get_submodule(name).parameters())
+    for name in makers:  # the best rows as they were, in the order that their inputs have now and cut as at the core
+        axis = layer(nested, name).columns
+        expected = axis.permuted(before.get_submodule(name).weight[best(scores)[:2]], 1)
+        assert torch.equal(layer(nested, name).rows0[:2], axis.between(expected, 1, 0, axis.units("core")))
 
 
-def _corner(before: nn.Module, nested: Nested, name: str, units: list[int]) -> Tensor:
-    """The best rows of the layer as it was, in the order that its inputs have now and cut as at the core."""
-    weight: Tensor = before.get_submodule(name).weight[units]
-    columns = layer(nested, name).columns
-    return columns.between(columns.permuted(weight, 1), 1, 0, columns.units("core"))
-
-
-@pytest.mark.parametrize("order", ["norm", "gradient"])
+@ORDERS
 def test_a_channel_of_a_flattened_image_weighs_all_of_its_places(order: str) -> None:
-    model = shaken(nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 4, 3)))
+    model = nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 4, 3))
     inputs = {"input": torch.randn(4, 2, 4, 4, dtype=torch.float64)}
-    with_gradients(model, inputs)
-    before, expected = copy.deepcopy(model), output(model, inputs)
-    scores = []
-    for unit in range(5):
-        own = score(model[0].weight, order)[unit].sum() + score(model[0].bias, order)[unit]
-        scores.append(float(own + score(model[3].weight, order)[:, 4 * unit : 4 * unit + 4].sum()))
-    nested = nest(model, Width(2 / 5, order=order))
-    torch.testing.assert_close(output(nested, inputs), expected)
-    units = best(scores)[:2]
+    before, nested = ordered(model, inputs, Width(2 / 5, order=order))
+    units = best(rows(before[0], order) + columns(before[3], order).view(5, 4).sum(1))[:2]
     assert torch.equal(layer(nested, "0").weight_at("core"), before[0].weight[units])
-    columns = [4 * unit + place for unit in units for place in range(4)]
-    assert torch.equal(layer(nested, "3").weight_at("core"), before[3].weight[:, columns])
+    places = [4 * unit + place for unit in units for place in range(4)]
+    assert torch.equal(layer(nested, "3").weight_at("core"), before[3].weight[:, places])
 
 
-@pytest.mark.parametrize("order", ["norm", "gradient"])
+@ORDERS
 def test_query_and_key_keep_the_best_units_of_each_head_and_the_same_in_both(order: str) -> None:
-    model = with_gradients(shaken(bert()), {"input_ids": tokens(3)})
-    expected = output(model, {"input_ids": tokens(3)})
-    name = "bert.encoder.layer.1.attention.self"
-    query, key = (model.get_submodule(f"{name}.{part}") for part in ("query", "key"))
-    nested = nest(model, Width(1 / 4, query_key=True, order=order))
-    torch.testing.assert_close(output(nested, {"input_ids": tokens(3)}), expected)
-    kept = []
-    for head in range(2):
-        units = range(8 * head, 8 * head + 8)
-        scores = [
-            float(sum(score(p.weight, order)[unit].sum() + score(p.bias, order)[unit] for p in (query, key)))
-            for unit in units
-        ]
-        kept += [units[unit] for unit in best(scores)[:2]]
-    for part, old in (("query", query), ("key", key)):
-        assert torch.equal(layer(nested, f"{name}.{part}").weight_at("core"), old.weight[kept])
-        assert torch.equal(layer(nested, f"{name}.{part}").bias_at("core"), old.bias[kept])
+    before, nested = ordered(bert(), {"input_ids": tokens(3)}, Width(1 / 4, query_key=True, order=order))
+    names = [f"bert.encoder.layer.1.attention.self.{part}" for part in ("query", "key")]
+    scores = sum(rows(before.get_submodule(name), order) for name in names).view(2, 8)
+    kept = [8 * head + unit for head in range(2) for unit in best(scores[head])[:2]]
+    for name in names:
+        assert torch.equal(layer(nested, name).weight_at("core"), before.get_submodule(name).weight[kept])
+        assert torch.equal(layer(nested, name).bias_at("core"), before.get_submodule(name).bias[kept])
 
 
-@pytest.mark.parametrize("order", ["norm", "gradient"])
+@ORDERS
 def test_packed_query_key_and_value(order: str) -> None:
     """GPT-2 has one layer for the three: the units of query and key are ordered alike, those of value stay."""
-    model = with_gradients(shaken(gpt2()), {"input_ids": tokens(3)})
-    expected, name = output(model, {"input_ids": tokens(3)}), "transformer.h.2.attn.c_attn"
-    old = model.get_submodule(name)
-    nested = nest(model, Width(1 / 4, query_key=True, order=order))
-    torch.testing.assert_close(output(nested, {"input_ids": tokens(3)}), expected)
-    weights = score(old.weight, order).sum(0) + score(old.bias, order)
-    query, key = [], []
-    for head in range(2):
-        scores = [float(weights[8 * head + unit] + weights[16 + 8 * head + unit]) for unit in range(8)]
-        query += [8 * head + unit for unit in best(scores)[:2]]
-        key += [16 + 8 * head + unit for unit in best(scores)[:2]]
-    columns = [*query, *key, *range(32, 48)]
-    assert torch.equal(layer(nested, name).weight_at("core"), old.weight[:, columns])
-    assert torch.equal(layer(nested, name).bias_at("core"), old.bias[columns])
+    before, nested = ordered(gpt2(), {"input_ids": tokens(3)}, Width(1 / 4, query_key=True, order=order))
+    name = "transformer.h.2.attn.c_attn"
+    old = before.get_submodule(name)
+    scores = (score(old.weight, order).sum(0) + score(old.bias, order))[:32].view(2, 2, 8).sum(0)
+    query = [8 * head + unit for head in range(2) for unit in best(scores[head])[:2]]
+    kept = [*query, *(16 + unit for unit in query), *range(32, 48)]
+    assert torch.equal(layer(nested, name).weight_at("core"), old.weight[:, kept])
+    assert torch.equal(layer(nested, name).bias_at("core"), old.bias[kept])
 
 
 def test_several_queries_of_one_key_keep_the_same_units() -> None:
     """Grouped-query attention has one head of keys for two of queries."""
     model = shaken(nn.ModuleDict({"q": nn.Linear(3, 8, bias=False), "k": nn.Linear(3, 4, bias=False)}))
     cut = Cut(UnitGroup(2, (Producer("q", 4), Producer("k", 2)), pads=True), {"core": 1}, "norm")
-    site = NestPlan(model, Switch(("core", "full")))
-    q, k = (model[name].weight.detach().square().sum(1) for name in ("q", "k"))
-    expected_q, expected_k = [], []
-    for head in range(2):
-        scores = [float(k[2 * head + u] + q[4 * head + u] + q[4 * head + 2 + u]) for u in range(2)]
-        expected_k += [2 * head + u for u in best(scores)]
-        expected_q += [2 * h + u for h in (2 * head, 2 * head + 1) for u in best(scores)]
-    axes = [cut.producer_axis(site, producer) for producer in cut.group.producers]
-    assert axes[0].order is not None and axes[0].order.tolist() == expected_q
-    assert axes[1].order is not None and axes[1].order.tolist() == expected_k
+    scores = rows(model["k"], "norm").view(2, 2) + rows(model["q"], "norm").view(2, 2, 2).sum(1)
+    plan = NestPlan(model, Switch(("core", "full")))
+    for producer, heads in zip(cut.group.producers, (2, 1), strict=True):
+        order = cut.producer_axis(plan, producer).order
+        expected = [2 * head + unit for head in range(2 * heads) for unit in best(scores[head // heads])]
+        assert order is not None and order.tolist() == expected
 
 
 def test_rotary_embeddings_tie_a_unit_to_its_place() -> None:
@@ -200,13 +176,3 @@ def test_gradients_that_are_not_there_are_named(missing: str) -> None:
     model.get_parameter(missing).grad = None
     with untouched(model), pytest.raises(ValueError, match=f"{missing.rpartition('.')[0]}' has none: run loss.backw"):
         nest(model, Width(1 / 2, order="gradient"))
-
-
-@pytest.mark.parametrize("order", ["first", "norm", "gradient"])
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "t5_gated", "marian", "vit", "encoder", "mlp"])
-def test_the_whole_network_is_the_function_that_it_was(name: str, order: str) -> None:
-    network = ZOO[name]
-    model = with_gradients(shaken(network.build()), network.inputs(3)).eval()
-    expected = output(model, network.inputs(3))
-    nested = nest(model, Width((1 / 4, 1 / 2), order=order, query_key=network.query_key))
-    torch.testing.assert_close(output(nested, network.inputs(3)), expected, rtol=1e-5, atol=1e-6)

@@ -9,11 +9,11 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import partial
 
 import partialsgd
+from partialsgd._util.extras import missing
 from partialsgd.lab.cli import parsing
 from partialsgd.lab.cli.commands import COMMANDS, WITH_SETTINGS
 from partialsgd.lab.recipes import RECIPES
@@ -38,7 +38,7 @@ Exit codes: 0 success, 1 failure, 2 wrong call. PARTIALSGD_TRACEBACK=1 shows whe
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0 for success, 1 for a failure, 2 for a wrong call."""
     try:
-        _command(list(sys.argv[1:] if argv is None else argv))()
+        _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # so that a broken pipe is noticed here
     except WrongCall as error:
         return _fail(str(error), 2)
@@ -56,37 +56,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _command(argv: list[str]) -> Callable[[], None]:
-    """The command that the arguments describe. --help and wrong options end the process here."""
-    if not argv:
-        return partial(_help, code=2)
-    name, rest = argv[0], argv[1:]
+def _run(argv: list[str]) -> None:
+    """Run the command that the arguments describe. --help and wrong options end the process."""
+    name, rest = (argv or ["--help"])[0], argv[1:]
     if name in ("-h", "--help"):
-        return _help
-    if name == "--version":
-        return partial(print, f"partialsgd {partialsgd.__version__}")
-    if name in COMMANDS:
-        command: Callable[[], None] = parsing.parse(COMMANDS[name], name, rest)
-        return command
-    if name not in WITH_SETTINGS:
+        parsing.show_choices("partialsgd", _ABOUT, {**WITH_SETTINGS, **COMMANDS})
+        sys.exit(0 if argv else 2)
+    elif name == "--version":
+        print(f"partialsgd {partialsgd.__version__}")
+    elif name in COMMANDS:
+        parsing.parse(COMMANDS[name], name, rest)()
+    elif name not in WITH_SETTINGS:
         close = get_close_matches(name, [*COMMANDS, *WITH_SETTINGS], n=1)
         hint = f"did you mean {close[0]}?" if close else "`partialsgd --help` lists them"
         raise WrongCall(f"there is no command {name!r}; {hint}")
-    if rest in (["-h"], ["--help"]):
-        return partial(_list_recipes, name)
-    run, settings = parsing.parse_settings(WITH_SETTINGS[name], name, rest)
-    return partial(run, settings)
-
-
-def _help(code: int = 0) -> None:
-    parsing.show_choices("partialsgd", _ABOUT, {**WITH_SETTINGS, **COMMANDS})
-    sys.exit(code)
-
-
-def _list_recipes(name: str) -> None:
-    default = parsing.DEFAULT
-    about = f"{inspect.getdoc(WITH_SETTINGS[name])}\n\nThe options of a recipe: partialsgd {name} {default} --help"
-    parsing.show_choices(f"partialsgd {name}", about, RECIPES, default=default)
+    elif rest in (["-h"], ["--help"]):
+        options = f"The options of a recipe: partialsgd {name} {parsing.DEFAULT} --help"
+        about = f"{inspect.getdoc(WITH_SETTINGS[name])}\n\n{options}\n\nWithout NAME the recipe is {parsing.DEFAULT}."
+        parsing.show_choices(f"partialsgd {name}", about, RECIPES)
+    else:
+        command, settings = parsing.parse_settings(WITH_SETTINGS[name], name, rest)
+        command(settings)
 
 
 def _fail(message: str, code: int) -> int:
@@ -98,7 +88,7 @@ def _message(error: Exception) -> str:
     """The message of an error; errors that are not meant for users are shown with their type."""
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if module in _EXTRA:
-        return f"this command needs {module}: pip install partialsgd[lab]"
+        return str(missing(f"this command needs {module}", "lab"))
     explains_itself = isinstance(error, (ValueError, OSError, RuntimeError, ImportError, ArithmeticError))
     if explains_itself or type(error).__module__.startswith("partialsgd."):
         return str(error)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import io
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
-from functools import reduce
-from importlib import import_module
-from operator import or_
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
+from partialsgd._util.extras import missing
 from partialsgd.lab.recipes import RECIPES, presets, require_recipe
 from partialsgd.lab.training import settings_files
 from partialsgd.lab.training.errors import WrongCall
@@ -44,27 +40,28 @@ def parse_settings(command: type[Command], name: str, argv: Sequence[str]) -> tu
         options.append((title, kind, dataclasses.field(default=kind(**values))))
     options_class = dataclasses.make_dataclass("Options", options, bases=(command,), frozen=True, kw_only=True)
     options_class.__doc__ = ""
-    about = f"{inspect.getdoc(RECIPES[recipe])}\n\n{_examples(command, name, recipe)}"
+    examples = (inspect.getdoc(command) or "").partition("\n\n")[2]
+    about = f"{inspect.getdoc(RECIPES[recipe])}\n\n{examples}"
     parsed = _cli(options_class, f"partialsgd {name} {recipe}", rest, about)
     chosen = {key: value for title, _, _ in options for key, value in vars(getattr(parsed, title)).items()}
     return parsed, _resolve(recipe, chosen)
 
 
 def _cli(kind: type[Any], prog: str, argv: Sequence[str], about: str) -> Any:
-    conf = _tyro().conf
-    config = [conf.OmitArgPrefixes, conf.PositionalRequiredArgs, conf.PositionalMetavarFromFieldName]
+    try:
+        import tyro
+    except ImportError as error:
+        raise missing("the command line needs tyro", "lab") from error
+    config: list[Any] = [
+        tyro.conf.OmitArgPrefixes,
+        tyro.conf.PositionalRequiredArgs,
+        tyro.conf.PositionalMetavarFromFieldName,
+    ]
     if getattr(kind, "all_positional", False):
-        config.append(conf.Positional)
+        config.append(tyro.conf.Positional)
     if {"-h", "--help"} & set(argv):
         print(_wrap(about))
-    return _tyro().cli(kind, prog=prog, args=list(argv), description="", config=tuple(config))
-
-
-def _tyro() -> Any:
-    try:
-        return import_module("tyro")
-    except ImportError as error:
-        raise ImportError("the command line needs tyro: pip install partialsgd[lab]") from error
+    return tyro.cli(kind, prog=prog, args=list(argv), description="", config=tuple(config))
 
 
 def _resolve(recipe: str, values: Mapping[str, Any]) -> Settings:
@@ -111,32 +108,18 @@ def _peek(argv: Sequence[str], option: str) -> str | None:
     return None
 
 
-def show_choices(prog: str, about: str, kinds: Mapping[str, type], default: str | None = None) -> None:
+def show_choices(prog: str, about: str, kinds: Mapping[str, type]) -> None:
     """Print the help of a command that is followed by one of several names."""
-    tyro = _tyro()
-
-    def choice(name: str, kind: type) -> Any:
-        text = (inspect.getdoc(kind) or "").partition("\n")[0]
-        return Annotated[kind, tyro.conf.subcommand(name, description=text, is_default=name == default)]
-
-    every = reduce(or_, (choice(name, kind) for name, kind in kinds.items()))
-    page = io.TextIOWrapper(io.BytesIO(), encoding=getattr(sys.stdout, "encoding", None) or "utf-8")
-    with suppress(SystemExit), redirect_stdout(page):
-        tyro.cli(every, prog=prog, args=["--help"], description="")
-    page.seek(0)
-    print(_wrap(about))
-    print(re.sub(r"(usage: .*)\{.*\}", r"\1NAME …", page.read()), end="")  # the names are listed below it
+    print(f"{_wrap(about)}\nusage: {prog} NAME …\n")
+    print(in_columns({name: (inspect.getdoc(kind) or "").partition("\n")[0] for name, kind in kinds.items()}))
 
 
-def _examples(command: type, name: str, recipe: str) -> str:
-    """The documentation of a command after its first line, with the examples of one recipe."""
-
-    def is_for_another_recipe(line: str) -> bool:
-        call = re.match(rf"\$ partialsgd {name} ?(\w*)", line)
-        return call is not None and (call[1] if call[1] in RECIPES else DEFAULT) != recipe
-
-    lines = (inspect.getdoc(command) or "").partition("\n\n")[2].split("\n")
-    return "\n".join(line for line in lines if not is_for_another_recipe(line))
+def in_columns(texts: Mapping[str, str]) -> str:
+    """Names and a text beside each of them, wrapped to the width of the terminal."""
+    margin = 2 + max(map(len, texts))
+    width = max(shutil.get_terminal_size().columns, margin + 30)
+    wrap = partial(textwrap.fill, width=width, subsequent_indent=" " * margin)
+    return "\n".join(wrap(f"{name:{margin}}{text}") for name, text in texts.items())
 
 
 def _wrap(text: str) -> str:

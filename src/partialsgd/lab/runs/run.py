@@ -12,7 +12,7 @@ from typing import Any, final
 import partialsgd
 from partialsgd._util import files
 from partialsgd.lab.recipes import RECIPES, require_recipe
-from partialsgd.lab.training.errors import AlreadyThere, NotThere
+from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall
 from partialsgd.lab.training.settings import Settings
 
 
@@ -58,16 +58,14 @@ class Run:
         if not isinstance(config.get("settings"), dict) or "recipe" not in config:
             raise ValueError(f"{path} is not the config.json of a run, which `partialsgd train` writes")
         try:
-            recipe = require_recipe(config["recipe"])
-        except ValueError as error:
-            raise type(error)(f"{path}: {error}") from None
-        values: dict[str, Any] = {
-            name: tuple(x) if isinstance(x, list) else x for name, x in config["settings"].items()
-        }
-        try:
-            return RECIPES[recipe](**values)
+            kind: Any = RECIPES[require_recipe(config["recipe"])]
+            values = {name: tuple(x) if isinstance(x, list) else x for name, x in config["settings"].items()}
+            settings: Settings = kind(**values)
+            return settings
         except TypeError as error:
             raise ValueError(f"{path} was edited or written by another version of partialsgd: {error}") from error
+        except WrongCall as error:
+            raise WrongCall(f"{path}: {error}") from None
 
     def require_data(self, data_hash: str) -> None:
         """Refuse data other than those the run started with: its test data might be training data there."""

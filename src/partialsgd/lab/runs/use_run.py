@@ -5,10 +5,8 @@ An exported level is a directory of weights, sidecar files and a README that wor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -90,9 +88,7 @@ def evaluate(
 
 def scores_table(scores: Mapping[str, Numbers]) -> Table:
     """A row for each number, a column for each level."""
-    shown = Table("")
-    for level in scores:
-        shown.add_column(level, justify="right")
+    shown = _table("", *scores)
     for name in next(iter(scores.values())):
         shown.add_row(name, *(f"{numbers[name]:.4g}" for numbers in scores.values()))
     return shown
@@ -103,24 +99,21 @@ def profile(run: Run, console: Console) -> None:
     task = open_task(run)
     network = task.network
     example = example_on_device(task)
-    shown = _level_table("forward", "training", "paper", "latency")
+    shown = _table("level", "parameters", "share", "forward", "training", "paper", "latency")
     for row in network.profile(example).rows:
         latency = task.latency(network.extract(row.level, example=example).eval())
         counts = (f"{count:.3g}" for count in (row.forward, row.training, row.multiply_adds))
         shown.add_row(row.level, f"{row.parameters:,}", f"{row.share:.1%}", *counts, f"{1e3 * latency:.3g} ms")
     console.print(shown)
-    for line in (
-        f"forward, training: FLOPs of a pass over {_shapes(example)}, as torch counts them",
-        "paper: multiply-adds of the forward pass, as the paper counts them",
-        "latency: one example through the extracted level",
-    ):
-        console.print(line, highlight=False)
-
-
-def _shapes(example: Any) -> str:
     args, kwargs = as_call(example)
     named = [("an input of", value) for value in args] + list(kwargs.items())
-    return ", ".join(f"{name} {'×'.join(map(str, x.shape))}" for name, x in named if isinstance(x, Tensor))
+    shapes = ", ".join(f"{name} {'×'.join(map(str, x.shape))}" for name, x in named if isinstance(x, Tensor))
+    console.print(
+        f"forward, training: FLOPs of a pass over {shapes}, as torch counts them\n"
+        "paper: multiply-adds of the forward pass, as the paper counts them\n"
+        "latency: one example through the extracted level",
+        highlight=False,
+    )
 
 
 Summary: TypeAlias = dict[str, Any]
@@ -141,9 +134,18 @@ def summarise(run: Run, state: TrainingState, method: Method, console: Console) 
     }
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
         line = progress.add_task("")
+        full = task.network.size(task.network.levels[-1])
         for level in task.network.levels:
             progress.update(line, description=f"scoring {level} on the test data")
-            summary["levels"][level] = _level(state, level)
+            size = task.network.size(level)
+            summary["levels"][level] = {
+                "parameters": size,
+                "share": size / full,
+                "updates": state.updates.get(level, 0),
+                "flops": state.flops.get(level, 0.0),
+                "latency": task.latency(task.network.extract(level, example=example_on_device(task)).eval()),
+                "test": task.scores(level, "test"),
+            }
         progress.update(line, description="computing further numbers")
         summary["extras"] = task.extras(method)
     summary["wall"] = round(state.wall, 1)
@@ -151,34 +153,15 @@ def summarise(run: Run, state: TrainingState, method: Method, console: Console) 
     return summary
 
 
-def _level(state: TrainingState, level: str) -> dict[str, Any]:
-    task, network = state.task, state.task.network
-    size = network.size(level)
-    return {
-        "parameters": size,
-        "share": size / network.size(network.levels[-1]),
-        "updates": state.updates.get(level, 0),
-        "flops": state.flops.get(level, 0.0),
-        "latency": task.latency(network.extract(level, example=example_on_device(task)).eval()),
-        "test": task.scores(level, "test"),
-    }
-
-
 def show(summary: Summary, console: Console) -> None:
     """Print the table of levels, and below it the other numbers of the recipe."""
-    console.print(table(summary))
-    for name, value in summary["extras"].items():
-        _show_extra(name, value, console)
-
-
-def table(summary: Summary) -> Table:
-    """One row for each level: size, training cost, score and latency."""
-    score = summary["score"]
-    shown = _level_table("updates", "training FLOPs", score, "latency")
-    shown.title = f"{summary['recipe']}: every level on the test data"
+    names = ("level", "parameters", "share", "updates", "training FLOPs", summary["score"], "latency")
+    shown = _table(*names, title=f"{summary['recipe']}: every level on the test data")
     for cells in level_cells(summary):
         shown.add_row(*cells)
-    return shown
+    console.print(shown)
+    for name, value in summary["extras"].items():
+        _show_extra(name, value, console)
 
 
 def level_cells(summary: Summary) -> list[tuple[str, ...]]:
@@ -198,10 +181,10 @@ def level_cells(summary: Summary) -> list[tuple[str, ...]]:
     ]
 
 
-def _level_table(*columns: str) -> Table:
-    """A table with a row for each level: its size, and these columns."""
-    shown = Table("level")
-    for name in ("parameters", "share", *columns):
+def _table(first: str, *columns: str, title: str | None = None) -> Table:
+    """A table with numbers in all columns but the first."""
+    shown = Table(first, title=title)
+    for name in columns:
         shown.add_column(name, justify="right")
     return shown
 
@@ -251,9 +234,8 @@ def export_level(
     if export.files.is_nested_model(directory):
         raise WrongCall(f"--to: {directory} holds a saved nested model, which would be lost; give another directory")
     with files.staged(directory, last="README.md") as stage:
-        with _no_progress_bars() if format == "transformers" else nullcontext():
-            example, dynamic = task.example(), details.dynamic
-            export.export(task.network, level, stage, format=format, example=example, dynamic=dynamic)
+        example, dynamic = task.example(), details.dynamic
+        export.export(task.network, level, stage, format=format, example=example, dynamic=dynamic)
         readme = {"README.md": _readme(run, task, level, details, checkpoint)}
         for name, text in {**task.sidecar_files(), **details.files, **readme}.items():
             (stage / name).write_text(text, encoding="utf-8")
@@ -279,19 +261,6 @@ def _earlier_export(directory: Path, wanted: Mapping[str, str], overwrite: bool)
             "into it all the same"
         )
     return [name for name in record.get("files", []) if name in there]
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Switch off transformers' progress bars: a single file is written and read in a moment."""
-    logging = import_module("transformers.utils.logging")
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()
 
 
 def _readme(run: Run, task: Task, level: str, details: ExportDetails, checkpoint: str) -> str:

@@ -42,8 +42,11 @@ def advice_on_errors(run: Path, settings: Settings) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         problem, _, _ = str(error).partition(";")  # the library's own advice after it is for people who write loops
+        last = "There is no checkpoint yet: start again with another --out"
+        if any((run / "checkpoints").glob("*.safetensors")):
+            last = f"The last good checkpoints are in {run / 'checkpoints'}"
         raise FloatingPointError(
-            f"{problem}. What to try: {', '.join(_remedies(settings))}, or a check of the data. {_last_checkpoint(run)}"
+            f"{problem}. What to try: {', '.join(_remedies(settings))}, or a check of the data. {last}"
         ) from error
     except OSError as error:
         if error.errno not in _DISK_FULL:
@@ -52,13 +55,6 @@ def advice_on_errors(run: Path, settings: Settings) -> Iterator[None]:
             f"{run} could not be written ({error}). Free some disk space, then run: partialsgd resume {run} "
             "(it continues from the last checkpoint, which is complete)"
         ) from error
-
-
-def _last_checkpoint(run: Path) -> str:
-    folder = run / "checkpoints"
-    if any(folder.glob("*.safetensors")):
-        return f"The last good checkpoints are in {folder}"
-    return "There is no checkpoint yet: start again with another --out"
 
 
 def _remedies(settings: Settings) -> list[str]:

@@ -18,6 +18,7 @@ from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulation
 from rich.console import Console
 from torch import Tensor
 
+from partialsgd._util.extras import missing
 from partialsgd.lab.training.settings import Settings
 
 _TIMEOUT = timedelta(hours=24)
@@ -50,7 +51,7 @@ def require_available(settings: Settings) -> None:
     """Refuse settings for which this machine lacks a module, a GPU or a tracker, before a run directory is made."""
     for module in (*settings.requires, *(["tensorboard"] if settings.tensorboard else [])):
         if find_spec(module) is None:
-            raise ImportError(f"this run needs {module}: pip install partialsgd[lab]")
+            raise missing(f"this run needs {module}", "lab")
     if settings.precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError('precision "fp16" needs a GPU; on a CPU use "fp32" or "bf16"')
     available = sorted(kind.value for kind in get_available_trackers())
@@ -94,18 +95,8 @@ def from_main(value: Any) -> Any:
     return values[0]
 
 
-def mean(accelerator: Accelerator, value: Tensor) -> Tensor:
-    """Average a tensor over the ranks."""
-    if accelerator.num_processes == 1:
-        return value
-    average: Tensor = accelerator.reduce(value, reduction="mean")
-    return average
-
-
 def total(accelerator: Accelerator, value: float) -> float:
     """Sum a number over the ranks."""
-    if accelerator.num_processes == 1:
-        return value
     tensor = torch.tensor(value, dtype=torch.float64, device=accelerator.device)
     return float(accelerator.reduce(tensor, reduction="sum").item())
 
@@ -115,13 +106,8 @@ def random_states(accelerator: Accelerator) -> list[dict[str, Tensor]]:
     states = {"cpu": torch.get_rng_state()}
     if accelerator.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(accelerator.device)
-    ranks = accelerator.num_processes
-    if ranks == 1:
-        return [states]
-    gathered: dict[str, Tensor] = {
-        kind: accelerator.gather(state[None].to(accelerator.device)).cpu() for kind, state in states.items()
-    }
-    return [{kind: stacked[rank] for kind, stacked in gathered.items()} for rank in range(ranks)]
+    gathered = {kind: accelerator.gather(state[None].to(accelerator.device)).cpu() for kind, state in states.items()}
+    return [{kind: stacked[rank] for kind, stacked in gathered.items()} for rank in range(accelerator.num_processes)]
 
 
 def set_random_states(accelerator: Accelerator, states: list[dict[str, Tensor]]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,8 +75,7 @@ def pin(settings: Settings) -> Settings:
 
 
 def _absolute_paths(settings: Settings) -> dict[str, Any]:
-    paths = {name: getattr(settings, name) for name in settings.paths}
-    return {name: os.path.abspath(path) for name, path in paths.items() if path is not None}
+    return {name: os.path.abspath(path) for name in settings.paths if (path := getattr(settings, name)) is not None}
 
 
 def _prepare(settings: Settings) -> tuple[Task, Method]:
@@ -129,9 +128,11 @@ def fit(
         say(console, f"Continuing from step {state.position:,} of {total:,}.")
     accelerator.wait_for_everyone()
     task.network.train()
-    sizes = {"position": state.position, "total": total, "per_epoch": len(plan)}
-    display = Display(console, **sizes, unit=task.unit, evaluations=state.evaluations)
-    with _open_log(run, settings, state) as log, stop_on_signal(partial(say, console)) as is_signalled, display:
+    sizes = {"position": state.position, "total": total, "epoch": len(plan)}
+    display = Display(console, state.evaluations, **sizes, unit=task.unit)
+    board = run.path / "tensorboard" if settings.tensorboard else None
+    log = ps.MetricsLog(run.metrics, t=state.sgd.t, skips=state.sgd.state_dict()["skips"], tensorboard=board)
+    with log, stop_on_signal(partial(say, console)) as is_signalled, display:
         while state.position < total:
             start = time.monotonic()
             batches = batches_at(state.position)
@@ -165,7 +166,7 @@ def _forward_backward(
         loss = task.loss(model, batch, g) * step.loss_scale
         accelerator.backward(loss)
         total += loss.detach()
-    return launch.mean(accelerator, total)
+    return cast(Tensor, accelerator.reduce(total, reduction="mean"))
 
 
 def _evaluate(state: TrainingState, run: Run, display: Display) -> Numbers:
@@ -189,12 +190,6 @@ def _evaluate(state: TrainingState, run: Run, display: Display) -> Numbers:
     return {f"{VALID}{level}/{name}": value for level, each in evaluations.items() for name, value in each.items()}
 
 
-def _open_log(run: Run, settings: Settings, state: TrainingState) -> ps.MetricsLog:
-    board = run.path / "tensorboard" if settings.tensorboard else None
-    skips = state.sgd.state_dict()["skips"]
-    return ps.MetricsLog(run.metrics, t=state.sgd.t, skips=skips, tensorboard=board)
-
-
 LAYERS = "layers"
 """The name of the `measure_layers` group in the metrics."""
 
@@ -212,15 +207,18 @@ def make_meter(
     if settings.measure_every is None:
         return None
     options: dict[str, Any] = {}
-    if settings.measure_layers:
-        with _error_names("measure_layers"):
+    setting = "measure_layers"
+    try:
+        if settings.measure_layers:
             parameters_of(network).match(settings.measure_layers)
-        options["groups"] = {LAYERS: settings.measure_layers}
+            options["groups"] = {LAYERS: settings.measure_layers}
+        setting = "probe"
+        probe = None if settings.probe is None else parse_method(settings.probe).bind(network)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{setting}: {error.args[0]}") from error
     if settings.measure_batches > 1 and batches_at is not None:
         count = settings.measure_batches  # a function of t, so that a resumed run measures on the same batches
         options |= {"batches": lambda t: [batches_at(t + k) for k in range(count)], "loss": loss}
-    with _error_names("probe"):
-        probe = None if settings.probe is None else parse_method(settings.probe).bind(network)
     return ps.CriteriaMeter(settings.measure_every, probe, **options)
 
 
@@ -228,11 +226,3 @@ def mean_loss(task: Task, model: nn.Module, step: StepBatches) -> Tensor:
     """The loss of a step's batches without distillation: the criteria compare gradients of one function."""
     g = cast(GradientPass, SimpleNamespace(teacher=None, outputs=None))
     return torch.stack([task.loss(model, batch, g) * step.loss_scale for batch in step.batches]).sum()
-
-
-@contextmanager
-def _error_names(setting: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{setting}: {error.args[0]}") from error

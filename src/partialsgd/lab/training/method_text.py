@@ -11,7 +11,6 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from difflib import get_close_matches
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import partialsgd as ps
@@ -71,22 +70,11 @@ def _unreadable(text: str) -> ValueError:
 def signature(name: str) -> str:
     """The form in which a method is written: `sam(rho=0.05, adaptive=False, interval=1)`."""
     arguments = definition(name).args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    without_default: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
-    defaults = [*zip(positional, [*without_default, *arguments.defaults], strict=True)]
-    defaults += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    options = (
-        argument.arg if default is None else f"{argument.arg}={ast.unparse(default)}" for argument, default in defaults
-    )
-    return f"{name}({', '.join(options)})"
-
-
-def list_methods(width: int) -> str:
-    """A line for each method, wrapped to the width of the terminal."""
-    margin = 2 + max(map(len, methods.SUMMARIES))
-    wrap = partial(textwrap.fill, width=max(width, margin + 30), subsequent_indent=" " * margin)
-    lines = [wrap(f"{name:{margin}}{summary}") for name, summary in methods.SUMMARIES.items()]
-    return "\n".join([*lines, "", "The options of a method: partialsgd methods NAME"])
+    required = len(arguments.args) - len(arguments.defaults)
+    defaults = [*[None] * required, *arguments.defaults, *arguments.kw_defaults]
+    options = zip([*arguments.args, *arguments.kwonlyargs], defaults, strict=True)
+    texts = (each.arg if default is None else f"{each.arg}={ast.unparse(default)}" for each, default in options)
+    return f"{name}({', '.join(texts)})"
 
 
 def describe_method(name: str, width: int) -> str:

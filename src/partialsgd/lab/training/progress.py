@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import final
 
 from rich.console import Console, Group
@@ -16,10 +17,8 @@ from rich.text import Text
 
 from partialsgd.lab.training.task import Numbers
 
-_LINE_SECONDS = 10.0
-"""Seconds between plain lines."""
-_SMOOTHING = 0.95
-"""The weight of the past in the shown loss and speed, which are averages over about twenty steps."""
+_LINE_SECONDS = 10.0  # between plain lines
+_SMOOTHING = 0.95  # the weight of the past in the shown loss and speed: averages over about twenty steps
 
 
 @final
@@ -27,18 +26,12 @@ class Display:
     """Progress from step `position` to `total`, with the numbers of the last evaluation."""
 
     def __init__(
-        self,
-        console: Console,
-        *,
-        position: int,
-        total: int,
-        per_epoch: int,
-        unit: str,
-        evaluations: Mapping[str, Numbers] | None = None,
+        self, console: Console, evaluations: Mapping[str, Numbers], *, position: int, total: int, epoch: int, unit: str
     ) -> None:
+        """`epoch` is the number of steps in an epoch."""
         self.console = console
-        self._position, self._total, self._per_epoch, self._unit = position, total, per_epoch, unit
-        self._losses, self._evaluations = dict[str, float](), dict(evaluations or {})
+        self._position, self._total, self._per_epoch, self._unit = position, total, epoch, unit
+        self._losses, self._evaluations = dict[str, float](), dict(evaluations)
         self._first, self._began = position, time.monotonic()
         self._printed = self._then = self._began
         self._seconds = self._units = 0.0  # of the last steps, for the speed
@@ -46,7 +39,6 @@ class Display:
         self._live = Live(get_renderable=self._render, console=console, transient=True) if is_live else None
 
     def __enter__(self) -> Display:
-        self._began = self._then = time.monotonic()
         if self._live is not None:
             self._live.start()
         return self
@@ -85,8 +77,8 @@ class Display:
         epoch, done = f"epoch {self._position / self._per_epoch:.1f}", self._position - self._first
         if not done:
             return epoch
-        left = (self._then - self._began) / done * (self._total - self._position)
-        return f"{epoch}  {self._units / max(self._seconds, 1e-9):,.0f} {self._unit}/s  {_clock(left)} left"
+        left = timedelta(seconds=round((self._then - self._began) / done * (self._total - self._position)))
+        return f"{epoch}  {self._units / max(self._seconds, 1e-9):,.0f} {self._unit}/s  {left} left"
 
     def _render(self) -> Group:
         """One line for the run, and one for each level with its loss and last evaluation."""
@@ -110,8 +102,12 @@ def say(console: Console, line: str, style: str = "") -> None:
 @contextmanager
 def show_warnings_on(console: Console) -> Iterator[None]:
     """Show warnings of the library above the progress display."""
-    logger, handler = logging.getLogger("partialsgd"), _ConsoleHandler()
-    handler.console = console
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(console, f"{record.levelname.lower()}: {record.getMessage()}", style="yellow")
+
+    logger, handler = logging.getLogger("partialsgd"), Handler()
     logger.addHandler(handler)
     try:
         yield
@@ -119,19 +115,5 @@ def show_warnings_on(console: Console) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-@final
-class _ConsoleHandler(logging.Handler):
-    console: Console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        say(self.console, f"{record.levelname.lower()}: {record.getMessage()}", style="yellow")
-
-
 def _join_numbers(numbers: Numbers) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

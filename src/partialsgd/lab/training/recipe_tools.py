@@ -43,8 +43,7 @@ def hash_texts(*texts: str) -> str:
 def inverse_sqrt(t: int, warm_up: int, initial: float = 0.0) -> float:
     """Rise linearly from `initial` to 1 over `warm_up` steps, then fall as √(warm_up / t), as fairseq's inverse_sqrt.
 
-    Schedules are functions of the step, so that there is no state to save; they give the factor of the peak rate. The
-    paper's warmup_init_lr is `initial` times the peak learning rate; −1 there means 0.
+    Schedules are functions of the step, so that there is no state to save; they give the factor of the peak rate.
     """
     if t < warm_up:
         return initial + (1.0 - initial) * t / warm_up
@@ -100,9 +99,6 @@ def nest_model(
         return ps.nest(nested.extract(levels.alone, example=example), levels={})
 
 
-_REPEATS = 20
-
-
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Switch a model to evaluation mode, and each of its modules back at the end."""
@@ -116,18 +112,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 def latency(plain: nn.Module, *args: Any) -> float:
     """The median time of 20 calls in evaluation mode, in seconds, after two warm-up calls."""
+    times = []
     with evaluation_mode(plain), torch.inference_mode():
-        return statistics.median([_seconds(plain, args) for _ in range(_REPEATS + 2)][2:])
-
-
-def _seconds(plain: nn.Module, args: tuple[Any, ...]) -> float:
-    _synchronise()
-    start = time.perf_counter()
-    plain(*args)
-    _synchronise()
-    return time.perf_counter() - start
-
-
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+        for _ in range(22):
+            start = time.perf_counter()
+            plain(*args)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])

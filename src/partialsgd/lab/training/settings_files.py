@@ -12,6 +12,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
+from partialsgd._util.files import read_json
 from partialsgd.lab.recipes import RECIPES, presets, require_recipe
 from partialsgd.lab.training.settings import Settings
 
@@ -43,11 +44,7 @@ def _types(recipe: str) -> Mapping[str, Any]:
 
 def read(path: Path) -> tuple[str | None, Values]:
     """Read a file: the recipe that it names, if any, and its values, with underscores in their names."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error})") from error
-    content = _parse_json(path, text) if path.suffix == ".json" else _parse_toml(path, text)
+    content = _read_json(path) if path.suffix == ".json" else _read_toml(path)
     recipe = content.pop("recipe", None)
     if recipe is not None:
         try:
@@ -76,24 +73,24 @@ def to_toml(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parse_toml(path: Path, text: str) -> Values:
+def _read_toml(path: Path) -> Values:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
 
 
-def _parse_json(path: Path, text: str) -> Values:
-    """Parse a run's config.json. The directory of that run is left out: a new run has its own."""
+def _read_json(path: Path) -> Values:
+    """Read a run's config.json. The directory of that run is left out: a new run has its own."""
     try:
-        config = json.loads(text)
+        config = read_json(path)
         values = {name: value for name, value in config["settings"].items() if name != "out"}
         return {"recipe": config["recipe"], **values}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not the config.json of a run ({error!r})") from error
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from partialsgd import perturbations
+from partialsgd._util.bitwise_select import over_rows
 from partialsgd.masks import Mask
 from partialsgd.method import Context
 from partialsgd.methods._shared.settings import require_one_of
@@ -41,18 +42,16 @@ class Pruning:
         """Return boolean tensors by name, False at round(sparsity · n) of n weights or rows; at least one stays."""
         if sparsity == 0:
             return {}
-        scores = {name: self._scores(parameters[name].detach()) for name in self._prunable(parameters)}
+        scores = {name: parameters[name].detach() for name in self._prunable(parameters)}
+        if self.unit == "rows":
+            scores = {name: torch.linalg.vector_norm(x.flatten(1), dim=1) for name, x in scores.items()}
         chosen: dict[str, Tensor] = {}
         for group in [scores] if self.scope == "global" else [{name: score} for name, score in scores.items()]:
             n = sum(score.numel() for score in group.values())
             chosen |= largest(group, max(1, n - round(sparsity * n)))  # a layer without weights would end the network
         if self.unit == "weights":
             return chosen
-        return {name: _over_rows(rows, parameters[name]) for name, rows in chosen.items()}
-
-    def _scores(self, x: Tensor) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1) if self.unit == "rows" else x
-        return norms
+        return {name: over_rows(rows, parameters[name].shape).contiguous() for name, rows in chosen.items()}
 
     def _prunable(self, parameters: Parameters) -> list[str]:
         trainable = [name for name, p in parameters.items() if p.requires_grad]
@@ -61,10 +60,6 @@ class Pruning:
             which = "no trainable parameter" if self.where is None else f"none that {self.where!r} covers"
             raise ValueError(f"weights are pruned in parameters with two or more dimensions, and {which} has so many")
         return matrices
-
-
-def _over_rows(rows: Tensor, x: Tensor) -> Tensor:
-    return rows.view(-1, *[1] * (x.ndim - 1)).expand(x.shape).contiguous()
 
 
 def largest(scores: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:

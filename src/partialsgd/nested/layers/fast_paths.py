@@ -26,10 +26,9 @@ def disable_where_unsafe(model: nn.Module) -> dict[str, int]:
     """Switch the fast path off in modules with a layer that has no dense weight; return the old flags by name."""
     flags: dict[str, int] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and not _has_dense_weights(module):
-            flags[name], module.activation_relu_or_gelu = module.activation_relu_or_gelu, 0
-        if isinstance(module, nn.TransformerEncoder) and not _all_have_dense_weights(module):
-            flags[name], module.use_nested_tensor = module.use_nested_tensor, False
+        if (flag := _flag(module)) and not _has_dense_weights(module):
+            flags[name] = getattr(module, flag)
+            setattr(module, flag, type(flags[name])(0))
     return flags
 
 
@@ -37,15 +36,18 @@ def restore_in_copy(model: nn.Module, flags: Mapping[str, int], copies: Mapping[
     """Switch the fast path on again in copies, given by the id of the original, that have plain layers only."""
     for name, flag in flags.items():
         copied = copies.get(id(model.get_submodule(name)))
-        if isinstance(copied, nn.TransformerEncoderLayer) and _has_dense_weights(copied):
-            copied.activation_relu_or_gelu = flag
-        if isinstance(copied, nn.TransformerEncoder) and _all_have_dense_weights(copied):
-            copied.use_nested_tensor = bool(flag)
+        if copied is not None and _has_dense_weights(copied):
+            setattr(copied, _flag(copied), flag)
 
 
-def _all_have_dense_weights(encoder: nn.TransformerEncoder) -> bool:
-    return all(_has_dense_weights(layer) for layer in encoder.layers.children())
+def _flag(module: nn.Module) -> str:
+    """Return the attribute that allows the fast path; 0 or False switches it off."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return "activation_relu_or_gelu"
+    return "use_nested_tensor" if isinstance(module, nn.TransformerEncoder) else ""
 
 
-def _has_dense_weights(layer: nn.Module) -> bool:
-    return all(isinstance(getattr(layer, name, None), (nn.Linear, NarrowLayer)) for name in ("linear1", "linear2"))
+def _has_dense_weights(module: nn.Module) -> bool:
+    layers = module.layers.children() if isinstance(module, nn.TransformerEncoder) else [module]
+    children = (getattr(layer, name, None) for layer in layers for name in ("linear1", "linear2"))
+    return all(isinstance(child, (nn.Linear, NarrowLayer)) for child in children)

@@ -24,8 +24,6 @@ class NestPlan:
     switch: Switch
     seed: int = 0
     replacements: dict[str, NestedModule] = field(default_factory=dict)
-    nested_by: dict[str, str] = field(default_factory=dict)
-    """The spec that replaces each module."""
     skipped: dict[str, str] = field(default_factory=dict)
     """The layers that could have been nested, each with the reason why it is not."""
     norm_axes: dict[str, Axis] = field(default_factory=dict)
@@ -89,10 +87,10 @@ class NestPlan:
 
     def replace(self, name: str, replacement: NestedModule) -> None:
         """Plan to replace one module; a module can be replaced once."""
-        if name in self.nested_by:
-            specs = f"{self.nested_by[name]} and {replacement.spec_name}"
+        if name in self.replacements:
+            specs = f"{self.replacements[name].spec_name} and {replacement.spec_name}"
             raise ValueError(f"{name!r} is matched by {specs}; a layer can be nested by one spec only")
-        self.nested_by[name], self.replacements[name] = replacement.spec_name, replacement
+        self.replacements[name] = replacement
         replacement.training = self.modules[name].training
 
     def carry_out(self) -> nn.Module:

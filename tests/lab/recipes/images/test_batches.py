@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from partialsgd.lab.recipes.images.data import Draws, ImageBatches, Part, Standardise, augment, draw, windows
+from partialsgd.lab.recipes.images.data import ImageBatches, Part, Standardise, augment, draw, windows
 from partialsgd.lab.training.batch_plan import permutation
 from tests.lab.recipes.images import slow
 
@@ -57,26 +56,6 @@ def test_a_batch_is_a_function_of_epoch_and_index_whatever_was_made_before() -> 
     assert not torch.equal(fresh.make(0, 0)[0], fresh.make(1, 0)[0])
 
 
-def test_making_batches_leaves_the_data_and_the_global_generator_alone() -> None:
-    train, before = part(23), torch.get_rng_state()
-    found = ImageBatches(train, Standardise(train.images), size=4, seed=0, crop=1, flip=True)
-    images, labels = found.make(0, 0)
-    images.zero_(), labels.zero_()
-    assert torch.equal(train.images, part(23).images) and torch.equal(train.labels, torch.arange(23))
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_standardised_training_images_have_mean_0_and_deviation_1() -> None:
-    images = part(200).images
-    found = Standardise(images)(images)
-    torch.testing.assert_close(found.mean((0, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.std((0, 2, 3), correction=0), torch.ones(2), atol=1e-5, rtol=0)
-
-
-def pictures(*shape: int) -> Tensor:
-    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-
 @pytest.mark.parametrize(("seed", "epoch", "padding", "flip"), [(0, 0, 4, True), (5, 3, 1, False), (2, 9, 0, True)])
 def test_the_draws_are_those_of_the_definition(seed: int, epoch: int, padding: int, flip: bool) -> None:
     found = draw(seed, epoch, 200, padding, flip=flip)
@@ -103,18 +82,26 @@ def test_every_place_is_as_likely_and_every_second_image_is_mirrored() -> None:
     assert not draw(0, 0, 100, 4, flip=False).mirrored.any()
 
 
+def test_making_batches_leaves_the_data_and_the_global_generator_alone() -> None:
+    train, before = part(200), torch.get_rng_state()
+    standardise = Standardise(train.images)
+    found = ImageBatches(train, standardise, size=4, seed=0, crop=1, flip=True)
+    images, labels = found.make(0, 0)
+    images.zero_(), labels.zero_()
+    assert torch.equal(train.images, part(200).images) and torch.equal(train.labels, torch.arange(200))
+    assert torch.equal(before, torch.get_rng_state())
+    standard = standardise(train.images)
+    torch.testing.assert_close(standard.mean((0, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(standard.std((0, 2, 3), correction=0), torch.ones(2), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("padding", [0, 1, 4])
 @pytest.mark.parametrize("flip", [True, False])
-def test_images_are_those_of_the_definition(padding: int, flip: bool) -> None:
-    images = pictures(12, 3, 6, 5)
+def test_images_are_those_of_the_definition_and_all_crops_are_one_view(padding: int, flip: bool) -> None:
+    images = part(12).images
     chosen, drawn = torch.tensor([7, 0, 3, 3, 11]), draw(3, 1, 12, padding, flip=flip)
-    found = augment(windows(images, padding), chosen, drawn.at(chosen))
+    crops = windows(images, padding)
+    found = augment(crops, chosen, drawn.at(chosen))
     expected = [slow.augmented(images[i], padding, *slow.draws(3, 1, i, padding, flip)) for i in chosen.tolist()]
     assert found.dtype is torch.uint8 and found.tolist() == expected
-
-
-def test_all_cuts_of_the_images_take_no_more_room_than_the_images_with_their_frame() -> None:
-    images = pictures(5, 3, 8, 8)
-    cuts = windows(images, 2)
-    assert cuts.shape == (5, 3, 5, 5, 8, 8) and cuts.untyped_storage().nbytes() == 5 * 3 * 12 * 12
-    assert isinstance(draw(0, 0, 5, 2, flip=True).at(slice(1, 3)), Draws)
+    assert crops.untyped_storage().nbytes() == 12 * 2 * (6 + 2 * padding) * (5 + 2 * padding)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor
 
-from partialsgd.lab.recipes.images.data import Part, mean_and_deviation, read_cifar, read_digits, split_off_validation
+from partialsgd.lab.recipes.images.data import Part, Standardise, read_cifar, read_digits, split_off_validation
 from partialsgd.lab.training.batch_plan import permutation
 from tests.lab.recipes.images.made import NAMES, records, write
 
@@ -19,53 +18,10 @@ def numbered(count: int) -> Part:
     return Part(torch.zeros(count, 1, 1, 1, dtype=torch.uint8), torch.arange(count))
 
 
-def test_the_papers_split_has_45_000_and_5_000_images() -> None:
-    train, valid = split_off_validation(numbered(50_000), 0.1, seed=0)
-    assert (len(train), len(valid)) == (45_000, 5_000)
-    assert torch.cat([train.labels, valid.labels]).sort().values.equal(torch.arange(50_000))
-
-
-def test_validation_is_drawn_by_the_seed_alone() -> None:
-    first, again, other = (split_off_validation(numbered(100), 0.3, seed)[1].labels for seed in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first.sort().values, other.sort().values)
-    assert not torch.equal(first.sort().values, torch.arange(70, 100)), "not simply the last ones"
-
-
-def test_a_limit_takes_some_of_all_and_validation_from_these() -> None:
-    train, valid = split_off_validation(numbered(1000), 0.25, 0, limit=40)
-    assert (len(train), len(valid)) == (30, 10)
-    assert len(set(torch.cat([train.labels, valid.labels]).tolist())) == 40
-    assert int(train.labels.max()) > 500
-    assert len(split_off_validation(numbered(10), 0.2, 0, limit=99)[0]) == 8
-
-
 @pytest.mark.parametrize(("count", "share", "held"), [(4, 0.1, 0), (4, 0.7, 3)])
 def test_a_split_that_leaves_nothing_is_refused(count: int, share: float, held: int) -> None:
     with pytest.raises(ValueError, match=rf"valid_share {share} of {count} training images is {held}; at least one"):
         split_off_validation(numbered(count), share, 0)
-
-
-def bytes_of(shape: tuple[int, ...]) -> Tensor:
-    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-
-def test_mean_and_deviation_are_those_of_all_pixels_of_a_channel() -> None:
-    images = bytes_of((2100, 3, 4, 5))  # more than are summed at once
-    mean, deviation = mean_and_deviation(images)
-    assert mean.shape == deviation.shape == (1, 3, 1, 1)
-    torch.testing.assert_close(mean.flatten(), images.double().mean((0, 2, 3)).float())
-    torch.testing.assert_close(deviation.flatten(), images.double().std((0, 2, 3), correction=0).float())
-
-
-def test_they_are_the_same_to_the_bit_in_any_order() -> None:
-    images = bytes_of((2100, 3, 4, 5))
-    for a, b in zip(mean_and_deviation(images), mean_and_deviation(images.flip(0)), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_a_channel_that_is_everywhere_the_same_is_only_shifted() -> None:
-    mean, deviation = mean_and_deviation(torch.full((3, 1, 2, 2), 7, dtype=torch.uint8))
-    assert (float(mean), float(deviation)) == (7.0, 1.0)
 
 
 def test_all_images_are_there_once_as_they_come() -> None:
@@ -112,11 +68,7 @@ def test_the_folder_around_it_is_as_good_and_names_come_from_the_file(tmp_path: 
     assert list(data.names) == NAMES
     (inside / "batches.meta.txt").unlink()
     assert read_cifar(inside, 0.2, 0).names == tuple("0123456789")
-
-
-def test_a_limit_is_passed_on(tmp_path: Path) -> None:
-    data = read_cifar(write(tmp_path, {1: 20}), 0.5, 0, limit=10)
-    assert (len(data.train), len(data.valid), len(data.test)) == (5, 5, 20)
+    assert len(read_cifar(inside, 0.5, 0, limit=6).train) == 3
 
 
 @pytest.mark.parametrize("name", ["data_batch_1.bin", "test_batch.bin"])
@@ -138,26 +90,48 @@ def test_a_label_out_of_range_is_named_with_its_image(tmp_path: Path, name: str)
         read_cifar(tmp_path, 0.2, 0)
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder; give the one with data_batch_1\.bin"):
-        read_cifar(tmp_path / "nowhere", 0.2, 0)
-    with pytest.raises(FileNotFoundError, match=r"has no data_batch_\*.bin; give --data the folder with the binary"):
-        read_cifar(tmp_path, 0.2, 0)
-    write(tmp_path, {1: 10})
-    (tmp_path / "test_batch.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=r"test_batch.bin is missing"):
-        read_cifar(tmp_path, 0.2, 0)
-
-
-def test_the_python_version_is_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "data_batch_1").write_bytes(b"pickled")
-    with pytest.raises(FileNotFoundError, match="CIFAR-10's Python version, which is pickled and therefore not read"):
-        read_cifar(tmp_path, 0.2, 0)
-
-
 @pytest.mark.parametrize("names", ["cat\ndog\n", "\n".join(["cat", "cat", *NAMES[2:]])])
 def test_names_must_be_ten(tmp_path: Path, names: str) -> None:
     write(tmp_path, {1: 10})
     (tmp_path / "batches.meta.txt").write_text(names)
     with pytest.raises(ValueError, match=r"batches.meta.txt must name 10 classes, one a line; it names [28]"):
         read_cifar(tmp_path, 0.2, 0)
+
+
+def test_validation_is_drawn_by_the_seed_from_all_images_or_from_a_limit() -> None:
+    train, valid = split_off_validation(numbered(50_000), 0.1, seed=0)
+    assert (len(train), len(valid)) == (45_000, 5_000), "the paper's"
+    assert torch.cat([train.labels, valid.labels]).sort().values.equal(torch.arange(50_000))
+    first, again, other = (split_off_validation(numbered(100), 0.3, seed)[1].labels for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first.sort().values, other.sort().values)
+    assert not torch.equal(first.sort().values, torch.arange(70, 100)), "not simply the last ones"
+    train, valid = split_off_validation(numbered(1000), 0.25, 0, limit=40)
+    assert (len(train), len(valid)) == (30, 10) and int(train.labels.max()) > 500
+    assert len(set(torch.cat([train.labels, valid.labels]).tolist())) == 40
+    assert len(split_off_validation(numbered(10), 0.2, 0, limit=99)[0]) == 8
+
+
+def test_images_are_standardised_by_all_pixels_of_a_channel_to_the_bit_in_any_order() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (2100, 3, 4, 5), dtype=torch.uint8, generator=generator)  # more than are summed at once
+    standard, again = Standardise(images), Standardise(images.flip(0))
+    torch.testing.assert_close(standard.mean.flatten(), images.double().mean((0, 2, 3)).float())
+    deviation = images.double().std((0, 2, 3), correction=0).float()
+    torch.testing.assert_close(standard.factor.flatten(), 1 / deviation)
+    assert torch.equal(standard.mean, again.mean) and torch.equal(standard.factor, again.factor)
+    constant = Standardise(torch.full((3, 1, 2, 2), 7, dtype=torch.uint8))
+    assert (float(constant.mean), float(constant.factor)) == (7.0, 1.0), "a constant channel is only shifted"
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    def refused(folder: Path, message: str) -> None:
+        with pytest.raises(FileNotFoundError, match=message):
+            read_cifar(folder, 0.2, 0)
+
+    refused(tmp_path / "nowhere", r"nowhere is not a folder; give the one with data_batch_1\.bin")
+    refused(tmp_path, r"has no data_batch_\*.bin; give --data the folder with the binary")
+    (tmp_path / "data_batch_1").write_bytes(b"pickled")
+    refused(tmp_path, "CIFAR-10's Python version, which is pickled and therefore not read")
+    write(tmp_path, {1: 10})
+    (tmp_path / "test_batch.bin").unlink()
+    refused(tmp_path, r"test_batch.bin is missing")

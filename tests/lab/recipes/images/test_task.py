@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import partialsgd as ps
@@ -57,6 +57,7 @@ def test_building_twice_gives_the_same_weights_and_batches_and_another_seed_othe
     ("changes", "levels"),
     [
         ({}, ("core", "full")),
+        ({"norms": "shared"}, ("core", "full")),
         ({"ratio": ("1/2", "1/4")}, ("1/4", "1/2", "full")),
         ({"nest": "low-rank", "ratio": ("1/4",)}, ("core", "full")),
         ({"nest": "depth"}, ("core", "full")),
@@ -71,7 +72,10 @@ def test_every_kind_of_family_trains_scores_and_comes_out(changes: dict[str, Any
     task = build(settings(**changes))
     assert task.network.levels == levels
     is_bare = changes.get("norms") == "none"
-    assert is_bare != any(isinstance(module, nn.BatchNorm2d) for module in task.network.modules())
+    assert is_bare != any("running_mean" in name for name, _ in task.network.named_buffers())
+    has_own = any(name.startswith("model.bn1.core") for name in task.network.state_dict())
+    assert has_own or changes, "norms are separate"
+    assert not has_own or changes.get("norms") != "shared"
     steps(task, "alternating", 2 * len(levels))
     assert all(p.isfinite().all() for p in task.network.parameters())
     evaluations = {level: task.quick_eval(level) for level in levels}
@@ -84,12 +88,6 @@ def test_every_kind_of_family_trains_scores_and_comes_out(changes: dict[str, Any
     ]
     assert sizes == sorted(sizes) and len(set(sizes)) == len(levels)
     json.dumps(task.extras(ps.methods.plain()), allow_nan=False)
-
-
-def test_norms_are_separate_unless_they_are_asked_to_be_shared() -> None:
-    separate, shared = (build(settings(norms=norms)).network for norms in ("separate", "shared"))
-    assert separate.get_submodule("model.bn1.core") is not None
-    assert not any(name.startswith("model.bn1.core") for name in shared.state_dict())
 
 
 @pytest.mark.parametrize("norms", ["none", "separate"])
@@ -142,107 +140,11 @@ def test_a_teacher_takes_the_place_of_the_labels() -> None:
         assert all(step.loss.isfinite() for step in steps(task, method, 2))
 
 
-def test_a_core_step_moves_the_core_alone() -> None:
-    task = build(settings())
-    inside = {id(p) for p in task.network.parameters(level="core")}
-    before = {name: p.detach().clone() for name, p in task.network.named_parameters()}
-    steps(task, "only('core')", 1)
-    for name, p in task.network.named_parameters():
-        assert torch.equal(p, before[name]) == (id(p) not in inside), name
-
-
-def test_sgd_decays_every_parameter() -> None:
-    task = build(settings(lr=0.3, weight_decay=0.01))
-    (optimizer,) = task.optimizers
-    (group,) = optimizer.param_groups
-    assert {id(p) for p in group["params"]} == {id(p) for p in task.network.parameters()}
-    assert (group["lr"], group["momentum"], group["weight_decay"], group["nesterov"]) == (0.3, 0.9, 0.01, False)
-
-
-def test_the_rate_is_half_a_cosine_after_the_warm_up() -> None:
-    task = build(settings())
-    assert [task.learning_rate(t, 8) for t in (0, 4, 8)] == pytest.approx([1, 0.5, 0])
-    warm = build(settings(warm_up=4))
-    assert [warm.learning_rate(t, 8) for t in (0, 3, 4, 6)] == pytest.approx([0.2, 0.8, 1, 0.5])
-
-
-def test_scores_say_the_accuracy_of_each_class_of_the_split() -> None:
-    task = build(settings())
-    steps(task, "alternating", 4)
-    for split, part in (("valid", task.data.valid), ("test", task.data.test)):
-        found = task.scores("core", cast(Any, split))
-        counts = torch.bincount(part.labels, minlength=10).tolist()
-        by_class = {name: found[f"accuracy/{name}"] for name, count in zip("0123456789", counts, strict=True) if count}
-        mean = sum(by_class[str(k)] * counts[k] for k in range(10) if counts[k]) / len(part)
-        assert found["accuracy"] == pytest.approx(mean)
-    assert task.quick_eval("core") == {name: task.scores("core", "valid")[name] for name in ("loss", "accuracy")}
-
-
-def test_extras_agree_with_the_scores() -> None:
-    task = build(settings())
-    steps(task, "alternating", 6)
-    extras = task.extras(ps.methods.slimmable())
-    everyone = extras["core and full on the test images"][0]
-    tested = len(task.data.test)
-    core, full = (task.scores(level, "test")["accuracy"] * tested for level in ("core", "full"))
-    assert everyone["both right"] + everyone["only core right"] == pytest.approx(core)
-    assert everyone["both right"] + everyone["only full right"] == pytest.approx(full)
-    assert sum(v for v in everyone.values() if isinstance(v, int)) == tested
-    rows = extras["training FLOPs"]
-    assert rows[2]["torch"] == rows[0]["torch"] + rows[1]["torch"], "slimmable runs both on every batch"
-    batches = [task.batches.make(0, index) for index in range(len(task.batches))]
-    assert rows[0]["torch"] == sum(task.flops("core", batch) for batch in batches)
-
-
-def test_the_latency_is_of_one_image_through_a_level_taken_out() -> None:
-    task = build(settings())
-    steps(task, "plain", 1)
-    plain = task.network.extract("full", example=task.example())
-    shapes = []
-    plain.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
-    assert 0 < task.latency(plain) < 1
-    assert set(shapes) == {(1, 1, 8, 8)}
-
-
-def test_cifar_in_a_folder(tmp_path: Path) -> None:
-    write(tmp_path, {1: 30})
-    task = build(replace(PRESETS["cifar10"], data=str(tmp_path), width=2, batch=9))
-    assert len(task.batches) == 3 and list(task.data.names) == NAMES
-    images, labels = task.batches.make(0, 0)
-    assert images.shape == (9, 3, 32, 32) and labels.shape == (9,)
-    steps(task, "alternating", 2)
-    assert "accuracy/cat" in task.scores("full", "test")
-
-
-@pytest.mark.parametrize("preset", ["narrow", "cifar10"])
-def test_a_preset_for_cifar_asks_for_its_files(preset: str) -> None:
-    with pytest.raises(ValueError, match=f"the preset '{preset}' is for CIFAR-10; give --data"):
-        build(PRESETS[preset])
-
-
 @pytest.mark.slow
 def test_both_levels_learn_the_digits_in_the_default_training() -> None:
     task = build(Images())
     steps(task, "alternating", Images().epochs * len(task.batches), lr=Images().lr)
     assert min(task.scores(level, "test")["accuracy"] for level in task.network.levels) > 0.97
-
-
-def test_presets_know_their_names_and_the_default_is_the_first() -> None:
-    assert tuple(PRESETS) == get_args(Preset)
-    assert all(settings.preset == name for name, settings in PRESETS.items())
-    assert PRESETS["digits"] == Images() and Images().data is None
-
-
-def test_the_preset_cifar10_is_the_papers_with_what_is_usual_where_it_is_silent() -> None:
-    s = PRESETS["cifar10"]
-    assert (s.network, s.width, s.nest, s.ratio, s.norms) == ("resnet18", 64, "width", ("1/2",), "separate")
-    assert (s.momentum, s.weight_decay, s.valid_share) == (0.9, 5e-4, 0.1)
-    assert (s.lr, s.warm_up, s.epochs, s.batch, s.crop, s.flip, s.limit) == (0.1, 0, 200, 128, 4, True, None)
-
-
-def test_a_preset_is_changed_by_name() -> None:
-    changed = replace(PRESETS["narrow"], lr=0.2)
-    assert (changed.preset, changed.lr, changed.width, changed.limit) == ("narrow", 0.2, 16, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -267,10 +169,6 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
         Images(**change)
 
 
-def test_one_network_by_itself_needs_no_ratio() -> None:
-    assert Images(nest="none", ratio=()).ratio == ()
-
-
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
 CLASSES = ("cat", "dog", "frog", "ship")
 
@@ -278,19 +176,6 @@ CLASSES = ("cat", "dog", "frog", "ship")
 def saying(*classes: int) -> Tensor:
     """Outputs whose largest is that of these classes."""
     return 3.0 * F.one_hot(torch.tensor(classes), len(CLASSES))
-
-
-def test_loss_and_accuracy_are_means_over_the_images() -> None:
-    said = saying(0, 1, 0, 1, 1, 3)
-    found = scores.loss_and_accuracy(said, LABELS)
-    assert found["accuracy"] == pytest.approx(4 / 6)
-    each = [-F.log_softmax(row.double(), 0)[label].item() for row, label in zip(said, LABELS, strict=True)]
-    assert found["loss"] == pytest.approx(sum(each) / 6)
-
-
-def test_a_class_without_images_has_no_accuracy() -> None:
-    found = scores.accuracy_by_class(saying(0, 1, 0, 1, 1, 3), LABELS, CLASSES)
-    assert found == {"accuracy/cat": pytest.approx(2 / 3), "accuracy/dog": 1.0, "accuracy/frog": 0.0}
 
 
 def test_disagreement_counts_who_is_right_in_all_and_by_class() -> None:
@@ -322,3 +207,81 @@ def test_outputs_are_those_of_the_level_in_evaluation_and_nothing_moves() -> Non
         torch.testing.assert_close(found, network.extract(level).eval()(standard(images)), rtol=1e-4, atol=1e-5)
     assert [module.training for module in network.modules()] == modes and network.level == "full"
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
+
+
+def test_presets_have_their_names_and_cifar10_is_the_papers_with_what_is_usual_where_it_is_silent() -> None:
+    assert tuple(PRESETS) == get_args(Preset)
+    assert all(settings.preset == name for name, settings in PRESETS.items())
+    assert PRESETS["digits"] == Images() and Images().data is None and Images(nest="none", ratio=()).ratio == ()
+    s = PRESETS["cifar10"]
+    assert (s.network, s.width, s.nest, s.ratio, s.norms) == ("resnet18", 64, "width", ("1/2",), "separate")
+    assert (s.momentum, s.weight_decay, s.valid_share) == (0.9, 5e-4, 0.1)
+    assert (s.lr, s.warm_up, s.epochs, s.batch, s.crop, s.flip, s.limit) == (0.1, 0, 200, 128, 4, True, None)
+
+
+def test_loss_and_accuracy_are_means_over_the_images_and_a_class_without_images_has_none() -> None:
+    said = saying(0, 1, 0, 1, 1, 3)
+    found = scores.loss_and_accuracy(said, LABELS)
+    assert found["accuracy"] == pytest.approx(4 / 6)
+    each = [-F.log_softmax(row.double(), 0)[label].item() for row, label in zip(said, LABELS, strict=True)]
+    assert found["loss"] == pytest.approx(sum(each) / 6)
+    found = scores.accuracy_by_class(said, LABELS, CLASSES)
+    assert found == {"accuracy/cat": pytest.approx(2 / 3), "accuracy/dog": 1.0, "accuracy/frog": 0.0}
+
+
+def test_scores_are_those_of_each_split_and_class_and_extras_agree_with_them() -> None:
+    task = build(settings())
+    steps(task, "alternating", 6)
+    for split, part in (("valid", task.data.valid), ("test", task.data.test)):
+        found = task.scores("core", cast(Any, split))
+        counts = torch.bincount(part.labels, minlength=10).tolist()
+        mean = sum(found[f"accuracy/{k}"] * count for k, count in enumerate(counts) if count) / len(part)
+        assert found["accuracy"] == pytest.approx(mean)
+    assert task.quick_eval("core") == {name: task.scores("core", "valid")[name] for name in ("loss", "accuracy")}
+    extras = task.extras(ps.methods.slimmable())
+    everyone = extras["core and full on the test images"][0]
+    tested = len(task.data.test)
+    core, full = (task.scores(level, "test")["accuracy"] * tested for level in ("core", "full"))
+    assert everyone["both right"] + everyone["only core right"] == pytest.approx(core)
+    assert everyone["both right"] + everyone["only full right"] == pytest.approx(full)
+    assert sum(v for v in everyone.values() if isinstance(v, int)) == tested
+    rows = extras["training FLOPs"]
+    assert rows[2]["torch"] == rows[0]["torch"] + rows[1]["torch"], "slimmable runs both on every batch"
+    batches = [task.batches.make(0, index) for index in range(len(task.batches))]
+    assert rows[0]["torch"] == sum(task.flops("core", batch) for batch in batches)
+    plain = task.network.extract("full", example=task.example())
+    shapes = []
+    plain.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+    assert 0 < task.latency(plain) < 1 and set(shapes) == {(1, 1, 8, 8)}, "one image through a level taken out"
+
+
+def test_sgd_and_the_rate_are_those_of_the_settings() -> None:
+    task = build(settings(lr=0.3, weight_decay=0.01))
+    ((group,),) = (optimizer.param_groups for optimizer in task.optimizers)
+    assert {id(p) for p in group["params"]} == {id(p) for p in task.network.parameters()}, "all decay"
+    assert (group["lr"], group["momentum"], group["weight_decay"], group["nesterov"]) == (0.3, 0.9, 0.01, False)
+    assert [task.learning_rate(t, 8) for t in (0, 4, 8)] == pytest.approx([1, 0.5, 0])
+    warm = build(settings(warm_up=4))
+    assert [warm.learning_rate(t, 8) for t in (0, 3, 4, 6)] == pytest.approx([0.2, 0.8, 1, 0.5])
+
+
+def test_cifar_is_in_a_folder_which_its_presets_ask_for(tmp_path: Path) -> None:
+    write(tmp_path, {1: 30})
+    task = build(replace(PRESETS["cifar10"], data=str(tmp_path), width=2, batch=9))
+    assert len(task.batches) == 3 and list(task.data.names) == NAMES
+    images, labels = task.batches.make(0, 0)
+    assert images.shape == (9, 3, 32, 32) and labels.shape == (9,)
+    steps(task, "alternating", 2)
+    assert "accuracy/cat" in task.scores("full", "test")
+    for preset in ("narrow", "cifar10"):
+        with pytest.raises(ValueError, match=f"the preset '{preset}' is for CIFAR-10; give --data"):
+            build(PRESETS[preset])
+
+
+def test_a_core_step_moves_the_core_alone() -> None:
+    task = build(settings())
+    inside = {id(p) for p in task.network.parameters(level="core")}
+    before = {name: p.detach().clone() for name, p in task.network.named_parameters()}
+    steps(task, "only('core')", 1)
+    for name, p in task.network.named_parameters():
+        assert torch.equal(p, before[name]) == (id(p) not in inside), name

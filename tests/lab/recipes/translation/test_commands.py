@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,6 @@ def test_lines_are_translated_in_order_and_empty_ones_stay(run: Run) -> None:
     with task.network.at("core"):
         expected = [task.translate(task.network.model, [line])[0] for line in given]
     assert found == expected and found[1] == "" and len(set(found)) > 2
-
-
-def test_a_beam_of_one_is_another_search(run: Run) -> None:
-    lines = ["three days ago, in 5 minutes", "7.5 kilometers"]
-    assert translated(run, [lines], beam=1) != translated(run, [lines], beam=4)
 
 
 def test_the_corpus_is_not_needed_to_translate(tmp_path: Path) -> None:
@@ -83,26 +78,21 @@ def test_a_long_text_comes_in_pieces_and_keeps_every_line(tmp_path: Path) -> Non
     assert len(found) > 2 and [line for chunk in found for line in chunk] == lines
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"level": "tiny"}, "this run has no level 'tiny'"), ({"beam": 0}, "--beam must be at least 1, got 0")],
-)
-def test_wrong_options_are_refused(run: Run, options: Any, message: str) -> None:
-    with pytest.raises(WrongCall, match=message):
-        translated(run, [["a"]], **options)
-
-
-def test_a_run_of_another_recipe_is_refused(tmp_path: Path) -> None:
+def test_wrong_options_and_runs_of_other_recipes_are_refused(run: Run, tmp_path: Path) -> None:
+    lines = ["three days ago, in 5 minutes", "7.5 kilometers"]
+    assert translated(run, [lines], beam=1) != translated(run, [lines], beam=4), "a beam of one is another search"
+    with pytest.raises(WrongCall, match="this run has no level 'tiny'"):
+        translated(run, [["a"]], level="tiny")
+    with pytest.raises(WrongCall, match="--beam must be at least 1, got 0"):
+        translated(run, [["a"]], beam=0)
     with pytest.raises(WrongCall, match="is a run of the recipe images; only runs of translation can translate"):
         translated(Run.new(RECIPES["images"](out=str(tmp_path / "images"))), [["a"]])
 
 
-GiveInput = Callable[[bytes], list[Translate]]
-
-
-@pytest.fixture
-def give_input(monkeypatch: pytest.MonkeyPatch) -> Iterator[GiveInput]:
-    """Bytes for the standard input; the options of `translate` are recorded, and every line comes back in capitals."""
+def test_text_is_utf_8_whatever_the_terminal_says(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every line comes back in capitals here."""
     calls: list[Translate] = []
 
     def translate(options: Translate, run: Run, chunks: Iterable[list[str]]) -> Iterator[str]:
@@ -110,44 +100,18 @@ def give_input(monkeypatch: pytest.MonkeyPatch) -> Iterator[GiveInput]:
         for chunk in chunks:
             yield from (line.upper() for line in chunk)
 
-    def give(data: bytes) -> list[Translate]:
+    def answer(data: bytes) -> tuple[int, bytes]:
         read, write = os.pipe()
         os.write(write, data)
         os.close(write)
-        streams.append(os.fdopen(read, encoding="ascii"))
-        monkeypatch.setattr(sys, "stdin", streams[-1])
-        return calls
+        written = io.BytesIO()
+        with os.fdopen(read, encoding="ascii") as stdin, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", stdin)
+            patch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+            return main(["translate", str(run.path)]), written.getvalue()
 
-    streams: list[Any] = []
     monkeypatch.setattr(commands, "translate_lines", translate)
-    yield give
-    for stream in streams:
-        stream.close()
-
-
-def test_translate_is_a_line_in_and_a_line_out_by_the_full_level(
-    give_input: GiveInput, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls = give_input(b"one\n\ntwo")
-    assert main(["translate", str(run.path)]) == 0
-    assert capsys.readouterr() == ("ONE\n\nTWO\n", "")
+    assert answer("one\n\nfünf".encode()) == (0, "ONE\n\nFÜNF\n".encode())
     assert calls == [Translate(run=run.path, level="full", beam=None, checkpoint="best")]
-
-
-def test_text_is_utf_8_whatever_the_terminal_says(
-    give_input: GiveInput, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_input("fünf\n".encode())
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    assert main(["translate", str(run.path)]) == 0
-    assert written.getvalue() == "FÜNF\n".encode()
-
-
-def test_input_that_is_not_utf_8_is_refused(
-    give_input: GiveInput, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    give_input("fünf\n".encode("latin-1"))
-    assert main(["translate", str(run.path)]) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("partialsgd: the standard input is not UTF-8: ")
+    assert answer("fünf\n".encode("latin-1")) == (1, b"")
+    assert capsys.readouterr().err.startswith("partialsgd: the standard input is not UTF-8: ")

@@ -30,7 +30,7 @@ PAIRS = [([5, 6, 7, 1], [8, 9, 1]), ([5, 1], [9, 10, 11, 12, 1]), ([7, 8, 1], [3
 
 
 def batch() -> TokenBatch:
-    ((_, made),) = in_order(PAIRS, 1000)
+    (made,) = in_order(PAIRS, 1000)
     return made
 
 
@@ -53,29 +53,6 @@ def test_distilled_is_the_sum_over_real_tokens() -> None:
     logits, teacher = torch.randn(2, *labels.shape, VOCABULARY, dtype=torch.float64)
     expected = sum(soft_cross_entropy(logits[i, j], teacher[i, j]) for i, j in (labels != -100).nonzero().tolist())
     torch.testing.assert_close(losses.distillation(logits, teacher, labels), expected)
-
-
-def test_likelihood_is_the_mean_over_tokens_whatever_the_batches() -> None:
-    network = family().train()
-    one, each = [batch()], [made for _, made in in_order(PAIRS, 5)]
-    assert len(each) == 3
-    numbers = losses.likelihood(network.model, one)
-    assert numbers["loss"] == pytest.approx(losses.likelihood(network.model, each)["loss"], rel=1e-5)
-    assert numbers["perplexity"] == pytest.approx(math.exp(numbers["loss"]))
-    network.eval()
-    logits = losses.run(network, batch()).logits
-    assert numbers["loss"] == pytest.approx(
-        float(losses.cross_entropy(logits, batch()["labels"]).detach()) / 10, rel=1e-5
-    )
-
-
-def test_likelihood_leaves_modes_gradients_and_noise_as_they_were() -> None:
-    network = family().train()
-    network.model.get_submodule("model.encoder.layers.0").eval()
-    modes, noise = [m.training for m in network.modules()], torch.get_rng_state()
-    losses.likelihood(network.model, [batch()])
-    assert [m.training for m in network.modules()] == modes and torch.equal(torch.get_rng_state(), noise)
-    assert all(p.grad is None for p in network.parameters())
 
 
 pytestmark = pytest.mark.usefixtures("toy")  # which leaves no state of accelerate behind
@@ -119,49 +96,6 @@ def test_the_loss_is_that_of_the_labels_and_of_the_teachers_probabilities(run: R
                 target = (1 - weight) * target + weight * answers[row, place]
                 expected -= float((target * logs[row, place]).sum())
     assert list(loss_of(task, ps.methods.plain()).values()) == pytest.approx([expected], rel=1e-4)
-
-
-def test_a_method_that_distills_goes_on_distilling_beside_it(run: Run) -> None:
-    """The teacher takes its share of whatever loss there is: here of the core's, which learns from the full level."""
-
-    def core_loss(**changes: Any) -> float:
-        task = build(told(run, **changes))
-        return loss_of(task, ps.methods.slimmable(distill=True))["core"]
-
-    inside, outside = core_loss(teacher=None), core_loss(teacher_weight=1.0)
-    assert core_loss(teacher_weight=0.25) == pytest.approx(0.75 * inside + 0.25 * outside, rel=1e-5)
-
-
-def test_a_teacher_is_asked_in_evaluation_mode_without_gradient_or_noise() -> None:
-    network: Any = family(nest="none", dropout=0.5).model.train()
-    teacher = losses.Teacher(network, 1.0)
-    batch = {"input_ids": torch.tensor([[5, 6, 1]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
-    batch |= {"decoder_input_ids": torch.tensor([[1, 7]]), "labels": torch.tensor([[7, 1]])}
-    logits = torch.randn(1, 2, 60, requires_grad=True)
-    noise = torch.get_rng_state()
-    asked: list[bool] = []
-    network.register_forward_hook(lambda *_: asked.append(torch.is_grad_enabled()))
-    one, two = (teacher.mix(torch.zeros(()), logits, batch) for _ in range(2))
-    assert asked == [False, False]
-    assert torch.equal(one, two) and torch.equal(torch.get_rng_state(), noise)
-    one.backward()
-    assert logits.grad is not None and all(p.grad is None for p in network.parameters())
-
-
-def test_the_teachers_forward_pass_is_work_of_the_training(run: Run) -> None:
-    task: Any = build(told(run))
-    batch = task.batches.make(0, 0)
-    teacher = ps.export.load(run.best).extract("full").eval()
-    forward = flops.count(teacher, **{name: batch[name] for name in losses.INPUTS}, use_cache=False).forward
-    shape = (*batch["input_ids"].shape, batch["decoder_input_ids"].shape[1])
-    for level in ("core", "full"):
-        assert task.flops(level, batch) == TranslationFlops(task.network)(level, shape) + forward
-
-
-def test_a_teacher_reads_sentences_as_long_as_its_pupil(run: Run) -> None:
-    with pytest.raises(ValueError, match=r"--teacher: .*whole has longest 40, which is less than this .* 41"):
-        build(told(run, longest=41))
-    build(told(run, longest=39))
 
 
 def state(run: Run) -> dict[str, Any]:
@@ -212,3 +146,56 @@ def test_another_teacher_is_refused_on_resume(run: Run, tmp_path: Path) -> None:
     other.write_json("summary.json", {})
     with pytest.raises(ValueError, match=r"the weights of the teacher are not those that .*run started with; restore"):
         loop.resume(begun, show=False)
+
+
+def test_likelihood_is_the_mean_over_tokens_whatever_the_batches_and_leaves_no_trace() -> None:
+    network = family().train()
+    network.model.get_submodule("model.encoder.layers.0").eval()
+    modes, noise = [m.training for m in network.modules()], torch.get_rng_state()
+    one, each = [batch()], list(in_order(PAIRS, 5))
+    assert len(each) == 3
+    numbers = losses.likelihood(network.model, one)
+    assert numbers["loss"] == pytest.approx(losses.likelihood(network.model, each)["loss"], rel=1e-5)
+    assert numbers["perplexity"] == pytest.approx(math.exp(numbers["loss"]))
+    assert [m.training for m in network.modules()] == modes and torch.equal(torch.get_rng_state(), noise)
+    assert all(p.grad is None for p in network.parameters())
+    logits = losses.run(network.eval(), batch()).logits.detach()
+    assert numbers["loss"] == pytest.approx(float(losses.cross_entropy(logits, batch()["labels"])) / 10, rel=1e-5)
+
+
+def test_a_method_that_distills_goes_on_distilling_beside_it(run: Run) -> None:
+    """The teacher takes its share of whatever loss there is: here of the core's, which learns from the full level."""
+
+    def core_loss(**changes: Any) -> float:
+        return loss_of(build(told(run, **changes)), ps.methods.slimmable(distill=True))["core"]
+
+    inside, outside = core_loss(teacher=None), core_loss(teacher_weight=1.0)
+    assert core_loss(teacher_weight=0.25) == pytest.approx(0.75 * inside + 0.25 * outside, rel=1e-5)
+
+
+def test_a_teacher_is_asked_in_evaluation_mode_without_gradient_or_noise() -> None:
+    network: Any = family(nest="none", dropout=0.5).model.train()
+    teacher, pairs = losses.Teacher(network, 1.0), batch()
+    logits = torch.randn(*pairs["labels"].shape, VOCABULARY, requires_grad=True)
+    noise = torch.get_rng_state()
+    asked: list[bool] = []
+    network.register_forward_hook(lambda *_: asked.append(torch.is_grad_enabled()))
+    one, two = (teacher.mix(torch.zeros(()), logits, pairs) for _ in range(2))
+    assert asked == [False, False]
+    assert torch.equal(one, two) and torch.equal(torch.get_rng_state(), noise)
+    one.backward()
+    assert logits.grad is not None and all(p.grad is None for p in network.parameters())
+
+
+def test_the_teachers_forward_pass_is_counted_and_it_reads_sentences_as_long_as_its_pupil(
+    run: Run,
+) -> None:
+    task: Any = build(told(run, longest=39))
+    batch = task.batches.make(0, 0)
+    teacher = ps.export.load(run.best).extract("full").eval()
+    forward = flops.count(teacher, **{name: batch[name] for name in losses.INPUTS}, use_cache=False).forward
+    shape = (*batch["input_ids"].shape, batch["decoder_input_ids"].shape[1])
+    for level in ("core", "full"):
+        assert task.flops(level, batch) == TranslationFlops(task.network)(level, shape) + forward
+    with pytest.raises(ValueError, match=r"--teacher: .*whole has longest 40, which is less than this .* 41"):
+        build(told(run, longest=41))

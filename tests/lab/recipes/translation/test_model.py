@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,29 +38,10 @@ def expected_parameters(told: Translation, vocabulary: int) -> int:
 def test_the_papers_networks_have_the_parameters_of_fairseqs(preset: str, vocabulary: int, millions: float) -> None:
     told = PRESETS[preset]
     with torch.device("meta"):
-        network = model._marian(told, vocabulary)
+        network = model.marian(told, vocabulary)
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert trained == expected_parameters(told, vocabulary)
     assert round(trained / 1e6, 1) == millions
-
-
-@pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_the_decoder_reads_and_writes_with_one_table_if_told_and_the_encoder_has_its_own(norm: str, tie: bool) -> None:
-    network = built(settings(norm=norm, tie=tie))
-    encoder, decoder = network.model.encoder.embed_tokens.weight, network.model.decoder.embed_tokens.weight
-    assert (network.lm_head.weight is decoder) == tie
-    assert encoder is not decoder and encoder is not network.lm_head.weight
-    tables = {id(p) for p in network.parameters() if p.shape == (VOCABULARY, 32)}
-    assert len(tables) == (2 if tie else 3)  # none is left over that nobody reads
-    assert network.get_input_embeddings().weight is encoder
-
-
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_every_trained_parameter_gets_a_gradient(norm: str) -> None:
-    network = built(settings(norm=norm, tie=False))
-    network(**inputs()).logits.square().sum().backward()
-    assert [name for name, p in network.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -87,14 +67,6 @@ def test_the_classes_normalise_where_they_should() -> None:
         layer, x = network.model.encoder.layers[0], torch.randn(2, 5, 32) + 3
         means[norm] = float(layer(x, None).detach().mean(-1).abs().max())
     assert means["post"] < 1e-5 < 1 < means["pre"]
-
-
-def test_marians_positions_are_sinusoids_that_nobody_trains() -> None:
-    positions = built(settings()).model.encoder.embed_positions.weight
-    place, pairs = torch.arange(32, dtype=torch.float64)[:, None], torch.arange(16, dtype=torch.float64)
-    angles = place / 10_000 ** (2 * pairs / 32)
-    torch.testing.assert_close(positions.double(), torch.cat([angles.sin(), angles.cos()], 1), rtol=0, atol=1e-5)
-    assert not positions.requires_grad
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -158,39 +130,8 @@ def test_a_family_is_saved_and_loaded_and_its_whole_is_the_class_again(tmp_path:
     assert type(whole) is type(nested.model) and set(whole.state_dict()) == keys and _size(whole) < _size(nested)
 
 
-@pytest.mark.parametrize(("norm", "level"), [("post", "full"), ("pre", "full"), ("pre", "core")])
-def test_from_pretrained_reads_it(tmp_path: Path, norm: str, level: str) -> None:
-    nested = family(norm=norm, nest="depth", ratio=("1/2",)).eval()
-    export.export(nested, level, tmp_path / "level", format="transformers", example=inputs())
-    back = type(nested.model).from_pretrained(tmp_path / "level").eval()
-    with nested.at(level):
-        torch.testing.assert_close(back(**inputs()).logits, nested(**inputs()).logits)
-    assert back.config.encoder_layers == (2 if level == "full" else 1)
-    assert back.generation_config.num_beams == 5
-
-
 def _size(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
-
-
-def test_a_copy_keeps_the_ties() -> None:
-    twin: Any = copy.deepcopy(family(norm="pre", tie=True)).model
-    assert twin.lm_head.weight is twin.model.decoder.embed_tokens.weight
-
-
-def test_positions_reach_as_far_as_the_longest_sentence() -> None:
-    network = built(settings(longest=7))
-    network(**inputs(2, 7, 7))
-    assert network.generation_config.max_length == 7 + 1  # with the start
-    with pytest.raises(IndexError):
-        network(**inputs(2, 8, 7))
-
-
-def test_the_search_is_told_in_the_generation_config() -> None:
-    config = built(replace(PRESETS["laptop"], beam=3, lenpen=0.6, d_model=16, heads=2)).generation_config
-    assert (config.num_beams, config.length_penalty, config.early_stopping) == (3, 0.6, True)
-    assert (config.pad_token_id, config.eos_token_id, config.decoder_start_token_id) == (0, 1, 1)
-    assert config.forced_eos_token_id is None and config.forced_bos_token_id is None
 
 
 # A layer of 32 × 32 makes W + VU from 17 places on, one of 32 × 48 from 20: both sides of each are here, on each side.
@@ -207,7 +148,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("told", FAMILIES.values(), ids=FAMILIES)
 def test_it_is_what_counting_gives(told: dict[str, Any]) -> None:
     nested = family(**told, layers=1 if told.get("nest") != "depth" else 2)
-    work, forward = TranslationFlops(nested), TranslationFlops(nested, "forward")
+    work, forward = TranslationFlops(nested.train()), TranslationFlops(nested, "forward")
+    noise = torch.get_rng_state()
     for level in nested.levels:
         for shape in SHAPES if level == "full" else SHAPES[-1:]:
             with nested.at(level):
@@ -215,12 +157,38 @@ def test_it_is_what_counting_gives(told: dict[str, Any]) -> None:
             assert work(level, shape) == counted.training, (level, shape)
             assert forward(level, shape) == counted.forward, (level, shape)
     assert all(work(level, (9, 9, 9)) < work("full", (9, 9, 9)) for level in nested.levels[:-1])
-
-
-def test_counting_leaves_the_network_and_the_noise_alone() -> None:
-    nested = family().train()
-    torch.manual_seed(3)
-    noise = torch.get_rng_state()
-    TranslationFlops(nested)("core", (2, 3, 4))
-    assert torch.equal(torch.get_rng_state(), noise)
     assert nested.level == "full" and nested.training and all(p.grad is None for p in nested.parameters())
+    assert torch.equal(torch.get_rng_state(), noise), "counting leaves the network and the noise alone"
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_decoder_reads_and_writes_with_one_table_if_told_and_the_encoder_has_its_own(norm: str, tie: bool) -> None:
+    network = built(settings(norm=norm, tie=tie))
+    encoder, decoder = network.model.encoder.embed_tokens.weight, network.model.decoder.embed_tokens.weight
+    assert (network.lm_head.weight is decoder) == tie
+    assert encoder is not decoder and encoder is not network.lm_head.weight
+    tables = {id(p) for p in network.parameters() if p.shape == (VOCABULARY, 32)}
+    assert len(tables) == (2 if tie else 3)  # none is left over that nobody reads
+    assert network.get_input_embeddings().weight is encoder
+    network(**inputs()).logits.square().sum().backward()
+    assert [name for name, p in network.named_parameters() if p.requires_grad and p.grad is None] == []
+    twin: Any = copy.deepcopy(family(norm=norm, tie=tie)).model
+    assert (twin.lm_head.weight is twin.model.decoder.embed_tokens.weight) == tie, "a copy keeps the ties"
+
+
+def test_marians_positions_are_sinusoids_that_reach_as_far_as_the_longest_sentence() -> None:
+    positions = built(settings()).model.encoder.embed_positions.weight
+    place, pairs = torch.arange(32, dtype=torch.float64)[:, None], torch.arange(16, dtype=torch.float64)
+    angles = place / 10_000 ** (2 * pairs / 32)
+    torch.testing.assert_close(positions.double(), torch.cat([angles.sin(), angles.cos()], 1), rtol=0, atol=1e-5)
+    assert not positions.requires_grad
+    network = built(settings(longest=7, beam=3, lenpen=0.6))
+    network(**inputs(2, 7, 7))
+    with pytest.raises(IndexError):
+        network(**inputs(2, 8, 7))
+    config = network.generation_config
+    assert config.max_length == 7 + 1  # with the start
+    assert (config.num_beams, config.length_penalty, config.early_stopping) == (3, 0.6, True)
+    assert (config.pad_token_id, config.eos_token_id, config.decoder_start_token_id) == (0, 1, 1)
+    assert config.forced_eos_token_id is None and config.forced_bos_token_id is None

@@ -20,12 +20,9 @@ PAPER: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_the_papers_presets_are_its_table(name: str) -> None:
-    assert tuple(getattr(PRESETS[preset], name) for preset in ("wmt17", "iwslt14")) == PAPER[name]
-
-
-def test_a_preset_says_its_own_name_and_the_first_is_the_default() -> None:
+def test_the_papers_presets_are_its_table_and_the_first_is_the_default() -> None:
+    for name, values in PAPER.items():
+        assert tuple(getattr(PRESETS[preset], name) for preset in ("wmt17", "iwslt14")) == values, name
     assert {name: settings.preset for name, settings in PRESETS.items()} == {name: name for name in PRESETS}
     assert PRESETS["laptop"] == Translation()
 

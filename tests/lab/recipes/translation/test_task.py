@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import partialsgd as ps
 from partialsgd.lab.recipes.translation import losses, model, scores
@@ -17,6 +16,7 @@ from partialsgd.lab.recipes.translation.task import TranslationTask, build, make
 from partialsgd.lab.runs import use_run
 from partialsgd.lab.runs.use_run import load_weights
 from partialsgd.lab.training import loop
+from partialsgd.logging import read
 from tests.lab.by_hand import steps_by_hand
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 
@@ -78,15 +78,6 @@ def test_a_level_taken_out_translates_alike_and_is_timed(
     assert trained.latency(plain) == pytest.approx(0.6)
 
 
-def test_the_loss_is_summed_and_smoothed() -> None:
-    made = task()
-    made.network.eval()
-    batch = made.batches.make(0, 0)
-    expected = losses.cross_entropy(losses.run(made.network, batch).logits, batch["labels"], 0.1).detach()
-    (step,) = train(made, 1, "plain")
-    torch.testing.assert_close(step.loss * made.batches.units(0, 0), expected)
-
-
 @pytest.mark.parametrize("method", ["alternating", "slimmable", "sandwich"])
 def test_smaller_levels_learn_from_the_whole_network_if_they_are_told_to(method: str) -> None:
     apart, taught = (
@@ -102,38 +93,6 @@ def test_smaller_levels_learn_from_the_whole_network_if_they_are_told_to(method:
     assert apart[1] != taught[1] and apart[1][0] == "core"
 
 
-def test_the_rate_is_fairseqs_inverse_root() -> None:
-    made = task(lr=7e-4, warm_up=4000, warmup_init_lr=1e-7, schedule="inverse-sqrt")
-    for update in (0, 1, 1999, 3999, 4000, 4001, 16_000):
-        step, decay = (7e-4 - 1e-7) / 4000, 7e-4 * 4000**0.5
-        expected = 1e-7 + update * step if update < 4000 else decay * update**-0.5
-        assert 7e-4 * made.learning_rate(update, 99_999) == pytest.approx(expected)
-
-
-def test_adam_is_told_what_the_settings_say_and_has_every_trained_parameter() -> None:
-    made = task(lr=3e-4, beta1=0.8, beta2=0.95, eps=1e-7, weight_decay=0.25)
-    (optimizer,) = made.optimizers
-    assert isinstance(optimizer, torch.optim.AdamW)
-    (group,) = optimizer.param_groups
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (3e-4, (0.8, 0.95), 1e-7, 0.25)
-    assert set(group["params"]) == {p for p in made.network.parameters() if p.requires_grad}
-    parameter = group["params"][0]
-    before = parameter.detach().clone()
-    parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    torch.testing.assert_close(parameter.detach(), before * (1 - 3e-4 * 0.25))  # decoupled
-
-
-def test_building_is_a_function_of_the_settings() -> None:
-    told = settings(layers=1)
-    one, two, other = build(told), build(told), build(settings(layers=1, seed=1))
-    assert one.corpus == two.corpus == other.corpus  # the seed of the training is not that of the phrases
-    assert _equal(one.network, two.network) and not _equal(one.network, other.network)
-    assert len(one.corpus.splits["train"]) == 40 and len(one.corpus.splits["valid"]) == 6
-    model: Any = one.network.model
-    assert model.config.vocab_size == one.tokenizer.get_vocab_size()
-
-
 def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(tmp_path: Path) -> None:
     for split, pairs in corpus().splits.items():
         long = [("one " * 40, "eins " * 40)] if split != "test" else []
@@ -144,10 +103,6 @@ def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(
     assert made.corpus.splits["test"][0] == tuple(reversed(corpus().splits["test"][0]))
     assert math.isfinite(made.quick_eval("core")["loss"])  # without the pair that is too long
     assert made.extras(ps.methods.plain())["notes"][-1] == "1 training pairs with more than 32 tokens are left out"
-
-
-def _equal(one: nn.Module, two: nn.Module) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
 TOLD: dict[str, Any] = {"dropout": 0.0, "max_steps": 8, "epochs": 8, "init": "matched", "threads": 1, "warm_up": 3}
@@ -185,7 +140,7 @@ def test_it_is_the_level_that_only_trains_inside_the_family(tmp_path: Path) -> N
     more = {**TOLD, "dropout": 0.1}
     alone = loop.train(settings(**more, alone="core", method="plain", out=str(tmp_path / "a")), show=False)
     inside = loop.train(settings(**more, method="only('core')", out=str(tmp_path / "b")), show=False)
-    first, second = ([line["loss"] for line in _lines(run)] for run in (alone, inside))
+    first, second = ([line["loss"] for line in read(run.metrics)] for run in (alone, inside))
     assert [loss["model"] for loss in first] == [loss["core"] for loss in second]
 
 
@@ -197,16 +152,40 @@ def test_bleu_along_the_training_is_of_the_first_validation_pairs_and_changes_no
     with_look, without = (
         loop.train(settings(**told, look_bleu=pairs, out=str(tmp_path / f"{pairs}")), show=False) for pairs in (4, 0)
     )
-    lines = _lines(with_look)
+    lines = read(with_look.metrics)
     looked = [line for line in lines if "valid/core/BLEU" in line]
     assert len(looked) == len([line for line in lines if "valid/core/loss" in line]) > 0
     for line in lines:
         for level in ("core", "full"):
             line.pop(f"valid/{level}/BLEU", None)
-    assert lines == _lines(without)
+    assert lines == read(without.metrics)
 
 
-def _lines(run: Any) -> list[dict[str, Any]]:
-    from partialsgd.logging import read
+def test_adam_and_its_rate_are_those_of_the_settings_and_have_every_trained_parameter() -> None:
+    made = task(lr=7e-4, beta1=0.8, beta2=0.95, eps=1e-7, weight_decay=0.25, schedule="inverse-sqrt")
+    (optimizer,) = made.optimizers
+    assert isinstance(optimizer, torch.optim.AdamW)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (7e-4, (0.8, 0.95), 1e-7, 0.25)
+    assert set(group["params"]) == {p for p in made.network.parameters() if p.requires_grad}
+    parameter = group["params"][0]
+    before = parameter.detach().clone()
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), before * (1 - 7e-4 * 0.25))  # decoupled
+    assert made.learning_rate(50, 99) == 50 / 200 and made.learning_rate(800, 999) == 0.5, "fairseq's inverse root"
 
-    return read(run.metrics)
+
+def test_building_is_a_function_of_the_settings_and_the_loss_is_summed_and_smoothed() -> None:
+    told = settings(layers=1)
+    one, two, other = build(told), build(told), build(settings(layers=1, seed=1))
+    assert one.corpus == two.corpus == other.corpus  # the seed of the training is not that of the phrases
+    first, same, different = (torch.cat([p.flatten() for p in each.network.parameters()]) for each in (one, two, other))
+    assert torch.equal(first, same) and not torch.equal(first, different)
+    assert len(one.corpus.splits["train"]) == 40 and len(one.corpus.splits["valid"]) == 6
+    model: Any = one.network.eval().model
+    assert model.config.vocab_size == one.tokenizer.get_vocab_size()
+    batch = one.batches.make(0, 0)
+    expected = losses.cross_entropy(losses.run(model, batch).logits, batch["labels"], 0.1).detach()
+    (step,) = train(one, 1, "plain")
+    torch.testing.assert_close(step.loss * one.batches.units(0, 0), expected)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,6 @@ def texts(corpus: Corpus, split: str = "train") -> list[str]:
     return [text for pair in corpus.splits[split] for text in pair]
 
 
-def test_special_tokens_have_fixed_numbers() -> None:
-    assert (PAD, EOS, UNK) == (0, 1, 2)
-    assert [TOKENIZER.id_to_token(number) for number in range(3)] == list(SPECIAL) == ["<pad>", "</s>", "<unk>"]
-    assert TOKENIZER.get_vocab_size() == SIZE
-
-
 @pytest.mark.parametrize("languages", [("en", "de"), ("ar", "ja")])
 def test_all_text_of_a_corpus_comes_back(languages: tuple[str, str]) -> None:
     corpus = phrases.generate(*languages, size=300, valid=50, test=50)
@@ -61,11 +56,6 @@ def test_any_text_comes_back(lines: list[str]) -> None:
     assert decode_all(TOKENIZER, ids) == lines
     for line in ids:
         assert line[-1] == EOS and not {PAD, EOS, UNK} & set(line[:-1])
-
-
-def test_padding_and_ends_have_no_text() -> None:
-    (line,) = encode_all(TOKENIZER, ["in 3 days"])
-    assert decode_all(TOKENIZER, [[EOS, *line, PAD, PAD], [EOS], []]) == ["in 3 days", "", ""]
 
 
 def test_words_become_few_tokens_and_each_digit_one() -> None:
@@ -90,61 +80,6 @@ def test_other_processes_make_the_same_corpus_and_tokenizer_with_other_hashes_th
         assert said.split() == [corpus_hash(CORPUS), files.sha256(TOKENIZER.to_str())]
 
 
-def test_a_small_corpus_has_a_smaller_vocabulary() -> None:
-    once = Corpus("en", "de", {"train": [("good day", "Tschüs")], "valid": [], "test": []})
-    assert train(once, 5000).get_vocab_size() == tokens.SMALLEST == 259  # what occurs once is not learnt
-    twice = Corpus("en", "de", {"train": [("good", "good")], "valid": [], "test": []})
-    assert train(twice, 5000).get_vocab_size() == 259 + 3
-    assert train(CORPUS, tokens.SMALLEST).get_vocab_size() == tokens.SMALLEST
-
-
-def test_only_the_training_text_is_learnt_from() -> None:
-    other = Corpus("en", "de", {**CORPUS.splits, "valid": [("zzzz zzzz", "zzzz")] * 999, "test": []})
-    assert train(other, SIZE).to_str() == TOKENIZER.to_str()
-
-
-@pytest.mark.parametrize("size", [258, 0, -1])
-def test_a_vocabulary_without_room_for_the_bytes_is_refused(size: int) -> None:
-    message = f"the size of the vocabulary must be a whole number of at least 259, got {size}"
-    with pytest.raises(ValueError, match=message):
-        train(CORPUS, size)
-
-
-def count_trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    calls: list[int] = []
-
-    def counted(corpus: Corpus, size: int) -> Tokenizer:
-        calls.append(size)
-        return train(corpus, size)
-
-    monkeypatch.setattr(tokens, "train", counted)
-    return calls
-
-
-def test_a_tokenizer_is_trained_once_for_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = count_trainings(monkeypatch)
-    first, second = (train_cached(CORPUS, SIZE, tmp_path) for _ in range(2))
-    assert first.to_str() == second.to_str() == TOKENIZER.to_str()
-    assert encode_all(second, ["a</s>"]) == encode_all(TOKENIZER, ["a</s>"])
-    assert len(calls) == 1
-    train_cached(Corpus("fr", "it", {"train": CORPUS.splits["train"], "valid": [], "test": []}), SIZE, tmp_path)
-    assert len(calls) == 1  # the training text decides, not what it is called
-
-
-def test_other_text_another_size_and_another_version_are_trained_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = count_trainings(monkeypatch)
-    train_cached(CORPUS, SIZE, tmp_path)
-    train_cached(CORPUS, SIZE + 1, tmp_path)
-    train_cached(Corpus("en", "de", {**CORPUS.splits, "train": CORPUS.splits["train"][1:]}), SIZE, tmp_path)
-    monkeypatch.setattr(tokens.tokenizers, "__version__", "99")
-    train_cached(CORPUS, SIZE, tmp_path)
-    monkeypatch.setattr(tokens, "_WORDS", r"\s+")
-    train_cached(CORPUS, SIZE, tmp_path)
-    assert len(calls) == 5 == len(list(tmp_path.iterdir()))
-
-
 def test_it_is_a_tokenizer_json_for_transformers(tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
@@ -163,7 +98,7 @@ def test_it_is_a_tokenizer_json_for_transformers(tmp_path: Path) -> None:
 def test_without_tokenizers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     monkeypatch.delitem(sys.modules, tokens.__name__)
-    with pytest.raises(ImportError, match=r"needs tokenizers: pip install partialsgd\[lab\]"):
+    with pytest.raises(ImportError, match=r"needs tokenizers: pip install .*\[lab\]"):
         importlib.import_module(tokens.__name__)
 
 
@@ -189,31 +124,6 @@ def test_a_damaged_or_truncated_file_is_made_anew(tmp_path: Path, damage: bytes 
     assert len(calls) == 2 and (tmp_path / "name").read_bytes() == whole
 
 
-def test_a_write_that_fails_leaves_nothing_and_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    calls, make = counted()
-    monkeypatch.setattr(files.os, "replace", full)
-    assert [tokens.cached_text("name", make, tmp_path) for _ in range(2)] == ["made\r\nonce\n"] * 2
-    assert len(calls) == 2 and not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    assert tokens.cached_text("name", counted()[1], tmp_path / "file") == "made\r\nonce\n"
-
-
-def test_an_interruption_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(files.os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        tokens.cached_text("name", counted()[1], tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_default_folder_is_where_caches_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
@@ -223,3 +133,62 @@ def test_the_default_folder_is_where_caches_are(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
         tokens.cached_text(f"{number}", counted()[1])
         assert (tmp_path / ".cache" / "partialsgd" / f"{number}").is_file()
+
+
+def test_special_tokens_have_fixed_numbers_and_no_text() -> None:
+    assert (PAD, EOS, UNK) == (0, 1, 2) and TOKENIZER.get_vocab_size() == SIZE
+    assert [TOKENIZER.id_to_token(number) for number in range(3)] == list(SPECIAL) == ["<pad>", "</s>", "<unk>"]
+    (line,) = encode_all(TOKENIZER, ["in 3 days"])
+    assert decode_all(TOKENIZER, [[EOS, *line, PAD, PAD], [EOS], []]) == ["in 3 days", "", ""]
+
+
+def test_a_vocabulary_is_learnt_from_the_training_text_alone_and_has_room_for_the_bytes() -> None:
+    once = Corpus("en", "de", {"train": [("good day", "Tschüs")], "valid": [], "test": []})
+    assert train(once, 5000).get_vocab_size() == tokens.SMALLEST == 259  # what occurs once is not learnt
+    twice = Corpus("en", "de", {"train": [("good", "good")], "valid": [], "test": []})
+    assert train(twice, 5000).get_vocab_size() == 259 + 3
+    other = Corpus("en", "de", {**CORPUS.splits, "valid": [("zzzz zzzz", "zzzz")] * 999, "test": []})
+    assert train(other, SIZE).to_str() == TOKENIZER.to_str()
+    for size in (258, 0, -1):
+        with pytest.raises(ValueError, match=f"vocabulary must be a whole number of at least 259, got {size}"):
+            train(CORPUS, size)
+
+
+def test_a_tokenizer_is_trained_once_for_its_text_size_and_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def counted(corpus: Corpus, size: int) -> Tokenizer:
+        calls.append(size)
+        return train(corpus, size)
+
+    monkeypatch.setattr(tokens, "train", counted)
+    first, second = (train_cached(CORPUS, SIZE, tmp_path) for _ in range(2))
+    assert first.to_str() == second.to_str() == TOKENIZER.to_str()
+    assert encode_all(second, ["a</s>"]) == encode_all(TOKENIZER, ["a</s>"])
+    train_cached(Corpus("fr", "it", {"train": CORPUS.splits["train"], "valid": [], "test": []}), SIZE, tmp_path)
+    assert len(calls) == 1  # the training text decides, not what it is called
+    train_cached(CORPUS, SIZE + 1, tmp_path)
+    train_cached(Corpus("en", "de", {**CORPUS.splits, "train": CORPUS.splits["train"][1:]}), SIZE, tmp_path)
+    monkeypatch.setattr(tokens.tokenizers, "__version__", "99")
+    train_cached(CORPUS, SIZE, tmp_path)
+    monkeypatch.setattr(tokens, "_WORDS", r"\s+")
+    train_cached(CORPUS, SIZE, tmp_path)
+    assert len(calls) == 5 == len(list(tmp_path.iterdir()))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_write_that_fails_or_is_interrupted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    calls, make = counted()
+    (tmp_path / "file").write_text("in the way of a folder")
+    assert tokens.cached_text("name", make, tmp_path / "file") == "made\r\nonce\n"
+    monkeypatch.setattr(files.os, "replace", fail)
+    with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
+        assert tokens.cached_text("name", make, tmp_path) == "made\r\nonce\n"
+    assert len(calls) == 2 and [file.name for file in tmp_path.iterdir()] == ["file"]

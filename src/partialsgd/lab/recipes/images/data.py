@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from partialsgd._util import randomness
+from partialsgd._util.extras import missing
 from partialsgd.lab.training.batch_plan import EvenSlices, permutation
 
 _DIGITS_TEST_SHARE = 0.2
@@ -63,23 +64,12 @@ def split_off_validation(part: Part, share: float, seed: int, limit: int | None 
     return part[order[:-held_out]], part[order[-held_out:]]
 
 
-def mean_and_deviation(images: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and deviation of each channel, from sums of integers, which are exact for any number of threads."""
-    count = images[:, 0].numel()
-    parts = torch.split(images, 1000)
-    sums, squares = (torch.stack([(part.int() ** k).sum((0, 2, 3)) for part in parts]).sum(0) for k in (1, 2))
-    mean = sums.double() / count
-    deviation = (squares.double() / count - mean**2).clamp(min=0).sqrt()
-    deviation[deviation == 0] = 1  # a constant channel
-    return mean.float().view(1, -1, 1, 1), deviation.float().view(1, -1, 1, 1)
-
-
 def read_digits(valid_share: float, seed: int, limit: int | None = None) -> Data:
     """scikit-learn's 1,797 handwritten digits of 8 × 8 pixels. The test images do not depend on the seed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("the digits come with scikit-learn: pip install partialsgd[lab]") from error
+        raise missing("the digits come with scikit-learn", "lab") from error
     images, labels = load_digits(return_X_y=True)
     digits = Part(torch.tensor(images, dtype=torch.uint8).view(-1, 1, 8, 8), torch.tensor(labels, dtype=torch.long))
     order = permutation(len(digits), "test")
@@ -90,7 +80,12 @@ def read_digits(valid_share: float, seed: int, limit: int | None = None) -> Data
 
 def read_cifar(folder: str | os.PathLike[str], valid_share: float, seed: int, limit: int | None = None) -> Data:
     """Read all training batches in the folder (one is enough), the test batch, and the class names if present."""
-    folder = _folder(Path(folder))
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--data {folder} is not a folder; give the one with data_batch_1.bin and {_TEST}")
+    has_files = any(folder.glob("data_batch_*.bin")) or (folder / _TEST).exists()
+    if not has_files and (folder / _SUBFOLDER).is_dir():
+        folder /= _SUBFOLDER
     training = sorted(folder.glob("data_batch_*.bin"), key=lambda path: (len(path.name), path.name))
     if not training:
         hint = "give --data the folder with the binary version of CIFAR-10"
@@ -103,13 +98,6 @@ def read_cifar(folder: str | os.PathLike[str], valid_share: float, seed: int, li
     images = Part(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
     train, valid = split_off_validation(images, valid_share, seed, limit)
     return Data(train, valid, read_cifar_batch(folder / _TEST), _names(folder / _NAMES))
-
-
-def _folder(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"--data {folder} is not a folder; give the one with data_batch_1.bin and {_TEST}")
-    has_files = any(folder.glob("data_batch_*.bin")) or (folder / _TEST).exists()
-    return folder / _SUBFOLDER if not has_files and (folder / _SUBFOLDER).is_dir() else folder
 
 
 def read_cifar_batch(path: Path) -> Part:
@@ -143,11 +131,18 @@ def _names(path: Path) -> tuple[str, ...]:
 
 @final
 class Standardise:
-    """Turn images into floats that have mean 0 and deviation 1 per channel on the training images."""
+    """Turn images into floats that have mean 0 and deviation 1 per channel on the training images.
+
+    Both come from sums of integers, which are exact for any number of threads.
+    """
 
     def __init__(self, images: Tensor) -> None:
-        self.mean, deviation = mean_and_deviation(images)
-        self.factor = 1 / deviation
+        count, parts = images[:, 0].numel(), torch.split(images, 1000)
+        sums, squares = (torch.stack([(part.int() ** k).sum((0, 2, 3)) for part in parts]).sum(0) for k in (1, 2))
+        mean = sums.double() / count
+        deviation = (squares.double() / count - mean**2).clamp(min=0).sqrt()
+        deviation[deviation == 0] = 1  # a constant channel
+        self.mean, self.factor = mean.float().view(1, -1, 1, 1), 1 / deviation.float().view(1, -1, 1, 1)
 
     def __call__(self, images: Tensor) -> Tensor:
         return images.float().sub_(self.mean).mul_(self.factor)

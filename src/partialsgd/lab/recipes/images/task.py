@@ -96,15 +96,13 @@ class ImageTask:
         *smaller, full = self.network.levels
         test, names = self.data.test, self.data.names
         outputs = {level: self._outputs(level, "test") for level in self.network.levels}
-        disagreements: dict[str, Any] = {
-            f"{level} and full on the test images": disagreement(
-                level, outputs[level], outputs[full], test.labels, names
-            )
-            for level in smaller
-        }
+        extras: dict[str, Any] = {}
+        for level in smaller:
+            rows = disagreement(level, outputs[level], outputs[full], test.labels, names)
+            extras[f"{level} and full on the test images"] = rows
         sizes = [self.batches.units(0, index) for index in range(len(self.batches))]
         passes = passes_per_step(method, self.network, self.settings.seed)
-        return {**disagreements, "training FLOPs": self._flops.epoch(passes, sizes)}
+        return {**extras, "training FLOPs": self._flops.epoch(passes, sizes)}
 
     def flops(self, level: str, batch: ImageBatch) -> int:
         return self._flops.training(level, len(batch[1]))
@@ -129,24 +127,18 @@ class ImageTask:
         is_original = level == self.network.levels[-1] and settings.alone in (None, FULL)
         is_low_rank = settings.nest == "low-rank" and not is_original
         templates = Path(__file__).parent / "templates"
-        shape = self.example().shape[1:]
+        channels, height, width = self.example().shape[1:]
         with self.network.at(level):
             model: Any = self.network.model
             blocks = tuple(len(stage) for stage in model.stages)
-        code = fill_template(
-            templates / f"{format}.py.txt",
-            blocks=blocks,
-            width=settings.width,
-            classes=len(self.data.names),
-            channels=shape[0],
-            shape=", ".join(map(str, shape)),
-            norm=", norm=False" if settings.norms == "none" else "",
-            low_rank=(templates / "low-rank.py.txt").read_text(encoding="utf-8") if is_low_rank else "",
-        )
+        values = {"blocks": blocks, "width": settings.width, "classes": len(self.data.names), "channels": channels}
+        values["shape"] = f"{channels}, {height}, {width}"
+        values["norm"] = ", norm=False" if settings.norms == "none" else ""
+        values["low_rank"] = (templates / "low-rank.py.txt").read_text(encoding="utf-8") if is_low_rank else ""
         return ExportDetails(
             about=f"Classifies images; trained on {data}.",
             packages="torch safetensors" if is_plain else "onnxruntime numpy",
-            code=code,
+            code=fill_template(templates / f"{format}.py.txt", **values),
             input_notes=_INPUT_NOTES,
             files={"network.py": inspect.getsource(resnet)} if is_plain else {},
         )
@@ -160,7 +152,13 @@ class ImageTask:
 
 def build(settings: Images) -> Task:
     """Read the data and make the network, with fresh weights."""
-    data = _data(settings)
+    if settings.data is None and settings.preset != "digits":
+        raise ValueError(
+            f"the preset {settings.preset!r} is for CIFAR-10; give --data, the folder with its binary version, or use "
+            "--preset digits, which needs no files"
+        )
+    options = (settings.valid_share, settings.seed, settings.limit)
+    data = read_digits(*options) if settings.data is None else read_cifar(settings.data, *options)
     torch.manual_seed(settings.seed)
     blocks = _BLOCKS[settings.network]
     has_norm = settings.norms != "none"
@@ -174,18 +172,6 @@ def build(settings: Images) -> Task:
     example = data.train.images[:2].float() / 255
     network = nest_model(model, settings, specs, seed=settings.seed, norms=norms, example=example)
     return ImageTask(settings, data, network)
-
-
-def _data(settings: Images) -> Data:
-    options = (settings.valid_share, settings.seed, settings.limit)
-    if settings.data is not None:
-        return read_cifar(settings.data, *options)
-    if settings.preset != "digits":
-        raise ValueError(
-            f"the preset {settings.preset!r} is for CIFAR-10; give --data, the folder with its binary version, or use "
-            "--preset digits, which needs no files"
-        )
-    return read_digits(*options)
 
 
 @torch.no_grad()

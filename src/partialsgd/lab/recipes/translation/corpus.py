@@ -74,8 +74,6 @@ def read_folder(folder: str | os.PathLike[str], source: str, target: str) -> Cor
     A pair in which a line is empty is dropped, with a note. `dev` is another name of `valid`, and `train.de-en.de`
     of `train.de`.
     """
-    if source == target:
-        raise ValueError(f"source and target are both {source!r}: choose two languages")
     files = _files(Path(folder), source, target)
     lines = {place: _lines(file) for place, file in files.items()}
     for split in SPLITS:
@@ -118,28 +116,19 @@ def _files(folder: Path, source: str, target: str) -> dict[Place, Path]:
 
 def _lines(file: Path) -> list[str]:
     """Only a line feed ends a line: other separators of Unicode may stand in a sentence."""
-    data = _bytes(file)
+    data = file.read_bytes()
     try:
-        text = data.decode("utf-8-sig")
+        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        data = error.object  # without the mark that may open a file
-        before = data[: error.start]
+        before = error.object[: error.start]  # without the mark that may open a file
         line, byte = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
         raise ValueError(
-            f"{file}, line {line}, byte {byte}: 0x{data[error.start]:02x} is not UTF-8; convert the file, "
+            f"{file}, line {line}, byte {byte}: 0x{error.object[error.start]:02x} is not UTF-8; convert the file, "
             "for instance with iconv"
         ) from error
-    return [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
-
-
-def _bytes(file: Path) -> bytes:
-    data = file.read_bytes()
-    if file.suffix != ".gz":
-        return data
-    try:
-        return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{file} is not a whole gzip file: {error}") from error
+    return [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def _require_aligned(first: tuple[Path, list[str]], second: tuple[Path, list[str]]) -> None:
@@ -156,7 +145,7 @@ def _join(lines: dict[Place, list[str]], language: str) -> list[str]:
     notes = []
     if has_bpe(lines["train", language]):
         for split in SPLITS:
-            lines[split, language] = [join_bpe(line) for line in lines[split, language]]
+            lines[split, language] = [_BPE.sub("", line) for line in lines[split, language]]
         notes.append(f"{language}: the words that BPE had cut (@@) were joined")
     share = share_alone(lines["train", language])
     if share >= MOSES:
@@ -183,10 +172,6 @@ def has_bpe(lines: Sequence[str]) -> bool:
     """True if at least 1 % of the lines have a word split as by subword-nmt: "lang@@ uage"."""
     looked = lines[:_LOOK_AT]
     return sum("@@ " in line for line in looked) * 100 >= max(len(looked), 1)
-
-
-def join_bpe(line: str) -> str:
-    return _BPE.sub("", line)
 
 
 def share_alone(lines: Sequence[str]) -> float:
@@ -220,7 +205,10 @@ def _spaces(words: Sequence[str], place: int, language: str, opened: set[str]) -
     word = words[place]
     if word in _QUOTES:
         is_genitive = language == "en" and word == "'" and words[max(place - 1, 0)][-1] == "s"  # the students '
-        return _around(_QUOTES[word], opened, is_genitive)
+        if is_genitive and "'" not in opened:
+            return False, True
+        opened ^= {_QUOTES[word]}  # a quotation mark opens and closes in turn
+        return _QUOTES[word] in opened, _QUOTES[word] not in opened
     if all(mark in "([{¿¡" or unicodedata.category(mark) == "Sc" for mark in word):
         return True, False
     if all(mark in ",.?!:;\\%}])" for mark in word):
@@ -229,17 +217,6 @@ def _spaces(words: Sequence[str], place: int, language: str, opened: set[str]) -
         return False, True  # it 's
     is_elided = language in _ELIDING and word[-1] == "'" and word[-2:-1].isalpha()  # l' homme
     return True, not (is_elided and words[place + 1 : place + 2] and words[place + 1][0].isalpha())
-
-
-def _around(quote: str, opened: set[str], is_genitive: bool) -> tuple[bool, bool]:
-    """The spaces around a quotation mark: it opens and closes in turn."""
-    if quote in opened:
-        opened.remove(quote)
-        return False, True
-    if is_genitive:
-        return False, True
-    opened.add(quote)
-    return True, False
 
 
 def _unescape(line: str) -> str:

@@ -42,8 +42,16 @@ _MUST_AGREE = {
 
 def build(settings: Translation, vocabulary: int) -> PreTrainedModel:
     """Make a network of the settings' size, initialised as in fairseq."""
-    model: PreTrainedModel = _marian(settings, vocabulary) if settings.norm == "post" else _mbart(settings, vocabulary)
-    model.generation_config = _generation(settings)
+    model: PreTrainedModel = (marian if settings.norm == "post" else _mbart)(settings, vocabulary)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers does not annotate it
+        num_beams=settings.beam,
+        length_penalty=settings.lenpen if settings.beam > 1 else 1.0,
+        early_stopping=settings.beam > 1,  # when it has `num_beams` finished hypotheses, as in fairseq
+        max_length=settings.longest + 1,  # plus the start token
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        decoder_start_token_id=EOS,
+    )
     initialise(model)
     return model
 
@@ -75,16 +83,12 @@ def initialise(model: PreTrainedModel) -> None:
 
 
 def _sizes(settings: Translation, vocabulary: int) -> dict[str, Any]:
+    sides = {"layers": settings.layers, "ffn_dim": settings.ffn, "attention_heads": settings.heads}
     return {
+        **{f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sides.items()},
         "vocab_size": vocabulary,
         "max_position_embeddings": settings.longest,
         "d_model": settings.d_model,
-        "encoder_layers": settings.layers,
-        "decoder_layers": settings.layers,
-        "encoder_ffn_dim": settings.ffn,
-        "decoder_ffn_dim": settings.ffn,
-        "encoder_attention_heads": settings.heads,
-        "decoder_attention_heads": settings.heads,
         "dropout": settings.dropout,
         "attention_dropout": 0.0,
         "activation_dropout": 0.0,
@@ -98,7 +102,7 @@ def _sizes(settings: Translation, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def _marian(settings: Translation, vocabulary: int) -> PreTrainedModel:
+def marian(settings: Translation, vocabulary: int) -> PreTrainedModel:
     own_embeddings = {"decoder_vocab_size": vocabulary, "share_encoder_decoder_embeddings": False}
     sizes = {**_sizes(settings, vocabulary), **own_embeddings, "tie_word_embeddings": settings.tie}
     return MarianMTModel(MarianConfig(**sizes))
@@ -113,19 +117,6 @@ def _mbart(settings: Translation, vocabulary: int) -> PreTrainedModel:
     return model
 
 
-def _generation(settings: Translation) -> GenerationConfig:
-    """A beam search that ends when it has `num_beams` finished hypotheses, as in fairseq."""
-    return GenerationConfig(  # type: ignore[no-untyped-call]  # transformers does not annotate it
-        num_beams=settings.beam,
-        length_penalty=settings.lenpen if settings.beam > 1 else 1.0,
-        early_stopping=settings.beam > 1,
-        max_length=settings.longest + 1,  # plus the start token
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        decoder_start_token_id=EOS,
-    )
-
-
 def load_model(run: Run, directory: Path) -> tuple[Nested, Tokenizer]:
     """Load the nested model and the tokenizer of a translation run without reading its corpus."""
     settings: Any = run.settings
@@ -133,12 +124,6 @@ def load_model(run: Run, directory: Path) -> tuple[Nested, Tokenizer]:
     network = nest(build(settings, tokenizer.get_vocab_size()), settings)
     load_weights(network, directory)
     return network, tokenizer
-
-
-def load_networks(settings: Translation, tokenizer: Tokenizer) -> Networks:
-    """Load the runs that the settings name. This draws random numbers: seed the generator afterwards."""
-    options = [option for option in settings.earlier_runs if getattr(settings, option) is not None]
-    return {option: load_full_network(option, settings, tokenizer) for option in options}
 
 
 def load_full_network(option: str, settings: Translation, tokenizer: Tokenizer) -> nn.Module:

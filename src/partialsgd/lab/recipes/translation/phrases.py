@@ -7,7 +7,7 @@ Abbreviated months and weekdays are avoided: in several languages Babel has only
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -17,6 +17,7 @@ from random import Random
 from typing import Literal, TypeAlias, final
 
 from partialsgd._util import randomness
+from partialsgd._util.extras import missing
 from partialsgd.lab.recipes.translation.corpus import Corpus, Pair
 from partialsgd.lab.training.settings import require_at_least
 
@@ -27,7 +28,7 @@ try:
     from babel.numbers import format_currency, get_currency_precision, get_territory_currencies
     from babel.units import format_unit
 except ImportError as error:
-    raise ImportError("for the embedded corpus babel is needed: pip install partialsgd[lab]") from error
+    raise missing("for the embedded corpus babel is needed", "lab") from error
 
 Saying: TypeAlias = Callable[[Locale], str]
 """Writes one phrase in a locale."""
@@ -177,14 +178,15 @@ def dialect(draw: Draw) -> Saying:
     return lambda locale: f"{locale.languages[language]} ({locale.territories[territory]})"
 
 
-def territories(draw: Draw) -> Saying:
-    """Germany, France, and Austria."""
-    return _names(draw, draw.territories, lambda locale: locale.territories)
+def names(kind: Literal["territories", "languages"]) -> Kind:
+    """Germany, France, and Austria; German or French."""
 
+    def listed(draw: Draw) -> Saying:
+        codes: Sequence[str] = getattr(draw, kind)
+        chosen, style = draw.random.sample(codes, min(len(codes), draw.random.randint(2, 5))), _style(draw)
+        return lambda locale: format_list([getattr(locale, kind)[code] for code in chosen], style, locale)
 
-def languages(draw: Draw) -> Saying:
-    """German or French."""
-    return _names(draw, draw.languages, lambda locale: locale.languages)
+    return listed
 
 
 def several(*kinds: Kind, most: int, style: _Style | None = None) -> Kind:
@@ -211,8 +213,8 @@ KINDS: tuple[tuple[int, Kind, tuple[str, ...]], ...] = (
     (3, several(money, most=3), ("currencies",)),
     (1, several(price, most=4), ()),
     (2, several(quantity, money, most=3), ("units", "currencies")),
-    (3, territories, ("territories",)),
-    (3, languages, ("languages",)),
+    (3, names("territories"), ("territories",)),
+    (3, names("languages"), ("languages",)),
     (3, several(dialect, most=3), ("dialects",)),
 )
 """The weight of each kind, its function, and the codes for which both languages must have names."""
@@ -220,12 +222,6 @@ KINDS: tuple[tuple[int, Kind, tuple[str, ...]], ...] = (
 
 def _style(draw: Draw) -> _Style:
     return "standard" if draw.random.random() < 0.5 else "or"
-
-
-def _names(draw: Draw, codes: Sequence[str], names: Callable[[Locale], Mapping[str, str]]) -> Saying:
-    chosen = draw.random.sample(codes, min(len(codes), draw.random.randint(2, 5)))
-    style = _style(draw)
-    return lambda locale: format_list([names(locale)[code] for code in chosen], style, locale)
 
 
 def _timedelta(seconds: int, unit: _Unit, locale: Locale, *, add_direction: bool = False) -> str:
@@ -260,27 +256,20 @@ def generate(
 
 def _different(locales: tuple[Locale, Locale], seed: int) -> Iterator[Pair]:
     """Pairs of which neither side occurred before, until there seem to be no more."""
-    sources, targets = set[str](), set[str]()
-    fruitless = 0
-    for source, target in _pairs(locales, seed):
+    draw = _draw(locales, seed)
+    usable = [(weight, kind) for weight, kind, needs in KINDS if all(getattr(draw, need) for need in needs)]
+    weights, kinds = zip(*usable, strict=True)
+    sources, targets, fruitless = set[str](), set[str](), 0
+    while fruitless < _FRUITLESS:
+        (kind,) = draw.random.choices(kinds, weights)
+        saying = kind(draw)
+        source, target = _plain(saying(locales[0])), _plain(saying(locales[1]))
         fruitless += 1
         if source not in sources and target not in targets:
             fruitless = 0
             sources.add(source)
             targets.add(target)
             yield source, target
-        elif fruitless == _FRUITLESS:
-            return
-
-
-def _pairs(locales: tuple[Locale, Locale], seed: int) -> Iterator[Pair]:
-    draw = _draw(locales, seed)
-    usable = [(weight, kind) for weight, kind, needs in KINDS if all(getattr(draw, need) for need in needs)]
-    weights, kinds = zip(*usable, strict=True)
-    while True:
-        (kind,) = draw.random.choices(kinds, weights)
-        saying = kind(draw)
-        yield _plain(saying(locales[0])), _plain(saying(locales[1]))
 
 
 def _plain(text: str) -> str:
@@ -289,8 +278,8 @@ def _plain(text: str) -> str:
 
 
 def _draw(locales: tuple[Locale, Locale], seed: int) -> Draw:
-    territories = [c for c in _common(locales, lambda locale: locale.territories) if c not in _NO_TERRITORIES]
-    languages = _common(locales, lambda locale: locale.languages)
+    territories = [code for code in _common(locales, "territories") if code not in _NO_TERRITORIES]
+    languages = _common(locales, "languages")
     spoken = sorted(tuple(name.split("_")) for name in localedata.locale_identifiers() if name.count("_") == 1)
     used = {money for code in territories for money in get_territory_currencies(code, _DAY_OF_MONEY)}
     units = [f"{of}-{unit}" for of, names in _UNITS.items() for unit in names]
@@ -299,15 +288,15 @@ def _draw(locales: tuple[Locale, Locale], seed: int) -> Draw:
         territories=territories,
         languages=languages,
         dialects=[(code, place) for code, place in spoken if code in languages and place in territories],
-        currencies=[code for code in _common(locales, lambda locale: locale.currencies, 3) if code in used],
+        currencies=[code for code in _common(locales, "currencies", 3) if code in used],
         # For a unit without words Babel writes its code.
         units=[unit for unit in units if all(unit not in format_unit(3, unit, locale=locale) for locale in locales)],
     )
 
 
-def _common(locales: tuple[Locale, Locale], names: Callable[[Locale], Mapping[str, str]], length: int = 2) -> list[str]:
+def _common(locales: tuple[Locale, Locale], kind: str, length: int = 2) -> list[str]:
     """The codes of this length that both locales have names for, in an order that is the same everywhere."""
-    first, second = (set(names(locale)) for locale in locales)
+    first, second = (set[str](getattr(locale, kind)) for locale in locales)
     return sorted(code for code in first & second if len(code) == length and code.isalpha())
 
 

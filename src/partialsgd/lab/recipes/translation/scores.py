@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,15 +81,13 @@ def length_limit(source: int, longest: int) -> int:
 
 def _batches(lengths: Sequence[int], max_tokens: int, longest: int) -> Iterator[list[int]]:
     """Indices of lines of similar length with equal limits, longest first, so that too large a batch fails at once."""
-    batch: list[int] = []
-    for place in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        is_full = batch and (len(batch) + 1) * lengths[batch[0]] > max_tokens
-        if is_full or (batch and length_limit(lengths[place], longest) != length_limit(lengths[batch[0]], longest)):
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
+    by_length = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    for _, group in groupby(by_length, key=lambda i: length_limit(lengths[i], longest)):
+        alike = list(group)
+        while alike:
+            count = max(max_tokens // lengths[alike[0]], 1)
+            yield alike[:count]
+            alike = alike[count:]
 
 
 @torch.no_grad()

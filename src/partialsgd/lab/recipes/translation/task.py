@@ -20,9 +20,9 @@ from partialsgd.lab.recipes.translation import losses, model, phrases, scores, t
 from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash, read_folder
 from partialsgd.lab.recipes.translation.losses import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.recipes.translation.tokens import Ids, TokenBatch, TokenBatches, in_order
+from partialsgd.lab.recipes.translation.tokens import Ids, TokenBatch, TokenBatches, in_order, longer_side
 from partialsgd.lab.training.recipe_tools import hash_texts, inverse_sqrt, linear
-from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split, fill_template
+from partialsgd.lab.training.task import ExportDetails, Numbers, Split, fill_template
 from partialsgd.method import Method
 from partialsgd.nested import Nested
 from partialsgd.nested.switch import FULL
@@ -44,8 +44,9 @@ def build(settings: Translation) -> TranslationTask:
     """Read the corpus, train the tokenizer, and make the network with fresh weights or those of --start."""
     corpus = read_corpus(settings)
     tokenizer = tokens.train_cached(corpus, settings.vocabulary)
-    earlier = model.load_networks(settings, tokenizer)
-    torch.manual_seed(settings.seed)
+    options = [option for option in settings.earlier_runs if getattr(settings, option) is not None]
+    earlier = {option: model.load_full_network(option, settings, tokenizer) for option in options}
+    torch.manual_seed(settings.seed)  # after the networks of earlier runs, which draw random numbers
     plain = model.build(settings, tokenizer.get_vocab_size())
     if "start" in earlier:
         plain.load_state_dict(earlier["start"].state_dict())
@@ -93,13 +94,10 @@ class TranslationTask:
         self.settings, self.corpus, self.tokenizer, self.network = settings, corpus, tokenizer, network
         self.optimizers: Sequence[torch.optim.Optimizer] = [make_optimizer(network, settings)]
         options = {"max_tokens": settings.max_tokens, "seed": settings.seed, "longest": settings.longest}
-        batches = TokenBatches(self._ids("train"), **options)
-        self.batches: Batches = batches
-        self._left_out = batches.left_out
+        self.batches = TokenBatches(self._ids("train"), **options)
         self._flops = TranslationFlops(network)
-        self._teacher: losses.Teacher | None = None
-        if "teacher" in earlier:
-            self._teacher = losses.Teacher(earlier["teacher"], settings.teacher_weight)
+        teacher = earlier.get("teacher")
+        self._teacher = None if teacher is None else losses.Teacher(teacher, settings.teacher_weight)
         self._earlier_hashes = [f"{option}:{model.weights_hash(plain)}" for option, plain in earlier.items()]
 
     @property
@@ -109,9 +107,8 @@ class TranslationTask:
     def notes(self) -> list[str]:
         sizes = map(len, self.corpus.splits.values())
         notes = ["{:,} training, {:,} validation and {:,} test pairs".format(*sizes), *self.corpus.notes]
-        if self._left_out:
-            longest = self.settings.longest
-            notes.append(f"{self._left_out:,} training pairs with more than {longest} tokens are left out")
+        if left_out := self.batches.left_out:
+            notes.append(f"{left_out:,} training pairs with more than {self.settings.longest} tokens are left out")
         if seen := len(set(self.corpus.splits["test"]) & set(self.corpus.splits["train"])):
             notes.append(f"{seen:,} test pairs are also in the training data")
         return notes
@@ -195,16 +192,12 @@ class TranslationTask:
             data = f"the sentences in `{Path(settings.data).name}`"
         templates = Path(__file__).parent / "templates"
         smaller = "" if is_original or settings.nest not in ("low-rank", "width") else f"{settings.nest}.py.txt"
-        code = fill_template(
-            templates / f"{format}.py.txt",
-            text=repr(self.corpus.splits["test"][0][0]),
-            longest=settings.longest,
-            smaller=smaller and (templates / smaller).read_text(encoding="utf-8"),
-        )
+        values: dict[str, object] = {"text": repr(self.corpus.splits["test"][0][0]), "longest": settings.longest}
+        values["smaller"] = smaller and (templates / smaller).read_text(encoding="utf-8")
         return ExportDetails(
             about=f"Translates {settings.source} to {settings.target}; trained on {data}.",
             packages=_PACKAGES[format],
-            code=code,
+            code=fill_template(templates / f"{format}.py.txt", **values),
             files=_auto_tokenizer(self.tokenizer) if format == "transformers" else {},
             dynamic=_DYNAMIC,
         )
@@ -215,14 +208,13 @@ class TranslationTask:
         return scores.translate(network, self.tokenizer, lines, beam=beam, lenpen=lenpen)
 
     def _ids(self, split: str) -> list[Ids]:
-        sources, targets = zip(*self.corpus.splits[split], strict=True)
-        pairs = zip(tokens.encode_all(self.tokenizer, sources), tokens.encode_all(self.tokenizer, targets), strict=True)
-        return list(pairs)
+        sides = (tokens.encode_all(self.tokenizer, side) for side in zip(*self.corpus.splits[split], strict=True))
+        return list(zip(*sides, strict=True))
 
     def _in_order(self, split: str) -> list[TokenBatch]:
         """Batches of the pairs that are not too long for the network."""
-        fitting = [pair for pair in self._ids(split) if max(map(len, pair)) <= self.settings.longest]
-        return [batch for _, batch in in_order(fitting, self.settings.max_tokens)]
+        fitting = [pair for pair in self._ids(split) if longer_side(pair) <= self.settings.longest]
+        return list(in_order(fitting, self.settings.max_tokens))
 
     @cached_property
     def _valid(self) -> list[TokenBatch]:

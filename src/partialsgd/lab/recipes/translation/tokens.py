@@ -8,22 +8,25 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate, chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from partialsgd._util import files, randomness
+from partialsgd._util import files
+from partialsgd._util.extras import missing
 from partialsgd.lab.recipes.translation.corpus import Corpus
+from partialsgd.lab.training.batch_plan import permutation
 from partialsgd.lab.training.settings import require_at_least
 
 try:
     import tokenizers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 except ImportError as error:
-    raise ImportError("translation needs tokenizers: pip install partialsgd[lab]") from error
+    raise missing("translation needs tokenizers", "lab") from error
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 PAD, EOS, UNK = range(3)
@@ -129,7 +132,7 @@ class TokenBatches:
         for name, value in {"max_tokens": max_tokens, "longest": longest}.items():
             require_at_least(name, value, 1)
         limit = min(max_tokens, longest)
-        fitting = [pair for pair in pairs if _longer(pair) <= limit]
+        fitting = [pair for pair in pairs if longer_side(pair) <= limit]
         if not fitting:
             raise ValueError(
                 f"none of the {len(pairs)} pairs has at most {limit} tokens on both sides; increase longest "
@@ -137,97 +140,61 @@ class TokenBatches:
             )
         self.left_out = len(pairs) - len(fitting)
         self._seed = seed
-        shuffled = [fitting[place] for place in _shuffle(randomness.key(seed, "composition"), len(fitting))]
-        self._rows = _Rows(sorted(shuffled, key=_lengths), max_tokens)
+        shuffled = [fitting[place] for place in permutation(len(fitting), seed, "composition")]
+        compact = ((array("i", source), array("i", target)) for source, target in sorted(shuffled, key=_lengths))
+        self._pairs: list[Ids] = list(compact)
+        self._bounds = _batch_bounds(self._pairs, max_tokens)
         self._epoch, self._order = -1, list[int]()
 
     def __len__(self) -> int:
-        return len(self._rows.bounds)
+        return len(self._bounds)
 
     def units(self, epoch: int, index: int) -> int:
         """The number of target tokens in a batch, including EOS."""
-        return self._rows.tokens(self._place(epoch, index))
+        return sum(len(target) for _, target in self._batch(epoch, index))
 
     def make(self, epoch: int, index: int) -> TokenBatch:
-        return self._rows.batch(self._place(epoch, index))
+        return _padded_batch(self._batch(epoch, index))
 
-    def _place(self, epoch: int, index: int) -> int:
+    def _batch(self, epoch: int, index: int) -> list[Ids]:
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, _shuffle(randomness.key(self._seed, "order", epoch), len(self))
-        return self._order[index]
+            self._epoch, self._order = epoch, permutation(len(self), self._seed, "order", epoch).tolist()
+        return self._pairs[self._bounds[self._order[index]]]
 
 
-def in_order(pairs: Sequence[Ids], max_tokens: int) -> Iterator[tuple[list[int], TokenBatch]]:
-    """All pairs in batches, shortest first, with their indices in `pairs`; one that is too long has its own batch."""
+def in_order(pairs: Sequence[Ids], max_tokens: int) -> Iterator[TokenBatch]:
+    """All pairs in batches, shortest first; one that is too long has its own batch."""
     require_at_least("max_tokens", max_tokens, 1)
-    if not pairs:
-        return
-    places = sorted(range(len(pairs)), key=lambda place: _lengths(pairs[place]))
-    rows = _Rows([pairs[place] for place in places], max_tokens)
-    for index, (start, stop) in enumerate(rows.bounds):
-        yield places[start:stop], rows.batch(index)
+    by_length = sorted(pairs, key=_lengths)
+    return (_padded_batch(by_length[bounds]) for bounds in _batch_bounds(by_length, max_tokens))
 
 
-@final
-class _Rows:
-    """Pairs sorted by length, concatenated in one tensor for each side, and the bounds of the batches."""
-
-    def __init__(self, pairs: Sequence[Ids], max_tokens: int) -> None:
-        self.bounds = _batch_bounds([_longer(pair) for pair in pairs], max_tokens)
-        self._sides = [_Side([pair[side] for pair in pairs]) for side in (0, 1)]
-
-    def tokens(self, index: int) -> int:
-        start, stop = self.bounds[index]
-        return self._sides[1].ends[stop] - self._sides[1].ends[start]
-
-    def batch(self, index: int) -> TokenBatch:
-        (sources, is_source), (labels, is_target) = (
-            side.padded(*self.bounds[index], fill) for side, fill in zip(self._sides, (PAD, NO_LABEL), strict=True)
-        )
-        inputs = torch.full_like(labels, PAD)
-        inputs[:, 0] = EOS
-        inputs[:, 1:] = torch.where(is_target[:, 1:], labels[:, :-1], PAD)
-        return {
-            "input_ids": sources,
-            "attention_mask": is_source.long(),
-            "decoder_input_ids": inputs,
-            "labels": labels,
-        }
+def _padded_batch(pairs: Sequence[Ids]) -> TokenBatch:
+    sources, labels = (
+        pad_sequence([torch.tensor(pair[side]) for pair in pairs], batch_first=True, padding_value=padding)
+        for side, padding in enumerate((PAD, NO_LABEL))
+    )
+    inputs = torch.full_like(labels, EOS)
+    inputs[:, 1:] = labels[:, :-1].where(labels[:, 1:] != NO_LABEL, PAD)
+    mask = (sources != PAD).long()
+    return {"input_ids": sources, "attention_mask": mask, "decoder_input_ids": inputs, "labels": labels}
 
 
-@final
-class _Side:
-    def __init__(self, lines: Sequence[Sequence[int]]) -> None:
-        self._flat = torch.frombuffer(array("i", chain.from_iterable(lines)), dtype=torch.int32)
-        self._lengths = torch.tensor([len(line) for line in lines], dtype=torch.int32)
-        self.ends = list(accumulate(map(len, lines), initial=0))
-
-    def padded(self, start: int, stop: int, fill: int) -> tuple[Tensor, Tensor]:
-        """The lines as a padded matrix, and a mask that is true on their tokens."""
-        lengths = self._lengths[start:stop, None]
-        is_token = torch.arange(int(lengths.max()), dtype=torch.int32) < lengths
-        ids = torch.full(is_token.shape, fill)
-        return ids.masked_scatter_(is_token, self._flat[self.ends[start] : self.ends[stop]].long()), is_token
-
-
-def _longer(pair: Ids) -> int:
+def longer_side(pair: Ids) -> int:
     return max(len(pair[0]), len(pair[1]))
 
 
 def _lengths(pair: Ids) -> tuple[int, int]:
     """The sort key: the longer side decides how many rows fit, the other one how much is padded."""
-    return _longer(pair), len(pair[0])
+    return longer_side(pair), len(pair[0])
 
 
-def _batch_bounds(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, int]]:
-    """Bounds of batches over sorted lengths: as many rows as fit, where a batch costs rows × its longest row."""
+def _batch_bounds(pairs: Sequence[Ids], max_tokens: int) -> list[slice]:
+    """Bounds of batches over sorted pairs: as many as fit, where a batch costs its rows × its longest row."""
+    if not pairs:
+        return []
     starts = [0]
-    for place, length in enumerate(lengths):
-        if place > starts[-1] and (place + 1 - starts[-1]) * length > max_tokens:
+    for place, pair in enumerate(pairs):
+        if place > starts[-1] and (place + 1 - starts[-1]) * longer_side(pair) > max_tokens:
             starts.append(place)
-    return list(pairwise([*starts, len(lengths)]))
-
-
-def _shuffle(key: int, count: int) -> list[int]:
-    order: list[int] = torch.randperm(count, generator=randomness.generator(key)).tolist()
-    return order
+    return [slice(*bounds) for bounds in pairwise([*starts, len(pairs)])]
