@@ -39,9 +39,9 @@ def test_plain_is_told_from_everything_else() -> None:
     assert Method().mask is everything and Method().perturb is nowhere
 
 
-def test_a_method_is_either_one_pair_or_several_branches() -> None:
-    with pytest.raises(ValueError, match="either mask and perturb or branches"):
-        Method(mask=lambda c: masks.nothing(c.parameters), branches=lambda c: [Branch()])
+def test_a_method_perturbs_once_or_in_each_branch() -> None:
+    with pytest.raises(ValueError, match="either perturb or branches"):
+        Method(perturb=lambda c: perturbations.NOWHERE, branches=lambda c: [Branch()])
     with pytest.raises(ValueError, match="'sum' or 'mean', got 'max'"):
         Method(combine="max")
 

@@ -99,6 +99,12 @@ class Mask(Mapping[str, Entry]):
         whole = {n: count > 0 for n, count, size in zip(partial, moving, sizes, strict=True) if count in (0, size)}
         return Mask(self.parameters, {**self.entries, **whole}, mixed=self._mixed) if whole else self
 
+    def assume_mixed(self) -> Mask:
+        """The same mask, of whose tensors each is known to hold a True: on an accelerator `simplified` would have to
+        wait for them. On a CPU, where it does not, the mask itself."""
+        elsewhere = [name for name, m in self.partial.items() if m.device.type != "cpu"]
+        return Mask(self.parameters, dict(self.entries), mixed=elsewhere) if elsewhere else self
+
     def _combine(self, other: Mask, op: Callable[[Entry, Entry], Entry]) -> Mask:
         return Mask(self.parameters, {name: op(entry, other[name]) for name, entry in self.entries.items()})
 

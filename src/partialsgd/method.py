@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, final
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -115,6 +117,17 @@ class Context:
         parameter = self.parameters[name]
         return randomness.bernoulli(self.key(name), parameter.shape, keep, parameter.device)
 
+    def random_mask(self, names: Iterable[str], keep: float) -> Mask:
+        """Each coordinate of the named parameters moves with probability `keep`, and every other parameter moves."""
+        drawn: dict[str, Tensor] = {}
+        for name in names:
+            parameter = self.parameters[name]
+            # What may be all False is drawn on the CPU, where it can be looked at: elsewhere the host would wait.
+            may_be_false = keep < 1 and parameter.numel() * -math.log2(1 - keep) < 64
+            device = torch.device("cpu") if may_be_false else parameter.device
+            drawn[name] = randomness.bernoulli(self.key(name), parameter.shape, keep, device)
+        return masks.from_tensors(self.parameters, drawn, rest=True).assume_mixed()
+
 
 MaskRule: TypeAlias = Callable[[Context], Mask]
 PerturbRule: TypeAlias = Callable[[Context], Perturbation]
@@ -202,8 +215,8 @@ class GradientPair:
     """For a meter, `context.memory` is the meter's own, which is saved with the run."""
     at_x: Vector
     at_perturbed: Vector
-    perturbation_norm: float = 0.0
-    """‖δx‖"""
+    perturbation_norm: float | Tensor = 0.0
+    """‖δx‖: on an accelerator a tensor, so that the host waits only when a meter reads it."""
     dropout_was_off: bool = False
     """Both gradients were taken with dropout off, because x and x̃ do not draw the same noise."""
     loss: Tensor | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor
 from partialsgd._util.undo import UndoStack
 from partialsgd.masks import Mask
 from partialsgd.parameters import Parameters
-from partialsgd.vectors import Vector, inner
+from partialsgd.vectors import Vector, inner, total
 
 Displacement: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 """x̃ and x of each parameter that a perturbation touches."""
@@ -179,15 +178,12 @@ def perturbed(
         undo.run()
 
 
-def norm(displacement: Displacement, inside: Mask | None = None) -> float:
-    """‖x̃ − x‖ of the parameters that were moved, or of their coordinates inside a mask."""
-    if not displacement:
-        return 0.0
+def squared_norm(displacement: Displacement, inside: Mask | None = None) -> float | Tensor:
+    """‖x̃ − x‖² of the parameters that were moved, or of their coordinates inside a mask; left on the device."""
     deltas = {name: moved - old for name, (moved, old) in displacement.items()}
     if inside is not None:
         deltas = {name: delta * inside[name] for name, delta in deltas.items()}
-    squares = [inner(delta, delta) for delta in deltas.values()]
-    return math.sqrt(float(torch.stack([s.to(squares[0].device) for s in squares]).sum()))
+    return total([inner(delta, delta) for delta in deltas.values()])
 
 
 @torch.no_grad()

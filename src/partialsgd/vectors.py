@@ -62,6 +62,11 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([torch.dot(x, y) for x, y in _pieces(a, b, _DOT)]).sum(dtype=torch.float64)
 
 
+def total(squares: Sequence[Tensor]) -> float | Tensor:
+    """The sum of numbers that may lie on several devices, left on the first one's."""
+    return torch.stack([s.to(squares[0].device) for s in squares]).sum() if squares else 0.0
+
+
 @torch.no_grad()
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """‖a − b‖² in double precision, left on the device; on a CPU without a copy of the whole difference."""

@@ -19,7 +19,7 @@ from partialsgd import (
     methods,
     perturbations,
 )
-from partialsgd.engine.measurement import _Pair, norm_outside
+from partialsgd.engine.measurement import _Pair, squared_norm_outside
 from partialsgd.method import GradientPair, GradientRequest, Guard
 from partialsgd.parameters import Parameters
 from partialsgd.vectors import Vector
@@ -33,10 +33,12 @@ def test_what_a_structure_leaves_out_is_x_outside_the_mask() -> None:
     used = Vector({name: torch.zeros_like(p) for name, p in model.named_parameters()})
     core = masks.only(model, ["a"])
     part = masks.from_tensors(Parameters(model), {"a": torch.tensor([True, False])})
-    assert norm_outside(core, used) == 12 and norm_outside(part, used) == math.hypot(4, 12)
-    assert norm_outside(core, Vector({"a": used["a"]})) == 0, "what the pass at x did not use was not taken away"
-    assert _Pair(moved=5.0, structural=True).perturbation_norm(core, used) == 13
-    assert _Pair(moved=5.0).perturbation_norm(core, used) == 5
+    assert squared_norm_outside(core, used) == 144 and squared_norm_outside(part, used) == 160
+    assert squared_norm_outside(core, Vector({"a": used["a"]})) == 0, (
+        "what the pass at x did not use was not taken away"
+    )
+    assert _Pair(moved=25.0, structural=True).perturbation_norm(core, used) == 13
+    assert _Pair(moved=25.0).perturbation_norm(core, used) == 5
 
 
 def test_a_measurement_leaves_buffers_noise_and_gradients_as_they_were() -> None:

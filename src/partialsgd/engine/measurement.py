@@ -149,16 +149,20 @@ class _Pair:
     structural: bool = False
     inside: Mask | None = None
     dropout_was_off: bool = False
-    moved: float = 0.0
-    """‖δx‖ of the numbers moved; with another structure, of those inside it."""
+    moved: float | Tensor = 0.0
+    """‖δx‖² of the numbers moved; with another structure, of those inside it."""
 
     def record_move(self, displacement: Displacement) -> None:
         if self.moves:
-            self.moves, self.moved = False, perturbations.norm(displacement, self.inside)
+            self.moves, self.moved = False, perturbations.squared_norm(displacement, self.inside)
 
-    def perturbation_norm(self, mask: Mask, at_x: Vector) -> float:
+    def perturbation_norm(self, mask: Mask, at_x: Vector) -> float | Tensor:
         """‖δx‖. What another structure leaves out is x outside of it, as far as the pass at x has used it."""
-        return math.hypot(self.moved, norm_outside(self.inside or mask, at_x)) if self.structural else self.moved
+        outside = squared_norm_outside(self.inside or mask, at_x) if self.structural else 0.0
+        on_cpu = all(not isinstance(number, Tensor) or number.device.type == "cpu" for number in (self.moved, outside))
+        if on_cpu:
+            return math.hypot(math.sqrt(self.moved), math.sqrt(outside))
+        return torch.as_tensor(self.moved + outside).sqrt()
 
 
 @final
@@ -291,12 +295,12 @@ def _require_loss(loss: object) -> Tensor:
 
 
 @torch.no_grad()
-def norm_outside(mask: Mask, used: Vector) -> float:
-    """‖(1 − p) ⊙ x‖ over the parameters that took part."""
+def squared_norm_outside(mask: Mask, used: Vector) -> float | Tensor:
+    """‖(1 − p) ⊙ x‖² over the parameters that took part."""
     squares: list[Tensor] = []
     for name in used:
         entry, x = mask[name], mask.parameters[name]
         if entry is not True:
             left_out = x.masked_fill(entry, 0) if isinstance(entry, Tensor) else x
             squares.append(inner(left_out, left_out))
-    return math.sqrt(float(torch.stack([s.to(squares[0].device) for s in squares]).sum())) if squares else 0.0
+    return vectors.total(squares)

@@ -50,18 +50,25 @@ class NonfinitePolicy:
         `resolve` is called, one step later at the latest, which calls `take_back` and raises. None if the answer is
         needed at once: on a CPU, for another policy than "raise", or with gradients on several devices.
         """
-        gradients = vectors.current(parameters)
-        device = accelerator(gradients.values())
-        if self._nonfinite != "raise" or device is None or step.overflow:
+        on_device = self._check_on_device(step, parameters) if self._nonfinite == "raise" else None
+        if on_device is None:
             return None
-        losses = [(_loss_name(level, step), loss) for level, loss in step.passes if loss is not None]
-        largest = torch._foreach_norm(list(gradients.values()), math.inf)
-        numbers = [*(loss for _, loss in losses), *largest]
-        kind = torch.float64 if any(number.dtype == torch.float64 for number in numbers) else torch.float32
-        finite = torch.stack([number.detach().to(device, kind) for number in numbers]).isfinite()
-        names = [*(name for name, _ in losses), *(f"the gradient of {name!r}" for name in gradients)]
+        names, finite = on_device
         self._unread = _Unread(names, *_copy_to_host(finite), _where(step), take_back)
         return finite.all()
+
+    def _check_on_device(self, step: StepInProgress, parameters: Parameters) -> tuple[list[str], Tensor] | None:
+        """One boolean for each loss and gradient, left on the accelerator that holds them all; else None."""
+        gradients = vectors.current(parameters)
+        device = accelerator(gradients.values())
+        if device is None:
+            return None
+        read = step.passes if self._reads_loss else []
+        losses = [(_loss_name(level, step), loss) for level, loss in read if loss is not None]
+        numbers = [*(loss for _, loss in losses), *torch._foreach_norm(list(gradients.values()), math.inf)]
+        kind = torch.float64 if any(number.dtype == torch.float64 for number in numbers) else torch.float32
+        names = [*(name for name, _ in losses), *(f"the gradient of {name!r}" for name in gradients)]
+        return names, torch.stack([number.detach().to(device, kind) for number in numbers]).isfinite()
 
     def resolve(self) -> None:
         """Raise if the step before was not finite: it has moved nothing, and is taken back."""
@@ -99,6 +106,9 @@ class NonfinitePolicy:
             return f"the gradient of {first_nonfinite(vectors.current(parameters))!r}"
         if self._nonfinite == "ignore":
             return None
+        if not gradient_is_checked and (on_device := self._check_on_device(step, parameters)) is not None:
+            names, finite = on_device
+            return next((name for name, is_finite in zip(names, finite.tolist(), strict=True) if not is_finite), None)
         if self._reads_loss:
             for level, loss in step.passes:
                 if loss is not None and not math.isfinite(loss):

@@ -154,7 +154,7 @@ def criteria_of(pair: GradientPair, group_of: Mapping[str, str] | None = None) -
     whole = _criteria(norms.values())
     return replace(
         whole,
-        moved=pair.perturbation_norm,
+        moved=float(pair.perturbation_norm),
         difference=math.nan if pair.request.has_two_samples else whole.difference,
         level=pair.context.level,
         dropout_off=pair.dropout_was_off,

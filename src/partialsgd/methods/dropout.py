@@ -55,10 +55,9 @@ def dropout(
         if unit == "weights":
             matrices = [name for name, p in context.parameters.items() if p.ndim >= 2]
             names = matrices if patterns is None else context.parameters.match(patterns)
-            drawn = {name: context.bernoulli(name, keep) for name in names}
-        else:
-            drawn = neurons.attached(context.parameters, chosen(context))
-        return masks.from_tensors(context.parameters, drawn, rest=True)
+            return context.random_mask(names, keep)
+        drawn = neurons.attached(context.parameters, chosen(context))
+        return masks.from_tensors(context.parameters, drawn, rest=True).assume_mixed()  # one unit stays at least
 
     def statistics(context: Context) -> AbstractContextManager[None]:
         return neurons.statistics_kept(context.parameters.model, chosen(context))

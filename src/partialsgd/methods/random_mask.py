@@ -20,8 +20,6 @@ def random_mask(keep: float = 0.5, *, where: Sequence[str] = ("*",)) -> Method:
     def mask(context: Context) -> Mask:
         if keep == 1:
             return masks.everything(context.parameters)
-        names = context.parameters.match(where)
-        drawn = {name: context.bernoulli(name, keep) for name in names}
-        return masks.from_tensors(context.parameters, drawn, rest=True)
+        return context.random_mask(context.parameters.match(where), keep)
 
     return Method(mask=mask, name=f"random_mask(keep={keep}, where={as_patterns(where)})")
