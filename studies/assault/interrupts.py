@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ class Setup(NamedTuple):
 
 def build(method: str, optimizer: str) -> Setup:
     """A small nested network some steps into its training."""
+    torch.set_grad_enabled(True)  # an interruption inside of torch.no_grad itself may have left it off
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     nested = ps.nest(model, ps.Width(1 / 2))
@@ -108,19 +110,34 @@ def interrupted_step(setup: Setup, folders: tuple[str, ...], at: int | None) -> 
     return interrupter
 
 
+class Expected(NamedTuple):
+    """What may be left of a step: all before it, and x after it."""
+
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    states: dict[str, dict[str, Tensor]]
+    level: str
+    mask: Any
+
+
+@cache
+def expected(method: str, optimizer: str) -> Expected:
+    setup = build(method, optimizer)
+    before, state, level = values(setup), states(setup), setup.nested.level
+    mask = setup.sgd.step(setup.closure).mask
+    return Expected(before, values(setup), state, level, mask)
+
+
 def verdict(method: str, optimizer: str, folders: tuple[str, ...], at: int) -> tuple[str, str]:
     """What is left after an interruption, and the line where it came."""
-    setup, twin = build(method, optimizer), build(method, optimizer)
-    before, state, level = values(setup), states(setup), setup.nested.level
-    twin_step = twin.sgd.step(twin.closure)
-    after = values(twin)
+    setup, step = build(method, optimizer), expected(method, optimizer)
     interrupter = interrupted_step(setup, folders, at)
     now, found = values(setup), ""
-    if not any(all(now[name].equal(x[name]) for name in x) for x in (before, after)):
+    if not any(all(now[name].equal(x[name]) for name in x) for x in (step.before, step.after)):
         found = "x is neither x_t nor x_{t+1}"
-    elif setup.nested.level != level or not torch.is_grad_enabled():
+    elif setup.nested.level != step.level or not (torch.is_grad_enabled() or folders == (_TORCH,)):
         found = "the level or the gradient mode is another one"
-    elif not _held(states(setup), state, twin_step.mask):
+    elif not _held(states(setup), step.states, step.mask):
         found = "optimizer state of held coordinates was changed"
     else:
         found = _go_on(setup)
@@ -129,6 +146,7 @@ def verdict(method: str, optimizer: str, folders: tuple[str, ...], at: int) -> t
 
 def _go_on(setup: Setup) -> str:
     """Why the next step fails; nothing if it works, if need be after the `zero_grad` that it asks for."""
+    torch.set_grad_enabled(True)
     try:
         try:
             setup.sgd.step(setup.closure)
@@ -173,10 +191,13 @@ def ctrl_c(arena: Arena, tally: Tally, where: str = "partialsgd") -> Iterator[No
         numbers = arena.random.sample(range(count), min(count, 4000))
         pieces += [(case, numbers[k : k + 50]) for k in range(0, len(numbers), 50)]
     for case, numbers in arena.random.sample(pieces, len(pieces)):
-        arena.server.call(f"{__name__}:attack", *case, where, numbers, str(to))
-        for outcome, place in json.loads(to.read_text()):
-            what = f"{' with '.join(case)}, Ctrl-C at {place}"
-            tally.good(outcome) if outcome == GOOD else tally.bad(outcome, what)
+        ended = arena.server.call(f"{__name__}:attack", *case, where, numbers, str(to))
+        if ended.code != 0:
+            tally.bad(f"the process ended with code {ended.code}", f"{case}, {ended.output[-300:]}")
+        else:
+            for outcome, place in json.loads(to.read_text()):
+                what = f"{' with '.join(case)}, Ctrl-C at {place}"
+                tally.good(outcome) if outcome == GOOD else tally.bad(outcome, what)
         yield
 
 

@@ -83,18 +83,10 @@ def fingerprint(run: Path) -> dict[str, Any]:
     if newest is None:
         return {}
     position, state = newest
-    for name in ("seconds", "wall"):
-        state.pop(name, None)
-    structure, tensors = pack(state)
+    hashes = {f"state {name}": _hash(value) for name, value in state.items() if name not in ("seconds", "wall")}
     weights = {name: _sha256(run / name / files.WEIGHTS) for name in ("best", "last")}
     metrics = (run / "metrics.jsonl").read_text()
-    return {
-        "position": position,
-        "state": files.digest({"state": structure}, tensors),
-        "metrics": metrics,
-        **weights,
-        "summary": _summary(run / "summary.json"),
-    }
+    return {"position": position, "metrics": metrics, **hashes, **weights, "summary": _summary(run / "summary.json")}
 
 
 def differences(run: Path, expected: dict[str, Any]) -> list[str]:
@@ -115,6 +107,11 @@ def refusal(ended: Ended) -> str | None:
     if ended.code not in (1, 2) or len(said) != 1:
         return f"it ended with code {ended.code} and without a sentence"
     return None
+
+
+def _hash(value: Any) -> str:
+    structure, tensors = pack(value)
+    return files.digest({"value": structure}, tensors)
 
 
 def _sha256(path: Path) -> str | None:

@@ -76,10 +76,8 @@ def test_every_size_trains_three_networks_and_takes_the_smallest_out(capsys: pyt
     for level in nested.levels:
         with nested.at(level):
             found[level] = every_size.accuracy(nested, x, y)
-    *_, smallest, medium, full, alone = capsys.readouterr().out.splitlines()
-    expected = [f"{level}: {share:.1%} of 450 test images" for level, share in found.items()]
-    assert [smallest, medium, full] == expected
-    assert alone == f"1/16 by itself: {found['1/16']:.1%}" and every_size.accuracy(small, x, y) == found["1/16"]
+    assert capsys.readouterr().out.endswith(f"1/16 by itself: {every_size.accuracy(small, x, y):.1%}\n")
+    assert every_size.accuracy(small, x, y) == found["1/16"]
     assert found["1/16"] > 0.8 and found["1/4"] > 0.9 and found["full"] > 0.9
     assert all(type(module).__module__.startswith("torch.") for module in small.modules())
     assert sum(p.numel() for p in small.parameters()) == sum(p.numel() for p in nested.parameters(level="1/16"))
