@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,8 @@ from torch import nn
 from partialsgd._util.bitwise_select import Scratch
 
 T = TypeVar("T")
+
+_values = operator.methodcaller("values")
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
@@ -41,7 +44,8 @@ class Parameters(dict[str, nn.Parameter]):
         self.scratch = Scratch()
         self.cache: dict[Hashable, Any] = {}
         """Values that are the same at every step; see `once`."""
-        self._tree = _tree(self.model)
+        self._dicts = [d for module in self.model.modules() for d in (module._modules, module._parameters)]
+        self._contents = list(chain.from_iterable(map(_values, self._dicts)))
         first_name: dict[nn.Parameter, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
             for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -53,12 +57,12 @@ class Parameters(dict[str, nn.Parameter]):
 
     def require_unchanged(self) -> None:
         """Raise if a module or parameter of the model was added, removed or replaced."""
-        for children, listed in self._tree:
-            if len(children) != len(listed) or not all(map(operator.is_, children.values(), listed)):
-                raise RuntimeError(
-                    f"{self._change()}, after PartialSGD was built, so that it would never be trained; build the "
-                    "optimizer and PartialSGD anew, and load weights by load_state_dict(...) without assign=True"
-                )
+        contents = list(chain.from_iterable(map(_values, self._dicts)))  # every step asks: no loop in Python
+        if len(contents) != len(self._contents) or not all(map(operator.is_, contents, self._contents)):
+            raise RuntimeError(
+                f"{self._change()}, after PartialSGD was built, so that it would never be trained; build the "
+                "optimizer and PartialSGD anew, and load weights by load_state_dict(...) without assign=True"
+            )
 
     def _change(self) -> str:
         now = Parameters(self.model)
@@ -119,12 +123,6 @@ class Parameters(dict[str, nn.Parameter]):
                 raise ValueError(f"pattern {pattern!r} matches no parameter or module; {hint}")
             covered |= names
         return tuple(name for name in self if name in covered)
-
-
-def _tree(model: nn.Module) -> list[tuple[Mapping[str, Any], list[Any]]]:
-    """The dictionaries of a model's modules and parameters, each with what it holds now."""
-    dicts = [d for module in model.modules() for d in (module._modules, module._parameters) if d]
-    return [(d, list(d.values())) for d in dicts]
 
 
 def parameters_of(model: nn.Module | Parameters) -> Parameters:

@@ -66,6 +66,10 @@ def add_parameter(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model[0].register_parameter("extra", nn.Parameter(torch.zeros(1)))
 
 
+def add_parameter_to_a_module_without(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[1].register_parameter("slope", nn.Parameter(torch.zeros(1)))
+
+
 def load_by_assignment(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
 
@@ -80,6 +84,7 @@ def replace_in_the_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer)
         (replace_parameter, r"parameter '0\.weight' was replaced, after PartialSGD was built"),
         (replace_module, r"parameter '2\.weight' was replaced"),
         (add_parameter, r"parameter '0\.extra' was added"),
+        (add_parameter_to_a_module_without, r"parameter '1\.slope' was added"),
         (load_by_assignment, r"without assign=True"),
         (replace_in_the_optimizer, r"the optimizer holds a parameter of shape .* that is not the model's"),
     ],

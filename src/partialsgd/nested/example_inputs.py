@@ -14,6 +14,7 @@ Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 _ROWS = 4
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 _LARGE = 1_000_000  # bytes; of larger batches only a few rows are stored
 
 
@@ -38,10 +39,14 @@ class Example:
             if not isinstance(value, Tensor):
                 return value
             if rows is None or value.ndim == 0 or len(value) != self.rows:
-                return torch.randn(value.shape, generator=generator).to(value) if value.is_floating_point() else value
+                return (
+                    torch.randn(value.shape, generator=generator, device="cpu").to(value)
+                    if value.is_floating_point()
+                    else value
+                )
             if value.is_floating_point():
-                return torch.randn(rows, *value.shape[1:], generator=generator).to(value)
-            return value[torch.randint(len(value), (rows,), generator=generator).to(value.device)]
+                return torch.randn(rows, *value.shape[1:], generator=generator, device="cpu").to(value)
+            return value[torch.randint(len(value), (rows,), generator=generator, device="cpu").to(value.device)]
 
         args, kwargs = tree_map(draw, self.call)
         return args, kwargs
@@ -99,8 +104,10 @@ def from_config(model: nn.Module) -> Example | None:
     if main == "pixel_values":
         size = config.image_size
         sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-        return as_example({main: torch.randn(_ROWS, config.num_channels, *sides, generator=generator).to(device)})
-    ids = torch.randint(config.vocab_size, (_ROWS, 7), generator=generator).to(device)
+        return as_example(
+            {main: torch.randn(_ROWS, config.num_channels, *sides, generator=generator, device="cpu").to(device)}
+        )
+    ids = torch.randint(config.vocab_size, (_ROWS, 7), generator=generator, device="cpu").to(device)
     both = {main: ids, "decoder_input_ids": ids.flip(1)[:, :5]} if config.is_encoder_decoder else {main: ids}
     return as_example(both)
 
@@ -110,6 +117,13 @@ def tensors_of(outputs: Any) -> Iterator[Tensor]:
     for leaf in tree_leaves(outputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             yield leaf
+
+
+def is_close(a: Tensor, b: Tensor, *, at_least: float = 0.0) -> bool:
+    """True if two outputs are equal to the rounding of their dtype, or to `at_least`."""
+    tolerance = max(_TOLERANCE.get(a.dtype, 1e-4), at_least)
+    scale = float(a.abs().nan_to_num(posinf=0).max()) if a.numel() else 0.0
+    return a.shape == b.shape and torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def _example_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:

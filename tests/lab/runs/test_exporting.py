@@ -232,7 +232,7 @@ def test_the_files_and_packages_that_using_it_needs_are_beside_it_and_in_the_rea
         torch = {"torch"} if format == "transformers" else set()  # transformers needs it and does not install it
         assert set(packages.split()) == imported | torch, (recipe, format)
     files = {path.name for path in (run.path / "exports" / "full-safetensors").iterdir()}
-    assert files == {"README.md", "config.json", "model.safetensors", *names}
+    assert files == {"README.md", "export.json", "config.json", "model.safetensors", *names}
 
 
 def test_a_level_or_format_that_there_is_not_is_refused(tmp_path: Path) -> None:

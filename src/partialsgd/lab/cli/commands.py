@@ -181,13 +181,15 @@ class Export:
     """The directory to write; by default RUN/exports/LEVEL-FORMAT."""
     checkpoint: Checkpoint = "best"
     """The weights that were best on the validation data, or the last ones."""
+    overwrite: bool = False
+    """Write also into a directory that is not empty and does not hold this level of this run."""
 
     def __call__(self) -> None:
         from partialsgd.lab.runs.run import Run
         from partialsgd.lab.runs.use_run import export_level
 
-        run = Run.open(self.run)
-        directory = export_level(run, self.level, format=self.format, to=self.to, checkpoint=self.checkpoint)
+        options: dict[str, Any] = {"format": self.format, "checkpoint": self.checkpoint, "overwrite": self.overwrite}
+        directory = export_level(Run.open(self.run), self.level, to=self.to, **options)
         for file in sorted(directory.iterdir()):
             print(f"{file.stat().st_size:>12,}  {file}")
 
@@ -219,7 +221,7 @@ class Report:
 
         try:
             page = write_page(self.run, self.to or self.run[0] / "report.html", default_settings=preset_values)
-        except (FileNotFoundError, IsADirectoryError) as error:
+        except (FileExistsError, FileNotFoundError, IsADirectoryError) as error:
             raise WrongCall(str(error)) from error
         print(page)
         if self.open and not webbrowser.open(page.resolve().as_uri()):
