@@ -98,7 +98,7 @@ def made(draw: Any) -> Settings:
 
 
 @given(made())
-@options(max_examples=300, deadline=None)
+@options(max_examples=150, deadline=None)
 def test_settings_come_back_from_toml(tmp_path_factory: pytest.TempPathFactory, settings: Settings) -> None:
     path = tmp_path_factory.getbasetemp() / "settings.toml"
     path.write_text(to_toml(settings), encoding="utf-8")

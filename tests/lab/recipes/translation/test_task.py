@@ -125,10 +125,16 @@ def test_a_split_of_which_every_pair_is_too_long_is_refused_before_a_directory_i
     assert not (tmp_path / "run").exists()
 
 
+@pytest.fixture
+def no_final_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(use_run, "summarise", lambda *_: {})  # which scores the levels, and takes its time
+
+
 TOLD: dict[str, Any] = {"dropout": 0.0, "max_steps": 8, "epochs": 8, "init": "matched", "threads": 1, "warm_up": 3}
 TOLD |= {"longest": 64, "beam": 1}  # all phrases fit
 
 
+@pytest.mark.usefixtures("no_final_scores")
 def test_it_is_the_extracted_core_in_a_plain_loop(tmp_path: Path) -> None:
     """Written out: no family, no PartialSGD, one optimizer over the extracted network."""
     told = settings(**TOLD)
@@ -155,6 +161,7 @@ def test_it_is_the_extracted_core_in_a_plain_loop(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.usefixtures("no_final_scores")
 def test_it_is_the_level_that_only_trains_inside_the_family(tmp_path: Path) -> None:
     """With dropout too: both draw the same noise, for low-rank layers have the outputs of whole ones."""
     more = {**TOLD, "dropout": 0.1}
@@ -164,10 +171,8 @@ def test_it_is_the_level_that_only_trains_inside_the_family(tmp_path: Path) -> N
     assert [loss["model"] for loss in first] == [loss["core"] for loss in second]
 
 
-def test_bleu_along_the_training_is_of_the_first_validation_pairs_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(use_run, "summarise", lambda *_: {})  # which scores the levels, and takes its time
+@pytest.mark.usefixtures("no_final_scores")
+def test_bleu_along_the_training_is_of_the_first_validation_pairs_and_changes_nothing(tmp_path: Path) -> None:
     told = {**TOLD, "max_steps": 3}
     with_look, without = (
         loop.train(settings(**told, look_bleu=pairs, out=str(tmp_path / f"{pairs}")), show=False) for pairs in (4, 0)
