@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partialsgd import LowRank, Method, Nested, PartialSGD, methods, nest
+from partialsgd import LowRank, Method, Nested, PartialSGD, masks, methods, nest
 from partialsgd.testing.runs import assert_same_bits
 from tests.families import family
 from tests.methods.test_stages import mlp
@@ -244,6 +244,16 @@ def test_a_level_of_numbers_is_dropped_by_its_own_mask() -> None:
     for _ in range(4):
         sgd.step(closure)
     assert zeros == [0, 54, 0, 54]
+
+
+def test_what_is_chosen_among_does_not_depend_on_how_the_mask_is_stored() -> None:
+    """A tensor that is all False is as much outside as one that is written as False."""
+    counts = []
+    for outside in (False, torch.zeros(6, 6, dtype=torch.bool)):
+        held = Method(mask=lambda c, m=outside: masks.from_tensors(c.parameters, {"0.weight": m}, rest=True))
+        (step,) = train(sgd_of(mlp(3), methods.compose(held, methods.top_k(0.5))), cos_loss)
+        counts.append(step.mask.count())
+    assert counts == [round(0.5 * (3 * 42 - 36))] * 2
 
 
 def test_what_is_outside_a_level_does_not_enter_the_memory() -> None:
