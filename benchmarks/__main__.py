@@ -60,7 +60,7 @@ def _run(name: str, rounds: int, threads: int, console: Console) -> None:
     company = Company()
     # Refreshed between rounds only: a thread that draws ten times a second would run on one of the cores.
     with Progress(console=console, auto_refresh=False, transient=True) as progress:
-        track = Track(rounds=rounds, threads=threads, watch=_watcher(progress))
+        track = Track(rounds=rounds, threads=threads, watch=watcher(progress))
         figures = import_module(f"benchmarks.{name}").measure(track)
     taken = record(name, figures, track, company.share())
     console.print(report.screen(taken))
@@ -70,7 +70,8 @@ def _run(name: str, rounds: int, threads: int, console: Console) -> None:
         console.print(f"not stored: a figure needs {FEWEST_ROUNDS} rounds or more")
 
 
-def _watcher(progress: Progress) -> Watcher:
+def watcher(progress: Progress) -> Watcher:
+    """A bar for each race, which moves between rounds."""
     tasks: dict[str, TaskID] = {}
 
     def watch(what: str, done: int, rounds: int) -> None:

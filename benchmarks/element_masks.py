@@ -39,5 +39,6 @@ def _extra(times: Times, name: str) -> Figure:
 
 def random_mask(training: Training, percent: int) -> ps.Mask:
     draw = torch.Generator().manual_seed(percent)
-    entries = {n: torch.rand(p.shape, generator=draw) < percent / 100 for n, p in training.model.named_parameters()}
+    named = training.model.named_parameters()
+    entries = {n: torch.rand(p.shape, generator=draw, device="cpu") < percent / 100 for n, p in named}
     return ps.masks.from_tensors(training.model, entries)

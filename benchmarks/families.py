@@ -56,12 +56,15 @@ def sentences(tokens: int) -> dict[str, Tensor]:
     """So many target tokens, and as many source tokens."""
     draw = torch.Generator().manual_seed(0)
     shape = (round(tokens / LENGTH), LENGTH)
-    return {name: torch.randint(2, 10_000, shape, generator=draw) for name in ("input_ids", "labels")}
+    tokens = {name: torch.randint(2, 10_000, shape, generator=draw, device="cpu") for name in ("input_ids", "labels")}
+    return {name: ids.to(torch.get_default_device()) for name, ids in tokens.items()}
 
 
 def pictures(count: int) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
-    return torch.randn(count, 3, 32, 32, generator=draw), torch.randint(10, (count,), generator=draw)
+    images = torch.randn(count, 3, 32, 32, generator=draw, device="cpu")
+    labels = torch.randint(10, (count,), generator=draw, device="cpu")
+    return images.to(torch.get_default_device()), labels.to(torch.get_default_device())
 
 
 def translation(model: nn.Module, batch: dict[str, Tensor]) -> Training:

@@ -98,13 +98,15 @@ class Track:
     warm_up: int = 3
     threads: int = 2
     watch: Watcher = field(default=lambda what, done, rounds: None)
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  # it cannot change
+    """Where the contestants run: the clock is read when all work there is done."""
 
     def race(self, what: str, contestants: Mapping[str, Contestant], *, repeat: int = 3) -> Times:
         """Each contestant `repeat` times a round, in turns; its time in the round is the median of those."""
         seconds: dict[str, list[float]] = {name: [] for name in contestants}
         with _quiet(self.threads):
             for number in range(-self.warm_up, self.rounds):
-                times = _round(contestants, repeat, random.Random(number))
+                times = _round(contestants, repeat, random.Random(number), self.device)
                 if number >= 0:
                     for name, taken in times.items():
                         seconds[name].append(median(taken))
@@ -112,22 +114,37 @@ class Track:
         return Times(seconds)
 
 
-def _round(contestants: Mapping[str, Contestant], repeat: int, order: random.Random) -> dict[str, list[float]]:
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done all that it was asked to do; a CPU always has."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def _round(
+    contestants: Mapping[str, Contestant], repeat: int, order: random.Random, device: torch.device
+) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeat):
         # Shuffled, so that no contestant always finds in the cache what the same one has left there.
         for name in order.sample(list(contestants), len(contestants)):
             run = contestants[name]()
+            wait_for(device)
             start = perf_counter()
             part = run()
+            wait_for(device)
             taken[name].append(part if isinstance(part, Seconds) else perf_counter() - start)
     return taken
 
 
 @contextmanager
 def _quiet(threads: int) -> Iterator[None]:
-    """Nobody collects garbage while the clock runs, and the number of threads is known."""
-    before, collected = torch.get_num_threads(), gc.isenabled()
+    """Nobody collects garbage while the clock runs, and the number of threads is known.
+
+    Networks are built on torch's default device. That is switched off here, since it slows every call of torch.
+    """
+    before, collected, default = torch.get_num_threads(), gc.isenabled(), torch.get_default_device()
+    if default.type != "cpu":
+        torch.set_default_device(None)
     torch.set_num_threads(threads)
     gc.collect()
     gc.disable()
@@ -136,6 +153,8 @@ def _quiet(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+        if default.type != "cpu":
+            torch.set_default_device(default)
         if collected:
             gc.enable()
 

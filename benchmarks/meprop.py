@@ -13,7 +13,7 @@ import partialsgd as ps
 from benchmarks import baselines, ours
 from benchmarks.baselines import Training
 from benchmarks.figures import Figure, ratio
-from benchmarks.harness import Run, Seconds, Track, ready
+from benchmarks.harness import Run, Seconds, Track, ready, wait_for
 
 SUMMARY = "meProp, MLP 784-1024-1024-1024-1024-10, k = 64: backward and whole step ÷ dense"
 SIZES = (784, 1024, 1024, 1024, 1024, 10)
@@ -60,6 +60,7 @@ def raw_loop(training: Training) -> Stepper:
 
 def backward(training: Training, step: Stepper) -> Run:
     """A whole step of which only backward counts."""
+    device = training.parameters[0].device
 
     def run() -> Seconds:
         spent = 0.0
@@ -67,8 +68,10 @@ def backward(training: Training, step: Stepper) -> Run:
         def closure() -> Tensor:
             nonlocal spent
             loss = training.forward()
+            wait_for(device)
             start = perf_counter()
             loss.backward()
+            wait_for(device)
             spent += perf_counter() - start
             return loss
 

@@ -9,7 +9,9 @@ from benchmarks.harness import Contestant, Run, ready
 
 def with_method(training: Training, method: ps.Method, *, checked: bool = True) -> ps.PartialSGD:
     """On the very model and optimizer of the raw loop: a second copy would lie elsewhere in memory."""
-    return ps.PartialSGD(training.model, training.optimizer, method, nonfinite="raise" if checked else "ignore")
+    sgd = ps.PartialSGD(training.model, training.optimizer, method, nonfinite="raise" if checked else "ignore")
+    training.optimizer._optimizer_step_pre_hooks.clear()  # it would refuse the steps of the raw loop
+    return sgd
 
 
 def step(training: Training, method: ps.Method, *, checked: bool = True) -> Contestant:

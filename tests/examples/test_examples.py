@@ -285,6 +285,31 @@ def lightning_trainer(output: Path, epochs: int, *callbacks: Any) -> Any:
 
 
 @lightning_warns
+def test_lightning_without_manual_optimization_is_refused_before_anything_moves(tmp_path: Path) -> None:
+    import lightning
+
+    class Forgotten(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 2)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+            self.sgd = ps.PartialSGD(self.net, optimizer, ps.methods.dropout(0.5))
+            return optimizer
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            return self.net(batch[0]).square().sum()
+
+    module = Forgotten()
+    before = module.net.weight.detach().clone()
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 4)))
+    with pytest.raises(RuntimeError, match=r"called directly.*self\.automatic_optimization = False"):
+        lightning_trainer(tmp_path, 1).fit(module, data)
+    assert torch.equal(module.net.weight, before) and module.sgd.t == 0
+
+
+@lightning_warns
 @each_method
 def test_lightning_module_is_step_with_clip_norm(tmp_path: Path, method: ps.Method, gradients: int) -> None:
     import lightning

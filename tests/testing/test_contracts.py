@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import sys
 
 import pytest
 import torch
 
 from partialsgd import Method, PartialSGD, masks, methods, perturbations
 from partialsgd._util.snapshots import Buffers, RandomState
+from partialsgd._util.undo import UndoStack
 from partialsgd.engine import gradient_pass as passes
 from partialsgd.engine import gradients
 from partialsgd.engine.masked_update import MaskedUpdate
@@ -34,14 +34,17 @@ def test_law_1_fails_when_state_outside_is_not_held(monkeypatch) -> None:
     law = contracts.test_law_1_nothing_outside_the_mask_moves
     law(methods.random_mask(0.4), MLP, adamw, False)
 
-    @contextlib.contextmanager
-    def only_parameters(self, mask) -> Iterator[None]:
+    def only_parameters(self, mask, undo) -> None:
         before = {name: p.detach().clone() for name, p in self._parameters.items()}
-        yield
-        for name, entry in mask.partial.items():
-            self._parameters[name].copy_(torch.where(entry, self._parameters[name], before[name]))
 
-    monkeypatch.setattr(MaskedUpdate, "_held", only_parameters)
+        def put_back() -> None:
+            for name, entry in mask.partial.items():
+                x = self._parameters[name].detach()
+                x.copy_(torch.where(entry, x, before[name]))
+
+        undo.push(put_back)
+
+    monkeypatch.setattr(MaskedUpdate, "_hold", only_parameters)
     broken(law, methods.random_mask(0.4), MLP, False)
 
 
@@ -59,32 +62,15 @@ def test_law_1_fails_when_a_zero_gradient_stands_for_a_mask(monkeypatch) -> None
     broken(law, method, MLP, False)
 
 
-@contextlib.contextmanager
-def never_restored(parameters, perturbation, within=None, on_move=None) -> Iterator[None]:
+def never_restored(parameters, perturbation, undo, within=None, on_move=None) -> None:
     perturbations.apply(parameters, perturbation.move)
-    yield
 
 
-@contextlib.contextmanager
-def restored_on_success(parameters, perturbation, within=None, on_move=None) -> Iterator[None]:
-    saved = {name: parameters[name].detach().clone() for name in perturbation.touches}
-    perturbations.apply(parameters, perturbation.move)
-    yield
-    with torch.no_grad():
-        for name, value in saved.items():
-            parameters[name].copy_(value)
-
-
-@contextlib.contextmanager
-def restored_by_subtraction(parameters, perturbation, within=None, on_move=None) -> Iterator[None]:
+def restored_by_subtraction(parameters, perturbation, undo, within=None, on_move=None) -> None:
     before = {name: parameters[name].detach().clone() for name in perturbation.touches}
     perturbations.apply(parameters, perturbation.move)
-    with torch.no_grad():
-        deltas = {name: parameters[name] - before[name] for name in before}
-    yield
-    with torch.no_grad():
-        for name, delta in deltas.items():
-            parameters[name].sub_(delta)
+    deltas = {name: parameters[name].detach() - before[name] for name in before}
+    undo.push(lambda: [parameters[name].detach().sub_(deltas.pop(name)) for name in list(deltas)])
 
 
 def test_law_2_fails_without_an_exact_restore(monkeypatch) -> None:
@@ -92,13 +78,13 @@ def test_law_2_fails_without_an_exact_restore(monkeypatch) -> None:
     raising = contracts.test_law_2_x_is_x_again_when_the_closure_raises
     for law in (after_pass, raising):
         law(methods.sam(0.1), MLP, adamw, False)
-    for replacement, law in (
-        (never_restored, after_pass),
-        (restored_by_subtraction, after_pass),
-        (restored_on_success, raising),
-    ):
-        monkeypatch.setattr(passes, "perturbed", replacement)
-        broken(law, methods.sam(0.1), MLP, False)
+    for replacement in (never_restored, restored_by_subtraction):
+        monkeypatch.setattr(passes, "displace", replacement)
+        broken(after_pass, methods.sam(0.1), MLP, False)
+    monkeypatch.undo()
+    original = UndoStack.run
+    monkeypatch.setattr(UndoStack, "run", lambda self, *error: None if sys.exc_info()[1] else original(self, *error))
+    broken(raising, methods.sam(0.1), MLP, False)
 
 
 def test_law_3_fails_when_a_skipped_step_counts(monkeypatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import final
 
@@ -10,32 +10,53 @@ import torch
 from torch import Tensor, nn
 
 
+def generator_states(model: nn.Module) -> dict[torch.device, Tensor]:
+    """Copy the state of each global torch generator that the model may draw from: the CPU's and its devices'."""
+    devices = {torch.device("cpu"), *(p.device for p in model.parameters() if not p.is_meta)}
+    return {device: _generator_state(device) for device in devices}
+
+
+def set_generator_states(states: Mapping[torch.device, Tensor]) -> None:
+    for device, state in states.items():
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        elif device.type == "mps":
+            torch.mps.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)
+
+
 @final
 class RandomState:
-    """A copy of the global torch generators: the CPU's, and those of the GPUs that the model uses."""
+    """A copy of the global torch generators: the CPU's, and those of the devices that the model uses."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._cpu = torch.get_rng_state()
-        devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-        self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
+        self._states = generator_states(model)
 
     @property
     def is_now(self) -> bool:
         """True if nothing was drawn since the copy."""
-        states = [(self._cpu, torch.get_rng_state())]
-        states += [(state, torch.cuda.get_rng_state(device)) for device, state in self._cuda.items()]
-        return all(torch.equal(then, now) for then, now in states)
+        return all(torch.equal(state, _generator_state(device)) for device, state in self._states.items())
 
     def has_drawn_like(self, other: RandomState, begin: RandomState) -> bool:
         """True if both passes advanced the generator by the same amount since `begin`. On a GPU this can only be told
         when neither drew anything: its generator advances alike for tensors of different sizes."""
-        gpus_are_still = all(torch.equal(begin._cuda[d], s[d]) for s in (self._cuda, other._cuda) for d in s)
-        return torch.equal(self._cpu, other._cpu) and gpus_are_still
+        return all(
+            torch.equal(state, other._states[device])
+            and (device.type == "cpu" or torch.equal(state, begin._states[device]))
+            for device, state in self._states.items()
+        )
 
     def restore(self) -> None:
-        torch.set_rng_state(self._cpu)
-        for device, state in self._cuda.items():
-            torch.cuda.set_rng_state(state, device)
+        set_generator_states(self._states)
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    module = torch.get_device_module(device)  # of mps there is one device, and its functions take no other
+    state: Tensor = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
+    return state
 
 
 @final

@@ -16,7 +16,8 @@ from partialsgd._util.randomness import generator, key
 @final
 @dataclass(frozen=True)
 class Problem:
-    """A model and the loss of batch t; both are functions of their seeds alone."""
+    """A model and the loss of batch t; both are functions of their seeds alone. A batch is made on the CPU, so that it
+    is the same everywhere, and moved to the model's device."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -106,21 +107,25 @@ def _transformer() -> nn.Module:
     )
 
 
-def _noise(t: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator(key("batch", t)))
+def _noise(model: nn.Module, t: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator(key("batch", t)), device="cpu").to(_device_of(model))
 
 
-def _labels(t: int, high: int, *shape: int) -> Tensor:
-    return torch.randint(high, shape, generator=generator(key("labels", t)))
+def _labels(model: nn.Module, t: int, high: int, *shape: int) -> Tensor:
+    return torch.randint(high, shape, generator=generator(key("labels", t)), device="cpu").to(_device_of(model))
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _evaluate_quadratic(model: nn.Module, t: int) -> Tensor:
-    loss: Tensor = model(0.1 * _noise(t, 7))
+    loss: Tensor = model(0.1 * _noise(model, t, 7))
     return loss
 
 
 def _evaluate_tokens(model: nn.Module, t: int) -> Tensor:
-    tokens = _labels(t, 11, 4, 5)
+    tokens = _labels(model, t, 11, 4, 5)
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
@@ -128,8 +133,8 @@ def _classify(*shape: int, sometimes: bool = False) -> Callable[[nn.Module, int]
     """Return the loss of five inputs of this shape; with `sometimes`, the model is told whether t is even."""
 
     def evaluate(model: nn.Module, t: int) -> Tensor:
-        x = _noise(t, 5, *shape)
-        return F.cross_entropy(model(x, t % 2 == 0) if sometimes else model(x), _labels(t, 3, 5))
+        x = _noise(model, t, 5, *shape)
+        return F.cross_entropy(model(x, t % 2 == 0) if sometimes else model(x), _labels(model, t, 3, 5))
 
     return evaluate
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from partialsgd._util.snapshots import generator_states, set_generator_states
 from partialsgd.engine.partial_sgd import PartialSGD
 from partialsgd.engine.step import Step
 from partialsgd.masks import Mask
@@ -22,6 +23,7 @@ from partialsgd.optimizers.capabilities import per_coordinate
 from partialsgd.testing.problems import Problem
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
+_CPU = torch.device("cpu")
 
 
 @final
@@ -44,7 +46,7 @@ class Run:
 
     def closure(self, t: int) -> Callable[[], Tensor]:
         def run() -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self.autocast):
                 loss = self.problem.evaluate(self.model, t)
             loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
             return loss
@@ -55,9 +57,9 @@ class Run:
         return self.sgd.step(self.closure(t))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copy every parameter, buffer and optimizer tensor, and the state of the global generator."""
+        """Copy every parameter, buffer and optimizer tensor, and the states of the global generators."""
         buffers = {f"model.{name}": buffer.detach().clone() for name, buffer in self.model.named_buffers()}
-        return self.trained() | buffers | {"rng": torch.get_rng_state()}
+        return self.trained() | buffers | self._random()
 
     def trained(self) -> dict[str, Tensor]:
         """Copy every parameter and optimizer tensor."""
@@ -98,7 +100,7 @@ class Run:
         """Return the state after it went through a file without a pickle."""
         file = io.BytesIO()
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "sgd": self.sgd}
-        torch.save({name: part.state_dict() for name, part in parts.items()} | {"rng": torch.get_rng_state()}, file)
+        torch.save({name: part.state_dict() for name, part in parts.items()} | {"random": self._random()}, file)
         file.seek(0)
         loaded: dict[str, Any] = torch.load(file, weights_only=True)
         return loaded
@@ -107,7 +109,16 @@ class Run:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.sgd.load_state_dict(state["sgd"])
-        torch.set_rng_state(state["rng"])
+        random = {self._device if name == "device rng" else _CPU: rng for name, rng in state["random"].items()}
+        set_generator_states(random)
+
+    def _random(self) -> dict[str, Tensor]:
+        states = generator_states(self.model)
+        return {"rng" if device == _CPU else "device rng": state for device, state in states.items()}
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
 
 def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
