@@ -45,26 +45,54 @@ _BERT: dict[str, Any] = dict(
     hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=25, hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
 )  # fmt: skip
+_LLAMA: dict[str, Any] = dict(
+    vocab_size=TOKENS, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=25,
+)  # fmt: skip
+_MARIAN: dict[str, Any] = dict(
+    vocab_size=TOKENS, d_model=16, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=25, decoder_ffn_dim=21,
+    encoder_attention_heads=2, decoder_attention_heads=2, dropout=0.0, pad_token_id=1, eos_token_id=0,
+    decoder_start_token_id=1, forced_eos_token_id=None, max_position_embeddings=32,
+)  # fmt: skip
+_ENDS: dict[str, Any] = dict(bos_token_id=0, eos_token_id=1, pad_token_id=0)
+_OPT: dict[str, Any] = dict(
+    vocab_size=TOKENS, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=32, **_ENDS
+)  # fmt: skip
 HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertConfig", "BertForSequenceClassification", dict(vocab_size=TOKENS, **_BERT)),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", dict(
         vocab_size=TOKENS, n_embd=16, n_layer=3, n_head=2, n_positions=32, n_inner=25, resid_pdrop=0.0, embd_pdrop=0.0,
         attn_pdrop=0.0, bos_token_id=0, eos_token_id=1,
     )),
-    "llama": ("LlamaConfig", "LlamaForCausalLM", dict(
-        vocab_size=TOKENS, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=25,
-    )),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", _LLAMA),
     "t5": ("T5Config", "T5ForConditionalGeneration", dict(
         vocab_size=TOKENS, d_model=16, d_kv=6, d_ff=25, num_layers=3, num_decoder_layers=3, num_heads=2,
         dropout_rate=0.0, feed_forward_proj="relu", decoder_start_token_id=0,
     )),
-    "marian": ("MarianConfig", "MarianMTModel", dict(
-        vocab_size=TOKENS, d_model=16, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=25, decoder_ffn_dim=21,
-        encoder_attention_heads=2, decoder_attention_heads=2, dropout=0.0, pad_token_id=1, eos_token_id=0,
-        decoder_start_token_id=1, forced_eos_token_id=None, max_position_embeddings=32,
-    )),
+    "marian": ("MarianConfig", "MarianMTModel", _MARIAN),
     "vit": ("ViTConfig", "ViTForImageClassification", dict(image_size=8, patch_size=4, **_BERT)),
+    # The following are only saved and loaded.
+    "roberta": ("RobertaConfig", "RobertaForMaskedLM", dict(vocab_size=TOKENS, **_BERT)),
+    "electra": ("ElectraConfig", "ElectraForTokenClassification", dict(vocab_size=TOKENS, embedding_size=8, **_BERT)),
+    "distilbert": ("DistilBertConfig", "DistilBertForMaskedLM", dict(
+        vocab_size=TOKENS, dim=16, n_layers=3, n_heads=2, hidden_dim=25,
+    )),
+    "gpt_neo": ("GPTNeoConfig", "GPTNeoForCausalLM", dict(
+        vocab_size=TOKENS, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=25, window_size=4,
+        attention_types=[[["global", "local"], 2]], max_position_embeddings=32, **_ENDS,
+    )),
+    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", dict(intermediate_size=25, **_OPT)),
+    "opt": ("OPTConfig", "OPTForCausalLM", dict(ffn_dim=25, word_embed_proj_dim=16, **_OPT)),
+    "bloom": ("BloomConfig", "BloomForCausalLM", dict(vocab_size=TOKENS, hidden_size=16, n_layer=3, n_head=2, **_ENDS)),
+    "mistral": ("MistralConfig", "MistralForCausalLM", _LLAMA),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", dict(head_dim=4, **_LLAMA)),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", dict(head_dim=4, sliding_window=4, **_LLAMA)),
+    "phi": ("PhiConfig", "PhiForCausalLM", {**_LLAMA, "num_key_value_heads": 4, **_ENDS}),
+    "bart": ("BartConfig", "BartForConditionalGeneration", _MARIAN),
+    "deit": ("DeiTConfig", "DeiTForImageClassification", dict(image_size=8, patch_size=4, **_BERT)),
+    "dinov2": ("Dinov2Config", "Dinov2ForImageClassification", dict(
+        image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, mlp_ratio=2,
+    )),
 }  # fmt: skip
 
 

@@ -39,22 +39,22 @@ LIMITS: dict[str, int] = {
     "meprop": 1,
     "dynamic_pruning": 1,
     "dynamic_sparsity": 1,
-    "ac_dc": 1,
     "compose": 1,  # of top_k, in the main case
     # A criterion decides: it is read when it is measured.
     "guarded": 1,
     "scaled_by_alpha": 1,
     "alternating_criterion": 1,
     "freezing_criterion": 1,
-    "independent_subnets_criterion": 1,
     "compose_freezing": 0,  # of freezing and SAM
     # They change x or the optimizer's state beside the step, so the host must know that the gradient is finite.
     "block_coordinate_free": 1,
     "independent_subnets_average": 1,
+    "ac_dc": 2,  # and which tensors its pruning leaves
+    "independent_subnets_criterion": 2,  # and the criterion
 }
 """The most reads that a step may make, by method; settings that need more or less than the method's own have a line."""
-SCALER_LIMIT = 1
-"""With a GradScaler, whose overflow flag decides on the host whether the step is taken."""
+SCALER_LIMIT = 2
+"""With a GradScaler, whose overflow flag decides on the host whether the step is taken; the loss is read too."""
 
 OPTIONS: dict[str, tuple[str, dict[str, Any], int]] = {
     "nonfinite='skip'": ("dropout", {"nonfinite": "skip"}, 1),

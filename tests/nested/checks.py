@@ -179,4 +179,6 @@ def assert_no_trace(plain: nn.Module) -> None:
         assert "partialsgd" not in type(module).__module__ or "recipes" in type(module).__module__
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
             assert not hooks
-        assert not any("partialsgd" in type(value).__module__ for value in vars(module).values())
+        # A Hugging Face model that its class cannot load refuses to be saved.
+        own = {name: value for name, value in vars(module).items() if name not in ("save_pretrained", "push_to_hub")}
+        assert not any("partialsgd" in type(value).__module__ for value in own.values())

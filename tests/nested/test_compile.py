@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from partialsgd import Depth, Nested, OutputSum, Width, nest
 from tests.nested.contracts import Residual
-from tests.nested.test_nested import SPECS, model, x
+from tests.nested.test_nested import SPECS, model, outputs_in_threads, x
 
 
 def graphs() -> int:
@@ -120,3 +120,15 @@ def test_inductor_compiles_each_level_and_mode_once_over_a_thousand_switches(dyn
     assert graphs() == 2 * 2
     often(nested, compiled, 1000)
     assert graphs() == 2 * 2
+
+
+@pytest.mark.parametrize("by_user", [True, False])
+def test_each_thread_runs_its_own_level_of_a_compiled_model(by_user: bool, dynamo: None) -> None:
+    nested = nest(short(), Width(1 / 2)).eval()
+    compiled = nested
+    if by_user:
+        compiled = torch.compile(nested, backend="aot_eager", fullgraph=True)
+    else:
+        nested.compile(backend="aot_eager", fullgraph=True)
+    outputs_in_threads(nested, compiled, rounds=20)
+    assert graphs() == 2

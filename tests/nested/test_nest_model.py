@@ -51,6 +51,12 @@ def would_broadcast(layer: nn.Module) -> nn.Module:
     return linear(layer.in_features, 1)
 
 
+def same_weight(layer: nn.Module) -> nn.Module:
+    other = linear(layer.in_features, layer.out_features)
+    other.weight = layer.weight
+    return other
+
+
 class Held(nn.Module):
     """A layer that its owner also holds outside of `_modules`."""
 
@@ -158,6 +164,9 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "broadcast": (wide, one(LayerSum("2", would_broadcast)), ValueError, r"'2' .* \(\d, 8\) and \(\d, 1\)"),
     "other inputs": (wide, one(LayerSum("2", lambda _: linear(7, 8))), ValueError, "'2' and the layer made for it"),
     "no module made": (wide, one(LayerSum("2", lambda _: None)), TypeError, "make returned None for '2'"),
+    "the layer itself": (wide, one(LayerSum("2", lambda old: old)), ValueError, "returned a module that is '2' itself"),
+    "the layer inside": (wide, one(LayerSum("2", nn.Sequential)), ValueError, "'2' itself or shares modules"),
+    "a shared weight": (wide, one(LayerSum("2", same_weight)), ValueError, "'2' itself or shares modules or param"),
     "make raises": (wide, one(LayerSum("2", lambda _: 1 / 0)), ZeroDivisionError, "division"),
 }  # fmt: skip
 

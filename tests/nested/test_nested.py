@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
+import asyncio
+import contextvars
 import copy
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -306,3 +310,84 @@ def test_without_gradients_nothing_is_watched() -> None:
         nested(given)
     y.sum().backward()
     assert given.grad is not None
+
+
+# Threads
+
+
+def outputs_in_threads(nested: Nested, run: Callable[[Tensor], Tensor], rounds: int) -> None:
+    """Each thread runs a level of its own, all at once; outputs and gradients are those of one thread alone."""
+    expected = {}
+    for level in nested.levels:
+        with nested.at(level):
+            y = run(x())
+            expected[level] = y.detach(), torch.autograd.grad(y.sum(), list(nested.parameters(level=level)))
+    together, failures = threading.Barrier(len(nested.levels)), []
+
+    def work(level: str) -> None:
+        try:
+            assert nested.level == "full", "a new thread begins at the full level"
+            for _ in range(rounds):
+                with nested.at(level):
+                    together.wait(60)
+                    y = run(x())
+                    gradients = torch.autograd.grad(y.sum(), list(nested.parameters(level=level)))
+                assert torch.equal(y, expected[level][0])
+                assert all(torch.equal(a, b) for a, b in zip(gradients, expected[level][1], strict=True))
+        except BaseException as error:
+            failures.append(error)
+            together.abort()
+
+    threads = [threading.Thread(target=work, args=(level,)) for level in nested.levels]
+    with nested.at(nested.levels[0]):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert nested.level == nested.levels[0]
+    assert not failures, failures
+    assert nested.level == "full"
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_each_thread_runs_its_own_level(kind: str) -> None:
+    nested = nested_model(kind).eval()
+    outputs_in_threads(nested, nested, rounds=50)
+
+
+def test_each_asyncio_task_runs_its_own_level() -> None:
+    nested = nested_model().eval()
+    expected = dict(zip(nested.levels, outputs(nested), strict=True))
+
+    async def work(level: str) -> None:
+        for _ in range(3):
+            with nested.at(level):
+                await asyncio.sleep(0)
+                assert torch.equal(nested(x()), expected[level])
+
+    async def all_levels() -> None:
+        await asyncio.gather(*map(work, nested.levels))
+
+    asyncio.run(all_levels())
+
+
+def test_autograds_own_threads_are_at_the_level_of_whoever_called_backward() -> None:
+    """On an accelerator hooks and recomputed layers run in a thread that Python did not start; torch tells it whose."""
+    nested, seen, done = nested_model(), [], threading.Event()
+
+    def device_thread(context: contextvars.Context) -> None:
+        seen.append(nested.level)
+        torch._C._stash_obj_in_tls("context", context)  # as torch.autograd does
+        seen.append(nested.level)
+        torch._C._remove_obj_from_tls("context")
+        done.set()
+
+    with nested.at("1/4"):
+        _thread.start_new_thread(device_thread, (contextvars.copy_context(),))
+        assert done.wait(60)
+    assert seen == ["full", "1/4"]
+
+
+def test_data_parallel_whose_threads_have_no_level_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="use DistributedDataParallel instead"):
+        nested_model()._replicate_for_data_parallel()

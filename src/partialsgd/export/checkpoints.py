@@ -55,7 +55,7 @@ def load(
     record, tensors = files.read(Path(directory))
     specs = _specs(record, spec, levels)
     if model is None:
-        model = hugging_face.rebuild(record["model"])
+        model = hugging_face.rebuild(record["model"], states.with_ties(tensors, record["state"]))
         states.tie(model, record["state"]["tied"])
     nested = _nest(model, specs, record)
     states.fill(nested.model, record["state"], tensors)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,8 @@ from torch import Tensor, nn
 
 import partialsgd
 from partialsgd._util.extras import missing
-from partialsgd.export import states
-from partialsgd.nested.extract.hf_config import fit_config
-from partialsgd.nested.switch import FULL
+from partialsgd.export import states, untrusted_config
+from partialsgd.nested.extract.hf_config import Unsaveable, first_change
 
 Description = dict[str, Any]
 
@@ -38,8 +39,11 @@ def is_hugging_face(model: nn.Module) -> bool:
     return has_config and getattr(sys.modules.get("transformers"), type(model).__name__, None) is type(model)
 
 
-def rebuild(description: Description) -> nn.Module:
-    """Build a fresh model of a class of `transformers`, and of nothing else: a name in a file imports no code."""
+def rebuild(description: Description, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Build a fresh model of a class of `transformers`, and of nothing else: a name in a file imports no code.
+
+    What the config says about code is ignored, and sizes beyond those of the saved tensors are refused.
+    """
     name = description.get("transformers")
     if name is None:
         raise ValueError(
@@ -56,11 +60,18 @@ def rebuild(description: Description) -> nn.Module:
             f"transformers {transformers.__version__} has no model class {name!r}: install the version that "
             "config.json names, or load(directory, model) with a freshly built one"
         )
-    build: Any = model_class
+    config, generation = (untrusted_config.without_code(description[key]) for key in ("config", "generation"))
+
+    def build() -> nn.Module:
+        untyped: Any = model_class
+        model: nn.Module = untyped(untyped.config_class.from_dict(copy.deepcopy(config)))
+        return model
+
+    untrusted_config.require_fitting(config, build, tensors)
     with torch.random.fork_rng(devices=[]):  # the weights that it draws are overwritten
-        model: nn.Module = build(build.config_class.from_dict(description["config"]))
-    if description["generation"] is not None:
-        model.generation_config = transformers.GenerationConfig.from_dict(description["generation"])
+        model = build()
+    if generation is not None:
+        model.generation_config = transformers.GenerationConfig.from_dict(generation)
     return model
 
 
@@ -72,9 +83,9 @@ def versions(model: nn.Module) -> dict[str, str]:
 
 def require_same_class(extracted: nn.Module, level: str) -> None:
     """Refuse a level that is not again a model of its own Hugging Face class."""
-    reason = fit_config(extracted)
-    # The full level is of the model's own class, also if we do not know the size fields of its config.
-    if reason is not None and not (level == FULL and is_hugging_face(extracted)):
+    save = getattr(extracted, "save_pretrained", None)
+    if save is None or isinstance(save, Unsaveable):
+        reason = f"{type(extracted).__name__} is not a Hugging Face model" if save is None else save.reason
         raise ValueError(
             f'the level {level!r} cannot be loaded by from_pretrained: {reason}; use format="safetensors" or "onnx"'
         )
@@ -86,13 +97,11 @@ def save_pretrained(extracted: Any, directory: Path) -> None:
     extracted.save_pretrained(directory, **({"state_dict": copies} if copies else {}))
     with torch.random.fork_rng(devices=[]):
         loaded = type(extracted).from_pretrained(directory, dtype=extracted.dtype).state_dict()
-    saved = extracted.state_dict()
-    for name in {**saved, **loaded}:
-        if name not in saved or name not in loaded or not _are_equal(saved[name], loaded[name]):
-            raise ValueError(
-                f"{name!r} changes by save_pretrained and from_pretrained: {type(extracted).__name__} does not store "
-                'it, or computes it itself; use format="safetensors"'
-            )
+    if (name := first_change(extracted.state_dict(), loaded)) is not None:
+        raise ValueError(
+            f"{name!r} changes by save_pretrained and from_pretrained: {type(extracted).__name__} does not store "
+            'it, or computes it itself; use format="safetensors"'
+        )
 
 
 def _untied_state_dict(extracted: Any) -> dict[str, Tensor] | None:
@@ -103,11 +112,6 @@ def _untied_state_dict(extracted: Any) -> dict[str, Tensor] | None:
     ties = states.find_ties(extracted.state_dict(keep_vars=True))
     names = set(ties) - set(tied_by_class) - set(tied_by_class.values())
     return {n: t.clone() if n in names else t for n, t in extracted.state_dict().items()} if names else None
-
-
-def _are_equal(saved: Tensor, loaded: Tensor) -> bool:
-    saved = saved.to(loaded)
-    return bool(((saved == loaded) | (saved.isnan() & loaded.isnan())).all())
 
 
 def _config_as_json(config: Any) -> Description:

@@ -37,8 +37,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
 
 def fill(model: nn.Module, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Load the tensors, with their dtypes, into a fresh model; it must be the model that was saved."""
-    entries, tied = _state_dict(model), description["tied"]
-    saved = {**tensors, **{alias: tensors[name] for alias, name in tied.items()}}
+    entries, tied, saved = _state_dict(model), description["tied"], with_ties(tensors, description)
     _require_same_model(entries, saved, tied)
     for name, entry in entries.items():
         _cast(entry, saved[name].dtype)
@@ -46,6 +45,11 @@ def fill(model: nn.Module, description: Mapping[str, Any], tensors: Mapping[str,
         if name in description["dtypes"]:
             _cast(buffer, getattr(torch, description["dtypes"][name]))
     model.load_state_dict(saved)
+
+
+def with_ties(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the stored tensors under all of their names."""
+    return {**tensors, **{alias: tensors[name] for alias, name in description["tied"].items()}}
 
 
 def tie(model: nn.Module, tied: Mapping[str, str]) -> None:

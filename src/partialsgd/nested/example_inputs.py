@@ -14,6 +14,7 @@ Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 _ROWS = 4
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 _LARGE = 1_000_000  # bytes; of larger batches only a few rows are stored
 
 
@@ -110,6 +111,13 @@ def tensors_of(outputs: Any) -> Iterator[Tensor]:
     for leaf in tree_leaves(outputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             yield leaf
+
+
+def is_close(a: Tensor, b: Tensor, *, at_least: float = 0.0) -> bool:
+    """True if two outputs are equal to the rounding of their dtype, or to `at_least`."""
+    tolerance = max(_TOLERANCE.get(a.dtype, 1e-4), at_least)
+    scale = float(a.abs().nan_to_num(posinf=0).max()) if a.numel() else 0.0
+    return a.shape == b.shape and torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def _example_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:

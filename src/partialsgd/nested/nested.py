@@ -15,6 +15,7 @@ from partialsgd._util.snapshots import Buffers, RandomState
 from partialsgd.masks import Mask
 from partialsgd.nested import example_inputs
 from partialsgd.nested.example_inputs import Call, Example
+from partialsgd.nested.extract.hf_config import refuse_saving
 from partialsgd.nested.extract.level import check_extracted, extract_level
 from partialsgd.nested.inspect import summary
 from partialsgd.nested.layers import fast_paths
@@ -29,6 +30,11 @@ from partialsgd.parameters import Parameters, parameters_of, unwrap
 
 if TYPE_CHECKING:
     from partialsgd.nested.inspect.profile import Profile
+
+_SAVE_HINT = (
+    "save all levels with partialsgd.export.save(nested, directory), or one with "
+    "nested.extract(level).save_pretrained(directory)"
+)
 
 
 def nest(
@@ -86,6 +92,8 @@ class Nested(nn.Module):
         self._compiled: dict[str, Any] = {}
         self._fast_path_flags = fast_paths.disable_where_unsafe(model)
         model.register_forward_hook(self._switch.after_forward)
+        if self.nested_modules():
+            refuse_saving(model, "the layers of a nested model have other parameters", _SAVE_HINT)
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -98,15 +106,19 @@ class Nested(nn.Module):
         return self._switch.level
 
     def at(self, level: str, *, teacher: str | None = None) -> AbstractContextManager[None]:
-        """Run this level inside the `with` block; a teacher runs before it at each call, without a gradient."""
+        """Run this level inside the `with` block; a teacher runs before it at each call, without a gradient.
+
+        Like `torch.no_grad`, it applies to its own thread (and asyncio task): a new thread begins at the full level.
+        """
         return self._switch.at(level, teacher)
 
     @property
     def teacher(self) -> Any:
         """The teacher's outputs for the last inputs, or None if `at` named no teacher."""
-        if self._switch.teacher is not None and self._switch.teacher_outputs is None:
+        state = self._switch.state
+        if state.teacher is not None and state.teacher_outputs is None:
             raise RuntimeError("the teacher has not run yet: call the nested model, nested(x), before nested.teacher")
-        return self._switch.teacher_outputs
+        return state.teacher_outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._example is None and not torch.compiler.is_compiling():
@@ -115,6 +127,7 @@ class Nested(nn.Module):
             self._run_teacher(self._switch.teacher, *args, **kwargs)
         if not self._compiled:
             return self.model(*args, **kwargs)
+        self._switch.put(self._switch.state)  # another asyncio task of this thread may have entered a level since
         outputs = self._compiled[self.level](*args, **kwargs)
         self._switch.watch(outputs)
         return outputs
@@ -200,6 +213,9 @@ class Nested(nn.Module):
     def extra_repr(self) -> str:
         return f"levels={self.levels}, level={self.level!r}"
 
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        raise RuntimeError("nn.DataParallel runs threads that have no level; use DistributedDataParallel instead")
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_compiled": {}}  # a copy compiles for itself
 
@@ -210,7 +226,7 @@ class Nested(nn.Module):
             after.callback(RandomState(self.model).restore)
             with torch.no_grad(), self.at(teacher):
                 outputs = self(*args, **kwargs)
-        self._switch.teacher_outputs = outputs
+        self._switch.state.teacher_outputs = outputs
 
 
 def unwrap_nested(model: nn.Module) -> Nested:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
@@ -13,16 +16,59 @@ FULL = "full"
 
 
 @final
-class Switch:
-    """Layers read `level`; `at` is the only way to change it."""
+@dataclass(slots=True)
+class _State:
+    level: str = FULL
+    teacher: str | None = None
+    """The level that runs, without a gradient, before the current one."""
+    teacher_outputs: Any = None
 
-    def __init__(self, levels: tuple[str, ...]) -> None:
-        self.levels = levels
+
+_AT_FULL = _State()
+
+
+@final
+class _TracedState(threading.local):
+    """The level of each thread for torch.compile, which cannot trace a ContextVar but guards this attribute."""
+
+    def __init__(self) -> None:  # not class attributes: torch.compile would read those, the same in every thread
         # A string, not a number: torch.compile treats strings as constants and makes one graph for each.
         self.level = FULL
         self.teacher: str | None = None
-        """The level that runs, without a gradient, before the current one."""
-        self.teacher_outputs: Any = None
+        self.is_foreign = isinstance(threading.current_thread(), threading._DummyThread)
+        """True in a thread that Python did not start."""
+
+
+@final
+class Switch:
+    """Layers read `level`; `at` is the only way to change it, for its own thread or asyncio task."""
+
+    def __init__(self, levels: tuple[str, ...]) -> None:
+        self.levels = levels
+        self._context = ContextVar("level", default=_AT_FULL)
+        self._traced = _TracedState()
+
+    @property
+    def level(self) -> str:
+        return self._traced.level if torch.compiler.is_compiling() else self.state.level
+
+    @property
+    def teacher(self) -> str | None:
+        return self._traced.teacher if torch.compiler.is_compiling() else self.state.teacher
+
+    @property
+    def state(self) -> _State:
+        state = self._context.get()
+        if state is _AT_FULL and self._traced.is_foreign and torch._C._is_key_in_tls("context"):
+            # Autograd's own thread of a device: the level is that of the thread that called backward.
+            state = torch._C._get_obj_in_tls("context").get(self._context, _AT_FULL)
+        return state
+
+    def put(self, state: _State) -> None:
+        """Make this the state of the current thread and context."""
+        traced = self._traced
+        # One statement: an interrupt may come between two.
+        traced.level, traced.teacher, _ = state.level, state.teacher, self._context.set(state)
 
     def at(self, level: str, teacher: str | None = None) -> _AtLevel:
         """Return a context manager that runs a level inside its block."""
@@ -61,14 +107,14 @@ class Switch:
 @final
 class _AtLevel:
     def __init__(self, switch: Switch, level: str, teacher: str | None) -> None:
-        self._switch, self._inside = switch, (level, teacher, None)
-        self._outside: list[tuple[str, str | None, Any]] = []
+        self._switch, self._level, self._teacher = switch, level, teacher
+        self._outside: list[_State] = []
 
     def __enter__(self) -> None:
-        switch = self._switch
-        self._outside.append((switch.level, switch.teacher, switch.teacher_outputs))
-        switch.level, switch.teacher, switch.teacher_outputs = self._inside
+        self._outside.append(self._switch.state)
+        self._switch.put(_State(self._level, self._teacher))
 
     def __exit__(self, *error: object) -> None:
         if self._outside:  # else an interrupt came between leaving the block and noting it
-            self._switch.level, self._switch.teacher, self._switch.teacher_outputs = self._outside.pop()
+            self._switch.put(self._outside[-1])  # not popped before: an interrupt may come first
+            self._outside.pop()

@@ -17,7 +17,7 @@ from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.narrow import NarrowLayer
 from partialsgd.testing.problems import Tied
 from tests.nested.checks import assert_no_trace, output, shaken, untouched
-from tests.zoo import CASES, ZOO, again, bert, specs_for, t5
+from tests.zoo import CASES, ZOO, again, specs_for, t5
 
 FULL = [(name, kind) for name, kind in CASES if kind in ("ranks", "widths_separate", "depth_and_width")]
 
@@ -178,15 +178,3 @@ def test_ties_stay_ties() -> None:
         assert plain.head.weight is plain.embedding.weight
     plain = nest(t5(), Width(1 / 2)).extract("core")
     assert plain.lm_head.weight is plain.shared.weight is plain.encoder.embed_tokens.weight
-
-
-def test_a_user_s_subclass_with_another_constructor_comes_out_as_itself() -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    class Mine(BertForSequenceClassification):
-        def __init__(self, config: BertConfig, note: str) -> None:
-            super().__init__(config)
-            self.note = note
-
-    plain = nest(Mine(bert().config, "kept"), Width(1 / 2)).extract("core")
-    assert type(plain) is Mine and plain.note == "kept"

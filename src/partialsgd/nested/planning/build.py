@@ -174,6 +174,11 @@ def _plan_sums(plan: NestPlan, specs: Sequence[tuple[str, LayerSum]]) -> None:
         new = spec.make(old)
         if not isinstance(new, nn.Module):
             raise TypeError(f"make returned {new!r} for {name!r}; it must return a module")
+        if {*old.modules(), *old.parameters()} & {*new.modules(), *new.parameters()}:
+            raise ValueError(
+                f"make returned a module that is {name!r} itself or shares modules or parameters with it, so that both "
+                "terms of the sum would be trained as one; return a new module, or a copy by copy.deepcopy"
+            )
         require_same_signature(old, new, name)
         new.train(old.training)
         plan.replace(name, SumLayer(old, new, spec.core, list(by_level), plan.switch))
