@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 export PYTHONDONTWRITEBYTECODE =
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist worksteal --durations=15
 
-.PHONY: run test test-all checked browser bench results convergence setup lint
+.PHONY: run test test-all checked browser bench results convergence assault setup lint
 
 run: $(INSTALLED)  ## train a Transformer and its low-rank core on phrases, both at once: 5 to 7 minutes
 	$(BIN)/partialsgd train
@@ -38,6 +38,9 @@ results: $(INSTALLED)  ## every method trained on digits, and with DATA=folder o
 convergence: $(INSTALLED)  ## the criteria over trainings on the data in DATA=folder (45 minutes), into docs/convergence.md
 	$(BIN)/python -m studies.convergence $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m studies.write
+
+assault: $(INSTALLED)  ## kills, damaged files, Ctrl-C and other attacks for MINUTES=20, into docs/reliability.md
+	$(BIN)/python -m studies.assault $(if $(MINUTES),--minutes $(MINUTES)); status=$$?; $(BIN)/python -m studies.write && exit $$status
 
 setup: $(INSTALLED)  ## only the installation, with all extras
 

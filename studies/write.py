@@ -7,6 +7,7 @@ from pathlib import Path
 
 from partialsgd.lab.reproduce import numbers, tables
 from studies import pages, recipes, reproductions
+from studies.assault import page as assault
 from studies.convergence import figures as convergence_figures
 from studies.convergence import page as convergence
 from studies.convergence import runs as convergence_runs
@@ -15,6 +16,7 @@ from studies.methods import page as methods
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "figures"
 README, RESULTS, CONVERGENCE = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "convergence.md"
+RELIABILITY = ROOT / "docs" / "reliability.md"
 
 _SHORT = ("1/32", ("alone", "jointly"))
 """The ratio and the trainings that the README shows."""
@@ -55,6 +57,7 @@ BLOCKS: dict[tuple[Path, str], Callable[[], str]] = {
     (RESULTS, "methods"): methods.sections,
     (RESULTS, "recipes"): recipes.sections,
     (CONVERGENCE, "convergence"): lambda: convergence.sections(convergence_runs.stored()),
+    (RELIABILITY, "assault"): assault.sections,
     (README, "results"): in_short,
 }
 """The content of each block, by page and name."""

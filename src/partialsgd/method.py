@@ -90,7 +90,7 @@ class Context:
 
     def with_gradient(self, gradient: Vector | None) -> Context:
         """The same context with this gradient at x_t; with None, reading `gradient` raises `NeedsGradient`."""
-        return replace(self, _gradient=gradient, _gradients=None)
+        return replace(self, _gradient=gradient, _gradients=None if gradient is None else self._gradients)
 
     def with_gradients(self, gradients: Sequence[Vector]) -> Context:
         """The same context with the gradients of the micro-batches, or of the branches."""

@@ -22,8 +22,9 @@ TINY: dict[str, dict[str, Any]] = {
 
 def made_run(path: Path, recipe: str, **changes: Any) -> Run:
     """A run whose levels differ: every parameter is drawn anew, and BatchNorm has seen something."""
-    run = Run.new(RECIPES[recipe](**{**TINY[recipe], "out": str(path), **changes}))
-    task = build(run.settings)
+    settings = RECIPES[recipe](**{**TINY[recipe], "out": str(path), **changes})
+    task = build(settings)
+    run = Run.new(settings, texts=task.sidecar_files())
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in task.network.parameters():

@@ -132,13 +132,51 @@ def test_a_file_is_not_overwritten_by_oversight(tmp_path: Path) -> None:
     assert path.read_bytes() == b""
 
 
-@pytest.mark.parametrize("text", ["thesis, chapter 3\n", "my notes", '{"a": 1}\n', "[]\n", '{"t": oh\n'])
+@pytest.mark.parametrize(
+    "text", ["thesis, chapter 3\n", "my notes", '{"a": 1}\n', "[]\n", '{"t": oh\n', '{"t": null}\n']
+)
 def test_files_of_others_are_not_cut(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"line 1 of .*notes\.txt was not written by MetricsLog"):
         ps.MetricsLog(path, t=0)
     assert path.read_text() == text
+
+
+def test_damaged_lines_are_dropped_aloud_and_every_other_line_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with ps.MetricsLog(path) as log:
+        for t in range(6):
+            log.write(made_up(t))
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, damage in enumerate((b"\0" * 40 + b"\n", b'{"t": "x"}\n', b'{"t": ' + b"[" * 100_000 + b"\n"), 1):
+        spoilt = b"".join([*lines[:2], damage, *lines[3:]])
+        path.write_bytes(spoilt)
+        caplog.clear()
+        ps.MetricsLog(path, t=5).close()
+        copy = tmp_path / f"metrics.jsonl.damaged-{number}"
+        assert path.read_bytes() == b"".join([*lines[:2], *lines[3:5]]) and copy.read_bytes() == spoilt
+        assert "had 1 damaged lines, which were dropped; the other 4 before step 5 were kept" in caplog.text
+        assert f"the file as it was is {copy}" in caplog.text
+    path.write_bytes(b"oh\n" + lines[1])  # a file of ours, of which nothing is kept
+    ps.MetricsLog(path, t=0).close()
+    assert path.read_bytes() == b"" and (tmp_path / "metrics.jsonl.damaged-4").exists()
+    path.unlink()
+    ps.MetricsLog(path, t=5).close()
+    assert f"{path} is missing: the log begins anew, with step 5" in caplog.text
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    path, thesis = tmp_path / "metrics.jsonl", tmp_path / "thesis.txt"
+    for text in ("", '{"t": 7}\n'):
+        thesis.write_text(text)
+        path.unlink(missing_ok=True)
+        path.symlink_to(thesis)
+        with pytest.raises(OSError, match=f"{path} is a symbolic link, and nothing is written through one"):
+            ps.MetricsLog(path, t=0)
+        assert thesis.read_text() == text
 
 
 def test_after_a_kill_at_any_byte_the_log_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partialsgd import LowRank, Method, Nested, PartialSGD, masks, methods, nest
+from partialsgd import Branch, Context, LowRank, Mask, Method, Nested, PartialSGD, masks, methods, nest
 from partialsgd.testing.runs import assert_same_bits
+from tests import training
 from tests.families import family
 from tests.methods.test_stages import mlp
 from tests.methods.training import MLP, are_equal, assert_close, backward, sgd_of, train, values
@@ -321,3 +322,22 @@ def test_parts_keep_their_memories_apart() -> None:
     sgd = sgd_of(mlp(2), methods.compose(two, methods.compressed_gradient(0.5)))
     train(sgd, cos_loss)
     assert {key.partition(".")[0] for key in sgd.memory} == {"sam", "part 3"}
+
+
+def test_the_rule_that_compares_gradients_is_kept() -> None:
+    """Of a method with branches, where the branches agree; of one without, where its micro-batches do."""
+
+    def agree(context: Context) -> Mask:
+        a, b = context.gradients
+        return masks.from_tensors(context.parameters, {name: a[name] * b[name] > 0 for name in a})
+
+    branches = Method(agree, branches=lambda c: [Branch(level="a"), Branch(level="b")], name="branches")
+    for method in (branches, Method(agree, name="micro-batches")):
+        runs = [training.start(m) for m in (method, methods.compose(method, methods.random_mask(0.5)))]
+        for model, sgd in runs:
+            for g in sgd.gradients():
+                for k in (0, 1) if g.level is None else (int(g.level == "b"),):
+                    with g:
+                        training.MLP.closure(model, k)()
+        alone, composed = (sgd.update().mask for _, sgd in runs)
+        assert composed.count() < alone.count() and (composed & ~alone).count() == 0

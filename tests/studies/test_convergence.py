@@ -19,11 +19,9 @@ from studies.convergence import __main__ as command
 from studies.convergence import figures, images, numbers, page, runs, sentences, train
 from studies.convergence.images import IMAGES
 from studies.convergence.runs import Run
-from studies.convergence.sentences import EOS, FIRST_WORD, LONGEST, PAD, UNKNOWN, short_sentences
-from studies.convergence.settings import SETTINGS, SWITCHING, switching
-from torch import nn
+from studies.convergence.sentences import LONGEST
+from studies.convergence.settings import SETTINGS, SWITCHING
 
-import partialsgd as ps
 from partialsgd.logging import plot_criteria
 from partialsgd.meters.criteria import Criteria
 
@@ -73,18 +71,6 @@ def run(name: str, seed: int = 0, *, cosine: float = 0.5, c_norm: float = 2.0, l
     return Run(name, seed, SETTINGS[name].settings, measured, large, reached, 60.0, "2030-01-02", "2.0", "3.11")
 
 
-def test_sentences_are_short_and_rare_words_are_unknown(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short_sentences.cache_clear()
-    monkeypatch.setattr(sentences, "WORDS", 1)  # of each language the most frequent word: "ein" and "a"
-    found = short_sentences(data / "multi30k.de-en")
-    short_sentences.cache_clear()
-    assert found.x.shape == (66, LONGEST + 1) == found.test_x.shape and found.classes == FIRST_WORD + 2
-    a, ein = FIRST_WORD, FIRST_WORD + 1
-    assert found.x[0].tolist() == [ein, UNKNOWN, UNKNOWN, UNKNOWN, EOS, *[PAD] * 8]
-    assert found.y[1].tolist() == [UNKNOWN, UNKNOWN, UNKNOWN, EOS, *[PAD] * 9]
-    assert found.y[2, 0] == a
-
-
 @pytest.mark.usefixtures("narrow")
 def test_what_is_not_trained_is_measured_against_the_very_masks_that_are(data: Path) -> None:
     """At the start both have the same network, batch and mask; later not the same network."""
@@ -115,24 +101,6 @@ def test_the_core_is_measured_at_full_steps_and_at_its_own(data: Path) -> None:
     assert set(found.reached) == {"full", "core"}
 
 
-def test_a_period_is_so_many_full_steps_and_as_many_of_the_core() -> None:
-    nested = ps.nest(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), ps.Width(1 / 2))
-
-    def levels(period: int | None) -> str:
-        optimizer = torch.optim.SGD(nested.parameters(), 0.1)
-        sgd = ps.PartialSGD(nested, optimizer, switching(period)(nested, 3))
-
-        def closure() -> torch.Tensor:
-            loss = nested(torch.ones(1, 4)).sum()
-            loss.backward()
-            return loss
-
-        return "".join(str(sgd.step(closure).level)[0] for _ in range(8))
-
-    assert (levels(1), levels(2), levels(None)) == ("fcfcfcfc", "ffccffcc", "fffcccff")
-    assert [SETTINGS[name].period for name in SWITCHING] == ["1", "2", "8", "64", "epoch", "random"]
-
-
 def test_a_stored_run_gives_its_criteria_back(tmp_path: Path) -> None:
     criteria = Criteria(1.23456789, 0.5, 0.5, 0.75, -0.25, moved=2.0, groups={"narrowed": Criteria(1, 1, 1, 1, 1)})
     row = runs.row(criteria)
@@ -158,8 +126,10 @@ def test_what_is_stored_with_these_settings_is_not_trained_again() -> None:
     assert len({setting.settings for setting in SETTINGS.values()}) == len(SETTINGS)
 
 
-def test_a_killed_command_goes_on_where_it_was(tmp_path: Path, data: Path) -> None:
+def test_a_killed_command_goes_on_where_it_was(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "runs.jsonl"
+    monkeypatch.setattr("studies.runs.LOGS", tmp_path / "logs")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     call = [sys.executable, "-m", "studies.convergence", "--data", str(data), "--runs", "inner/0"]
     call += ["--steps", "4", "--results", str(file)]
     options: Any = {"cwd": ROOT, "stderr": subprocess.DEVNULL}
@@ -169,7 +139,7 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path, data: Path) -> No
         os.killpg(killed.pid, signal.SIGKILL)
     before = file.read_text()
     assert before.count("\n") == 1
-    subprocess.run(call, check=True, **options)
+    command.main(call[3:])
     assert sorted(runs.stored(file)) == ["dropout_inner", "plain_inner"] and before in file.read_text()
     (found,) = runs.stored(file)["dropout_inner"]
     again = train.train("dropout_inner", 0, data, steps=4)

@@ -12,7 +12,7 @@ import torch
 from studies.methods import __main__ as command
 from studies.methods import page, train
 from studies.methods.settings import SETTINGS
-from studies.methods.tasks import DIGITS, TASKS, Data, Part, Task, cifar10, digits
+from studies.methods.tasks import DIGITS, TASKS, Data, Task, cifar10, digits
 from studies.methods.train import Row, is_stored, stored
 from torch.nn.functional import cross_entropy
 
@@ -107,15 +107,6 @@ def test_the_learning_rate_is_chosen_by_held_out_data(task: Task, monkeypatch: p
         train.train(replace(task, rates=(0.4,)), "plain", 0)
 
 
-def test_no_example_is_in_two_parts_and_batches_go_through_a_part_once_an_epoch(data: Data) -> None:
-    parts = [data.train, data.held_out, data.test]
-    assert [len(part.x) for part in parts] == [1149, 288, 360]
-    assert abs(len(torch.cat([part.x for part in parts]).unique(dim=0)) - 1797) <= 1
-    batches = Part(torch.arange(10.0), torch.arange(10)).batches(3, seed=0)
-    first, second = (torch.cat([next(batches)[0] for _ in range(3)]) for _ in range(2))
-    assert len(first.unique()) == 9 and not torch.equal(first, second)
-
-
 def test_cifar_is_read_as_published(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     records = torch.randint(256, (20, 3073), generator=draw, dtype=torch.uint8)
@@ -147,7 +138,7 @@ def test_rows_are_trained_and_stored_by_worker_processes(tmp_path: Path, monkeyp
     file = tmp_path / "methods.jsonl"
     monkeypatch.setattr("studies.runs.LOGS", tmp_path / "logs")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    call = ["--rows", "digits/plain/0", "digits/plain/1", "--jobs", "2", "--results", str(file)]
+    call = ["--rows", "digits/plain/0", "digits/plain/1", "--results", str(file)]
     command.main(call)
     first, second = stored(file)
     assert (first.seed, second.seed) == (0, 1) and is_stored([first], DIGITS, "plain", 0)

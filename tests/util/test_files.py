@@ -100,13 +100,31 @@ def test_staged_files_arrive_together_or_not_at_all(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "damaged or only partly"), ("[1]", "a JSON object, .* a list")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "damaged or only partly"), ("[1]", "a JSON object, .* a list"), ("[" * 99_000, "damaged or only partly")],
+    ids=["half", "list", "deep"],
+)
 def test_read_json_names_the_file_and_the_fault(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=rf"x\.json .*{message}"):
         files.read_json(tmp_path / "x.json")
     files.write_json(tmp_path / "x.json", {"a": ["ä", 1.5]})
     assert files.read_json(tmp_path / "x.json") == {"a": ["ä", 1.5]}
+
+
+def test_a_file_written_alone_leaves_nothing_else_and_removes_what_a_kill_has_left(tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text("a year of work")
+    for leave in (lambda stage: stage.mkdir(), lambda stage: stage.touch(), lambda stage: stage.symlink_to(thesis)):
+        leave(tmp_path / files.STAGE)
+        files.write_alone(tmp_path / "x.json", b"{}")
+        assert {file.name for file in tmp_path.iterdir()} == {"x.json", "thesis.txt"}
+        leave(tmp_path / files.STAGE)
+        with files.staged(tmp_path) as stage:
+            (stage / "x.json").write_text("[]")
+        assert {file.name for file in tmp_path.iterdir()} == {"x.json", "thesis.txt"}
+    assert thesis.read_text() == "a year of work"
 
 
 def test_hashes_depend_on_every_part() -> None:

@@ -6,6 +6,7 @@ bytes go to a temporary file beside the old one, are flushed to the disk, and ta
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,16 +15,22 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 STAGE = ".being_written"
-"""The only name that a kill inside `staged` can leave in a directory; the next `staged` removes it."""
+"""The only name that a kill inside `staged` or `write_alone` can leave in a directory; the next of them removes it."""
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_alone(path: Path, data: bytes) -> None:
+    """Write one file into a directory that only this process writes into; a kill after it leaves nothing else."""
+    _clear_stage(path.parent)
+    write_bytes(path, data, path.with_name(STAGE))
+
+
+def write_bytes(path: Path, data: bytes, temporary: Path | None = None) -> None:
     """Write one file whole or not at all; missing directories are made, and several processes may write it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = temporary or path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(data)
@@ -34,6 +41,17 @@ def write_bytes(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
     fsync(path.parent)
+
+
+def open_to_change(path: Path) -> BinaryIO:
+    """Open a file to read and write it in place, and make it if it is missing; a symbolic link is not followed."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        return os.fdopen(os.open(path, flags, 0o666), "r+b")
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(f"{path} is a symbolic link, and nothing is written through one; remove it") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -55,7 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; a ValueError names the file and says what is wrong with it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise ValueError(f"{path} cannot be read ({error}); it is damaged or only partly copied: restore it") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, and holds a {type(value).__name__}; is it the right file?")
@@ -73,8 +91,7 @@ def staged(directory: Path, *, last: str | None = None) -> Iterator[Path]:
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"{directory} is a file; give the directory that the files are to be written into")
     existed = directory.exists()
-    stage = directory / STAGE
-    shutil.rmtree(stage, ignore_errors=True)
+    stage = _clear_stage(directory)
     stage.mkdir(parents=True)
     try:
         yield stage
@@ -104,6 +121,15 @@ def sha256(*parts: str | bytes) -> str:
         data = part.encode() if isinstance(part, str) else part
         total.update(len(data).to_bytes(8, "little") + data)
     return total.hexdigest()
+
+
+def _clear_stage(directory: Path) -> Path:
+    """Remove what a kill has left, and return its path."""
+    stage = directory / STAGE
+    shutil.rmtree(stage, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        stage.unlink()  # a file or a link; what could not be removed is an error
+    return stage
 
 
 def _replace(stage: Path, directory: Path, last: str | None) -> None:

@@ -18,6 +18,10 @@ from torch import Tensor
 Record: TypeAlias = dict[str, Any]
 
 
+class DamagedFile(ValueError):
+    """The file could be read, but is not what was written: it is truncated, or its checksum is another."""
+
+
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file; a full disk is an OSError, as everywhere else. It is not atomic: see `files.staged`."""
     try:
@@ -37,7 +41,10 @@ def write_checked(path: Path, key: str, record: Record, tensors: Mapping[str, Te
 
 
 def read_record(path: Path, key: str) -> Record | None:
-    """Read the record that `write_checked` wrote, or None if the file has none; a damaged file is a ValueError."""
+    """Read the record that `write_checked` wrote, or None if the file has none; what cannot be read is an OSError."""
+    with path.open("rb") as content:  # safetensors maps it into memory, where an unreadable page ends the process
+        while content.read(1 << 20):
+            pass
     try:
         with safe_open(path, "pt") as file:
             text = (file.metadata() or {}).get(key)
@@ -47,19 +54,19 @@ def read_record(path: Path, key: str) -> Record | None:
         return None
     try:
         return dict(json.loads(text))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, error) from error
 
 
 def read_tensors(path: Path, record: Record) -> dict[str, Tensor]:
-    """Read the tensors, and raise a ValueError unless they and the record are those that were written."""
+    """Read the tensors, and raise `DamagedFile` unless they and the record are those that were written."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
     except SafetensorError as error:
         raise _damaged(path, error) from error
     if digest({name: value for name, value in record.items() if name != "digest"}, tensors) != record.get("digest"):
-        raise ValueError(
+        raise DamagedFile(
             f"{path} has changed since it was written: its sha256 is not the one in its record; "
             "take another copy, or save again"
         )
@@ -76,5 +83,5 @@ def digest(record: Record, tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is truncated or damaged ({error}); take another copy, or save again")
+def _damaged(path: Path, error: Exception) -> DamagedFile:
+    return DamagedFile(f"{path} is truncated or damaged ({error}); take another copy, or save again")

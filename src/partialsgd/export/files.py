@@ -70,7 +70,7 @@ def _require_same_config(path: Path, record: Record) -> None:
         return
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if config != record:
         raise ValueError(

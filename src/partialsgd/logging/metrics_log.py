@@ -9,10 +9,12 @@ again, and its last line counts. JSON has no infinities, so they are written as 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -21,10 +23,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partialsgd._util.extras import missing
+from partialsgd._util.files import open_to_change, write_bytes
 from partialsgd.engine.step import Step
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 Record: TypeAlias = dict[str, Any]  # one line of a metrics file, with floats in place of "inf" and "nan"
+
+_log = logging.getLogger("partialsgd")
 
 MODEL = "model"  # the name of a model without levels
 _BEGIN = b'{"t": '
@@ -56,8 +61,9 @@ class MetricsLog:
             raise missing("to write TensorBoard events, tensorboard is needed", "lab")
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        _truncate(path, t, skips)
-        self._file = path.open("ab")
+        _keep_lines_before(t, path, skips)
+        self._file = open_to_change(path)
+        self._file.seek(0, os.SEEK_END)
         if tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -114,10 +120,13 @@ def parse(line: bytes, where: str) -> Record:
     """Return the record that a line holds; `where` names the line in the error message."""
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
-    if not isinstance(fields, dict) or not line.startswith(_BEGIN):
-        raise ValueError(f"{where} was not written by MetricsLog: {line[:80]!r}; check that this is the right file")
+    if not isinstance(fields, dict) or not line.startswith(_BEGIN) or not isinstance(fields["t"], int):
+        raise ValueError(
+            f"{where} was not written by MetricsLog: {line[:80]!r}; check that this is the right file, and if it is "
+            "damaged, move it away to go on without its lines"
+        )
     return dict(_with_nonfinite(fields))
 
 
@@ -140,26 +149,49 @@ def scalars(fields: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, fl
             yield name, value
 
 
-def _truncate(path: Path, t: int | None, skips: int) -> None:
-    """Keep the lines of the steps before t. They come first, so that truncating the file is atomic."""
-    if not path.exists() or path.stat().st_size == 0:
+def _keep_lines_before(t: int | None, path: Path, skips: int) -> None:
+    """Keep the lines of the steps before t. They come first, so that truncating the file is atomic.
+
+    Damaged lines among them are dropped with a warning, and the file as it was stays beside the new one.
+    """
+    if t and not os.path.lexists(path):
+        _log.warning("%s is missing: the log begins anew, with step %s", path, f"{t:,}")
+    if not os.path.lexists(path) or path.stat().st_size == 0:
         return
     if t is None:
         raise FileExistsError(
             f"{path} is not empty: open it with t=sgd.t to resume from a checkpoint, or with t=0 to start over"
         )
-    size = 0
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+    kept: list[bytes] = []
+    damaged: list[ValueError] = []
+    is_ours = False
+    with open_to_change(path) as file:
+        for number, line in enumerate(file, 1):
             if not line.endswith(b"\n") and line[: len(_BEGIN)] == _BEGIN[: len(line)]:
                 break  # a kill left half a line
-            fields = parse(line, f"line {number} of {path}")
+            try:
+                fields = parse(line, f"line {number} of {path}")
+            except ValueError as error:
+                damaged.append(error)
+                continue
+            is_ours = True
             is_earlier_attempt = fields["t"] == t and "skipped" in fields and skips > 0
             if fields["t"] >= t and not is_earlier_attempt:
                 break
             skips -= is_earlier_attempt
-            size += len(line)
-    os.truncate(path, size)
+            kept.append(line)
+        if not damaged:
+            file.truncate(sum(map(len, kept)))
+            return
+        file.seek(0)
+        before = file.read()
+    if not is_ours:
+        raise damaged[0]
+    copy = next(name for k in count(1) if not os.path.lexists(name := path.with_name(f"{path.name}.damaged-{k}")))
+    write_bytes(copy, before)
+    write_bytes(path, b"".join(kept))
+    lines, others = f"{len(damaged):,} damaged lines", f"the other {len(kept):,} before step {t:,}"
+    _log.warning("%s had %s, which were dropped; %s were kept, and the file as it was is %s", path, lines, others, copy)
 
 
 def _losses(step: Step) -> dict[str, float]:

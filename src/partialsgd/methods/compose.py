@@ -55,6 +55,7 @@ def _compose(first: Method, second: Method) -> Method:
         rules["perturb"] = _by_own_mask(_owner(first, second, "perturb"), "perturb")
     else:
         rules |= {"branches": lambda context: _branches(context, outer, inner), "perturb": PLAIN.perturb}
+        rules["mask"] = outer.mask  # it narrows the union of the branches' masks
     rules["project"] = _by_own_mask(_owner(first, second, "project"), "project")
     if has(first, "scale") or has(second, "scale"):
         rules["scale"] = lambda context: first.scale(context) * second.scale(context)

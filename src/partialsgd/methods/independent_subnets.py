@@ -115,7 +115,9 @@ class _Split:
         """Select the worker's units in this round: a random split, as even as the numbers allow."""
         number, worker, workers = self.rounds.of(context)[0], self.worker(context), len(self.levels)
         generators = [randomness.generator(context.key(units.name, t=number)) for units in self.hidden]
-        orders = [torch.randperm(u.count, generator=g) for u, g in zip(self.hidden, generators, strict=True)]
+        orders = [
+            torch.randperm(u.count, generator=g, device="cpu") for u, g in zip(self.hidden, generators, strict=True)
+        ]
         return [(units, order % workers == worker) for units, order in zip(self.hidden, orders, strict=True)]
 
     def mask(self, context: Context) -> Mask:

@@ -39,10 +39,14 @@ class Example:
             if not isinstance(value, Tensor):
                 return value
             if rows is None or value.ndim == 0 or len(value) != self.rows:
-                return torch.randn(value.shape, generator=generator).to(value) if value.is_floating_point() else value
+                return (
+                    torch.randn(value.shape, generator=generator, device="cpu").to(value)
+                    if value.is_floating_point()
+                    else value
+                )
             if value.is_floating_point():
-                return torch.randn(rows, *value.shape[1:], generator=generator).to(value)
-            return value[torch.randint(len(value), (rows,), generator=generator).to(value.device)]
+                return torch.randn(rows, *value.shape[1:], generator=generator, device="cpu").to(value)
+            return value[torch.randint(len(value), (rows,), generator=generator, device="cpu").to(value.device)]
 
         args, kwargs = tree_map(draw, self.call)
         return args, kwargs
@@ -100,8 +104,10 @@ def from_config(model: nn.Module) -> Example | None:
     if main == "pixel_values":
         size = config.image_size
         sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-        return as_example({main: torch.randn(_ROWS, config.num_channels, *sides, generator=generator).to(device)})
-    ids = torch.randint(config.vocab_size, (_ROWS, 7), generator=generator).to(device)
+        return as_example(
+            {main: torch.randn(_ROWS, config.num_channels, *sides, generator=generator, device="cpu").to(device)}
+        )
+    ids = torch.randint(config.vocab_size, (_ROWS, 7), generator=generator, device="cpu").to(device)
     both = {main: ids, "decoder_input_ids": ids.flip(1)[:, :5]} if config.is_encoder_decoder else {main: ids}
     return as_example(both)
 

@@ -68,6 +68,13 @@ WRONG = [
     (["train", "tabular"], "the recipe 'tabular' was removed; examples/wide_and_deep.py shows"),
     (["train", "--ratio", "7"], "--ratio must be in (0, 1], got '7'"),
     (["train", "--ratio", "half"], "--ratio must be written like 1/32 or 0.03125, got 'half'"),
+    (["train", "--ratio", "1e-999999999"], "--ratio must be in (0, 1], got '1e-999999999'"),
+    (["train", "--threads", "100000"], "--threads must be at most 1,024, got 100,000"),
+    (["train", "--clip-norm", "0"], "--clip-norm must be positive, got 0.0; omit it to clip nothing"),
+    (["train", "--clip-norm", "nan"], "--clip-norm must be positive, got nan"),
+    (["train", "--seed", "-1"], "--seed must be a whole number of at least 0, got -1"),
+    (["train", "--max-steps", "99999999999999999999"], "--max-steps must be at most 9,007,199,254,740,992, got 9999"),
+    (["train", "--lr", "inf"], "--lr must be positive and finite, got inf"),
     (["train", "--epochs", "0"], "--epochs must be a whole number of at least 1, got 0"),
     (["train", "--checkpoint-every", "-1"], "--checkpoint-every must be a whole number of at least 1, got -1"),
     (["train", "--probe", "plain"], "--probe has no effect without measure_every; set both, or neither"),
@@ -79,7 +86,7 @@ WRONG = [
     (["train", "--epochs", "1.5"], "--epochs"),
     (["train", "--nest", "deep"], "--nest"),
     (["train", "images", "--preset", "cifar"], "--preset"),
-    (["compare", "--seeds", "0"], "--seeds must be a whole number of at least 1, got 0"),
+    (["compare", "--seeds", "0"], "--seeds must be from 1 to 10,000, got 0"),
 ]
 
 

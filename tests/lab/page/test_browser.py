@@ -123,23 +123,6 @@ def test_table_can_be_sorted_by_click_and_by_keyboard_and_missing_values_come_la
         assert column(page, 5)[-1] == "–"
 
 
-def test_printed_page_is_unfolded_and_cuts_no_table(open_page: Open) -> None:
-    page = open_page("three", 700, color_scheme="dark")
-    inner = page.locator("details table").first
-    assert not inner.is_visible()
-    page.emulate_media(media="print")
-    boxes = [each.bounding_box() for each in page.locator("details > div").all()]
-    assert all(box is not None and box["height"] > 20 for box in boxes)
-    assert inner.is_visible() and page.locator("nav").is_hidden() and page.evaluate(_PAPER) == "rgb(255, 255, 255)"
-    overflows = page.evaluate("[...document.querySelectorAll('.box')].map((e) => getComputedStyle(e).overflowX)")
-    assert set(overflows) == {"visible"}
-    page.emulate_media(media="screen")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # for browsers without ::details-content
-    assert page.locator("details:not([open])").count() == 0
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.locator("details[open]").count() == 0
-
-
 def test_script_in_a_sample_or_a_name_is_shown_as_text(open_page: Open) -> None:
     page = open_page("one")
     assert "taken" not in page.title() and page.locator("script").count() == 1 and page.locator("img").count() == 0

@@ -90,9 +90,15 @@ def test_any_text_is_shown_as_it_is_without_characters_that_html_cannot_hold(tex
     assert not shown or page.texts.count(shown) >= 20
 
 
-def test_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_takes_the_place_of_a_page_and_of_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, to = example_runs.run(tmp_path), tmp_path / "r.html"
-    to.write_text("the old one")
+    to.write_text("somebody's page")
+    with pytest.raises(FileExistsError, match=r"r\.html exists and is not a page of `partialsgd report`; give another"):
+        write_page([path], to)
+    assert to.read_text() == "somebody's page"
+    to.unlink()
+    old = write_page([path], to).read_bytes()
+    example_runs.write_steps(path, [])
 
     def full_disk(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
@@ -102,7 +108,9 @@ def test_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypa
         write_page([path], to)
     with pytest.raises(IsADirectoryError, match=r"is a directory; give the file to write, for example .*report\.html"):
         write_page([path], tmp_path)
-    assert to.read_text() == "the old one" and sorted(file.name for file in tmp_path.iterdir()) == ["joint", "r.html"]
+    assert to.read_bytes() == old and sorted(file.name for file in tmp_path.iterdir()) == ["joint", "r.html"]
+    monkeypatch.undo()
+    assert write_page([path], to).read_bytes() != old
 
 
 def test_error_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,25 +11,12 @@ from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.images.settings import PRESETS as IMAGES
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
-from partialsgd.lab.reproduce import EXPERIMENTS, make_experiment, paper
+from partialsgd.lab.reproduce import make_experiment
 from partialsgd.lab.reproduce.experiment import Request, Scale
 from partialsgd.lab.reproduce.paper import FULL_ALONE, LOW_RANK_64, TABLE_3, TABLES
 from partialsgd.lab.reproduce.schedule import ready
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import open_folder, opened, run, search, valid
-
-
-def test_both_methods_have_the_same_grid_and_nothing_else_differs(tmp_path: Path) -> None:
-    settings = ready(make_experiment("table3", Request()), open_folder(tmp_path))[0].settings
-    assert isinstance(settings, Images) and (settings.preset, settings.data) == ("digits", None), "without data"
-    jobs = ready(make_experiment("table3", Request("laptop", "cifar")), open_folder(tmp_path))
-    found: dict[str, list[dict[str, object]]] = {}
-    for job in jobs:
-        assert isinstance(job.settings, Images)
-        told = {**vars(job.settings), "out": None, "method": None}
-        found.setdefault(job.settings.method, []).append(told)
-    assert found["alternating"] == found["slimmable"] and len(found["slimmable"]) == 6
-    assert {told["epochs"] for told in found["slimmable"]} == {2}  # shorter than the runs that are shown
 
 
 def test_the_papers_scale_is_resnet_18_and_slimmable_also_runs_with_the_flops_of_alternating(
@@ -97,32 +84,6 @@ def test_what_is_not_trained_is_measured_all_the_same(tmp_path: Path) -> None:
         assert (job.settings.nest, job.settings.ratio, job.settings.probe) == ("width", ("1/2",), "only('core')")
         assert job.settings.d_model == PRESETS["iwslt14"].d_model
     assert [job.settings.method for job in jobs] == ["alternating", "plain"]
-
-
-@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
-@pytest.mark.parametrize("name", list(EXPERIMENTS))
-def test_sizes_and_lengths_are_those_of_the_runs(name: str, scale: Scale, tmp_path: Path) -> None:
-    plan, folder = opened(make_experiment(name, Request(scale, "data")), tmp_path)
-    text = "\n".join(plan.choices(folder))
-    settings = plan.rows(folder)[0].make(folder, 0)
-    assert isinstance(settings, (Images, Translation))
-    if isinstance(settings, Images):
-        facts = [f"Network {settings.network}, {settings.width} channels", f"{settings.batch} images a batch"]
-        assert ("mirror images" in text) == settings.flip
-    else:
-        facts = [f"width {settings.d_model}", f"{settings.ffn:,} hidden", f"{settings.heads} heads"]
-        facts += [f"dropout {settings.dropout:g}", f"vocabulary of {settings.vocabulary:,}"]
-        facts += [f"at most {settings.max_tokens:,} pieces", f"{settings.layers} block"]
-        facts += ["greedy search" if settings.beam == 1 else f"over {settings.beam} hypotheses"]
-    facts.append(f"{settings.max_steps:,} steps" if settings.max_steps else f"{settings.epochs} epochs")
-    assert [fact for fact in facts if fact not in text] == []
-    assert settings.clip_norm is None and ("not clipped" in text or name in ("figure2", "figure3"))
-    if name.startswith("table"):
-        cells = len(plan.grid.cells)
-        assert (f"tuned over the same {cells} cells" in text) == (cells > 1) == (scale != "paper")
-        assert ("for every row." in text) == (cells == 1) and ("out of the grid" not in text or cells > 1)
-    if name not in ("figure2", "figure3"):
-        assert {*paper.ALTERNATION} <= {*plan.choices(folder)}
 
 
 def test_digits_have_epochs_enough_for_the_steps_that_are_told(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.experiment import Cell, Request, Row, always
-from partialsgd.lab.reproduce.numbers import collect, shown_comparisons
-from partialsgd.lab.reproduce.run_folder import RunFolder, equal_flops, equal_flops_name
+from partialsgd.lab.reproduce.numbers import collect
+from partialsgd.lab.reproduce.run_folder import RunFolder, equal_flops
 from partialsgd.lab.reproduce.schedule import ready, requested_rows, require_all, waiting
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from tests.lab.reproduce.made import GRID, experiment, open_folder, opened, run, search, trio, valid
@@ -120,26 +120,6 @@ def test_what_is_left_of_an_earlier_grid_stands_in_nobodys_way_and_a_run_of_anot
     run(folder.run(OTHER, 0), [valid(full=0.1)], {"full": 0.1}, settings=GRID.cells[0].apply(Images(epochs=3)))
     with pytest.raises(AlreadyThere, match=r"lr 0.1 instead of 0.2"):
         require_all(plan, open_folder(tmp_path))
-
-
-def test_the_better_of_whole_runs_is_shown_by_validation_with_the_first_seed(tmp_path: Path) -> None:
-    plan, folder = opened(experiment(trio()), tmp_path)
-    search(folder, "core", [0.5, 0.2])
-    whole = {"core": (GRID.cells[0], [(0.6, 0.9), (0.99, 0.9)]), OTHER: (GRID.cells[1], [(0.7, 0.8)])}
-    for name, (cell, values) in whole.items():
-        for seed, (score, test) in enumerate(values):
-            run(folder.run(name, seed), [valid(full=score)], {"full": test}, settings=cell.apply(Images(seed=seed)))
-    assert folder.shown_row("core") == OTHER
-    line = collect(plan, folder)["lines"][0]
-    assert line["row"] == OTHER and line["scores"] == {"0": pytest.approx(80.0)}
-    (pair,) = shown_comparisons(plan, folder)
-    assert pair.alone == {"core": OTHER, "full": "full"}
-    row = equal_flops("joint", "core", "core-flops", 1, None)
-    run(folder.run("joint", 0), [valid(core=0.1, full=0.1)], {"core": 0, "full": 0})
-    settings = row.make(folder, 0)
-    assert isinstance(settings, Images) and settings.lr == GRID.cells[1].lr
-    assert equal_flops_name("core", "core", folder) == "core-flops-lr0.2-warm5"  # that of the other cell stays
-    assert equal_flops_name("full-1_4", "full", folder) == "full-1_4-flops"
 
 
 def test_each_cell_experiment_scale_and_corpus_has_a_directory_of_its_own(

@@ -35,16 +35,6 @@ def trained(folder: RunFolder, row: str, loss: float, seed: int = 0) -> Path:
     return run(folder.run(row, seed), evaluations, test, settings=Translation(seed=seed), score="BLEU")
 
 
-def test_a_core_alone_is_taken_out_of_the_same_family_and_trained_plainly(tmp_path: Path) -> None:
-    plan, folder = opened(make_experiment("table1a", SMALL), tmp_path)
-    joint, core = (settings(plan, folder, f"{kind}-1_32-svd") for kind in ("joint", "core"))
-    assert joint is not None and (joint.nest, joint.ratio) == ("low-rank", ("1/32",))
-    assert (joint.init, joint.method) == ("svd", "alternating")
-    assert core == replace(joint, alone="core", method="plain")
-    whole = settings(plan, folder, "full")
-    assert whole is not None and (whole.nest, whole.method, whole.epochs) == ("none", "plain", joint.epochs)
-
-
 def test_the_smallest_ratio_and_the_starts_come_first_and_a_whole_table_before_a_second_seed(tmp_path: Path) -> None:
     plan, folder = opened(make_experiment("table1a", SMALL), tmp_path)
     first = ["full", *(f"{kind}-1_32-{start}" for start in ("zero", "svd", "matched") for kind in ("core", "joint"))]

@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import math
+import os
 import random
 import resource
 import subprocess
@@ -19,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 
+from partialsgd._util import tensor_files
 from partialsgd.export import files
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.checkpoints import pack, unpack
@@ -54,9 +56,8 @@ def two(folder: Path) -> tuple[Path, bytes]:
     ("metadata", "why"),
     [
         (None, "it is not the checkpoint of a training"),
-        ({"partialsgd.training": '{"format": 2}'}, "it has format 2, and this version reads format 1"),
         ({"partialsgd.training": '{"format": 1}'}, "its sha256 is not the one"),
-        ({"partialsgd.training": "[]"}, "it has format None"),
+        ({"partialsgd.training": "[]"}, "its sha256 is not the one"),
         ({"partialsgd.training": "oh"}, "Expecting value"),
     ],
 )
@@ -263,3 +264,43 @@ def test_a_file_cut_at_any_byte_is_passed_over_with_a_warning(tmp_path: Path, ca
         assert record.getMessage().startswith(f"the checkpoint {newest} is skipped: ")
     older.write_bytes(whole[:100])
     assert checkpoints.latest(folder) is None, "when all are damaged there is none"
+
+
+def test_a_checkpoint_that_cannot_be_read_or_is_newer_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    folder, whole = two(tmp_path)
+    newest = checkpoints.paths(folder)[-1]
+    tensor_files.write_checked(newest, "partialsgd.training", {"format": 2, "position": 2, "state": {}}, {})
+    with pytest.raises(ValueError, match=f"the checkpoint {newest} has format 2, .*left as it is: resume it with the"):
+        checkpoints.latest(folder)
+    newest.unlink()
+    newest.mkdir()
+    message = rf"the checkpoint {newest} cannot be read \(Is a directory\); the run was left as it is: make the file"
+    with pytest.raises(OSError, match=message):
+        checkpoints.latest(folder)
+    newest.rmdir()
+    newest.write_bytes(whole)
+    free = os.open(newest, os.O_RDONLY)
+    os.close(free)
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, most))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            checkpoints.latest(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    assert checkpoints.latest(folder) is not None
+    (tmp_path / "gone").symlink_to(tmp_path / "a disk that is not mounted")
+    with pytest.raises(FileNotFoundError):
+        checkpoints.latest(tmp_path / "gone")
+
+
+def test_files_with_other_names_are_neither_read_nor_deleted(tmp_path: Path) -> None:
+    names = ("mine.safetensors", "9.safetensors", "0000000009.safetensors.bak", "x0000000009.safetensors", "notes.txt")
+    for name in names:
+        (tmp_path / name).write_text("not a checkpoint")
+    for position in (1, 2):
+        checkpoints.save(tmp_path, position, STATE, keep=1)
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "0000000002.safetensors"}
+    found = checkpoints.latest(tmp_path)
+    assert found is not None and found[0] == 2
+    assert {(tmp_path / name).read_text() for name in names} == {"not a checkpoint"}

@@ -26,6 +26,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "pre-norm": ("translation", {"norm": "pre"}),
     "untied": ("translation", {"norm": "pre", "tie": False, "nest": "depth", "ratio": ("1/2",), "layers": 2}),
     "narrow": ("translation", {"nest": "width"}),
+    "narrow but for attention": ("translation", {"nest": "width", "query_key": False}),
     "short": ("translation", {"nest": "depth", "ratio": ("1/2",), "layers": 2}),
     "core alone": ("translation", {"alone": "core"}),
     "images": ("images", {}),
@@ -45,6 +46,8 @@ CASES = [
     ("low-rank", "full", "transformers"),
     ("short", "core", "transformers"),
     ("untied", "core", "transformers"),
+    ("narrow but for attention", "core", "transformers"),
+    ("narrow but for attention", "core", "safetensors"),
     *((run, "core", "safetensors") for run in ("images", "images of low rank", "short images", "images without norms")),
     ("images", "full", "safetensors"),
     ("images", "core", "onnx"),
@@ -229,7 +232,7 @@ def test_the_files_and_packages_that_using_it_needs_are_beside_it_and_in_the_rea
         torch = {"torch"} if format == "transformers" else set()  # transformers needs it and does not install it
         assert set(packages.split()) == imported | torch, (recipe, format)
     files = {path.name for path in (run.path / "exports" / "full-safetensors").iterdir()}
-    assert files == {"README.md", "config.json", "model.safetensors", *names}
+    assert files == {"README.md", "export.json", "config.json", "model.safetensors", *names}
 
 
 def test_a_level_or_format_that_there_is_not_is_refused(tmp_path: Path) -> None:

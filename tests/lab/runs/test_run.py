@@ -145,3 +145,16 @@ def test_other_data_and_earlier_runs_are_refused_where_they_are_read(tmp_path: P
     with pytest.raises(ValueError, match=r"not those that .*run started with: the files changed, or a library"):
         run.require_data("those teacher:one start:one")
     Run.new(Images(out=str(tmp_path / "old"))).require_data("any")  # a run from before has none to compare
+
+
+def test_the_lock_is_not_written_through_a_link_and_keeps_what_is_in_it(tmp_path: Path) -> None:
+    run = Run.new(Toy(out=str(tmp_path / "a")))
+    thesis, lock = tmp_path / "thesis.txt", run.path / ".lock"
+    thesis.write_text("a year of work")
+    lock.symlink_to(thesis)
+    with pytest.raises(OSError, match=f"{lock} is a symbolic link, and nothing is written through"), run.locked():
+        raise AssertionError("it was let in")
+    lock.unlink()
+    lock.write_text("notes")
+    with run.locked():
+        assert thesis.read_text() == "a year of work" and lock.read_text() == "notes"

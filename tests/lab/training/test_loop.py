@@ -15,6 +15,7 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
+from partialsgd._util import tensor_files
 from partialsgd.lab.runs import checkpoints, use_run
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
@@ -144,6 +145,17 @@ def test_accumulating_is_one_step_on_the_union(tmp_path: Path, monkeypatch: pyte
     assert [line["loss"] for line in lines] == [pytest.approx(line["loss"]) for line in report.read(together.metrics)]
 
 
+_WHOLE: dict[str, dict[str, Any]] = {}
+
+
+def whole_run(place: Path, **settings: Any) -> dict[str, Any]:
+    """What a run that was never stopped leaves; made once for these settings."""
+    key = json.dumps(settings)
+    if key not in _WHOLE:
+        _WHOLE[key] = remains(trained(place / "whole", **settings).path)
+    return _WHOLE[key]
+
+
 HARD: dict[str, Any] = {"norm": True, "measure_every": 2, "checkpoint_every": 4, "epochs": 3}
 """With BatchNorm, dropout and a meter."""
 
@@ -159,7 +171,7 @@ HARD: dict[str, Any] = {"norm": True, "measure_every": 2, "checkpoint_every": 4,
 def test_asked_to_stop_it_finishes_the_step_saves_and_goes_on_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, changes: Any
 ) -> None:
-    whole = remains(trained(tmp_path / "whole", **HARD, **changes).path)
+    whole = whole_run(tmp_path, **HARD, **changes)
     place = tmp_path / "stopped"
     for position in (0, 6, 9, 13):  # the first, the last of an epoch, two between checkpoints
         with monkeypatch.context() as patch:
@@ -187,7 +199,7 @@ def test_a_run_that_failed_anywhere_goes_on_to_the_bit(tmp_path: Path, monkeypat
     def fail() -> None:
         raise KeyError("a fault of the data")
 
-    whole = remains(trained(tmp_path / "whole", **HARD).path)
+    whole = whole_run(tmp_path, **HARD)
     trying = [1, 3, 4, 7, 8, 20]
     with pytest.raises(KeyError), monkeypatch.context() as patch:
         at_batch(trying[0], fail, patch)
@@ -216,7 +228,7 @@ def test_between_any_two_writes_a_run_may_end_and_goes_on_to_the_bit(
 ) -> None:
     """Every write is an instant; a kill comes before it or after it. Step 14 has all three."""
     options: dict[str, Any] = {**HARD, "checkpoint_every": 2}
-    whole = remains(trained(tmp_path / "whole", **options).path)
+    whole = whole_run(tmp_path, **options)
     holder, name = WRITES[what]
     write, calls = getattr(holder, name), {"checkpoint": (4, 7), "log": (8, 14), "weights": (1, 2, 3, 4)}[what]
     for call in calls:
@@ -370,7 +382,7 @@ def test_trackers_get_the_numbers_of_the_log_however_it_ends(
 def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = remains(trained(tmp_path / "whole", **HARD).path)
+    whole = whole_run(tmp_path, **HARD)
     at_batch(13, stop, monkeypatch)
     with pytest.raises(loop.Stopped):
         trained(tmp_path / "a", **HARD)
@@ -399,3 +411,45 @@ def test_wrong_settings_are_found_before_a_directory_is_made(tmp_path: Path, opt
     with pytest.raises(WrongCall, match=message):
         trained(tmp_path / "a", measure_every=2, **options)
     assert not (tmp_path / "a").exists()
+
+
+def test_a_run_whose_checkpoint_cannot_be_used_is_refused_and_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_batch(9, stop, monkeypatch)
+    with pytest.raises(loop.Stopped):
+        trained(tmp_path / "a", track=("tensorboard",))
+    newest = checkpoints.paths(tmp_path / "a" / "checkpoints")[-1]
+    tensor_files.write_checked(newest, "partialsgd.training", {"format": 2, "position": 10, "state": {}}, {})
+    before = {path: path.is_file() and (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError, match="has format 2, and this version of partialsgd reads format 1"):
+        loop.resume(Run.open(tmp_path / "a"))
+    after = {path: path.is_file() and (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
+    assert after == before
+
+
+def test_a_run_without_some_of_its_settings_is_not_resumed(tmp_path: Path) -> None:
+    run = trained(tmp_path / "a", max_steps=1)
+    (run.path / "summary.json").unlink()
+    config = json.loads((run.path / "config.json").read_text())
+    del config["settings"]["lr"], config["settings"]["seed"]
+    run.write_json("config.json", config)
+    with pytest.raises(ValueError, match=r"config\.json has no seed, lr: it was edited .*; add the values"):
+        loop.resume(run)
+
+
+def test_a_damaged_or_removed_log_is_told_of_and_never_blocks_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_batch(5, stop, monkeypatch)
+    with pytest.raises(loop.Stopped):
+        trained(tmp_path / "a")
+    run = Run.open(tmp_path / "a")
+    first, _, *others = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(b"".join([first, b"\0\n", *others]))
+    at_batch(8, run.metrics.unlink, monkeypatch)
+    assert loop.resume(run).summary is not None
+    err = capsys.readouterr().err
+    assert "had 1 damaged lines, which were dropped; the other 5 before step 6 were kept" in err
+    assert f"{run.metrics} was removed: its lines are lost" in err
+    assert (run.path / "metrics.jsonl.damaged-1").read_bytes().startswith(first + b"\0\n")

@@ -75,10 +75,21 @@ sam(rho=2**3)
 sam(rho=sam.__name__)
 """
 CODE_LINES = [*CODE.strip().split("\n"), "x := 1", "import os", "sam; sam", "SUMMARIES", "sys", "_Methods"]
-CODE_LINES += ["__getattr__('sam')", "", " ", "sam(", "'sam'", "3", "\0"]
+CODE_LINES += [
+    "__getattr__('sam')",
+    "",
+    " ",
+    "sam(",
+    "'sam'",
+    "3",
+    "\0",
+    "(" * 9_000,
+    "-" * 9_000 + "1",
+    "a." * 9_000 + "b",
+]
 
 
-@pytest.mark.parametrize("text", CODE_LINES)
+@pytest.mark.parametrize("text", CODE_LINES, ids=lambda text: text[:40])
 def test_code_is_refused_and_not_run(text: str, tmp_path) -> None:
     trace = tmp_path / "trace"
     with warnings.catch_warnings(), pytest.raises(ValueError, match=REFUSAL):

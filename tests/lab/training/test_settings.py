@@ -54,6 +54,7 @@ SPECIAL: dict[str, Any] = {
     "track": st.lists(NAMES, max_size=2).map(tuple),
     "method": st.sampled_from(["plain", "sam(rho=0.1)", 'compose(only("core"), sam)', "dropout( keep=0.5 )"]),
     "d_model": st.sampled_from([8, 64]),
+    "threads": st.integers(1, 64),
     "heads": st.sampled_from([1, 2, 4]),
     "source": st.sampled_from(["fr", "es"]),
     "target": st.sampled_from(["it", "pt_BR"]),
@@ -159,10 +160,10 @@ def test_every_setting_is_in_one_group_and_is_given_by_name(recipe: type[Any]) -
 def test_a_ratio_is_written_as_a_fraction_or_a_decimal() -> None:
     ratios = {"1/32": 0.03125, "0.03125": 0.03125, "1": 1.0, "2e-1": 0.2}
     assert {text: parse_ratio(text) for text in ratios} == ratios
-    for text in ("0", "-1/2", "3/2", "1.01"):
+    for text in ("0", "-1/2", "3/2", "1.01", "1e-999999999"):
         with pytest.raises(ValueError, match=rf"ratio must be in \(0, 1\], got '{text}'"):
             parse_ratio(text)
-    for text in ("half", "1/0", "", "1/2/3", "nan"):
+    for text in ("half", "1/0", "", "1/2/3", "nan", "inf", f"{10**999}/7"):
         with pytest.raises(ValueError, match=f"ratio must be written like 1/32 or 0.03125, got '{text}'"):
             parse_ratio(text)
 
@@ -189,7 +190,9 @@ def test_a_file_may_be_short_and_have_dashes_and_come_from_a_run(tmp_path: Path)
         ("run.toml", b"epochs = \n", r"run\.toml is not a TOML file: .*line 1"),
         ("run.toml", b"max-steps = 1\nmax_steps = 2", "a setting occurs twice"),
         ("run.toml", b'out = "\xff"', r"run\.toml is not a TOML file: .utf-8. codec"),
+        ("run.toml", b"a = " + b"[" * 9_000, r"run\.toml is not a TOML file: "),
         ("config.json", b'{"hidden_size": 3}', r"config\.json is not the config\.json of a run"),
+        ("config.json", b"[" * 99_000, r"config\.json is not the config\.json of a run"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -65,7 +65,7 @@ def _run(argv: list[str]) -> None:
     elif name == "--version":
         print(f"partialsgd {partialsgd.__version__}")
     elif name in COMMANDS:
-        parsing.parse(COMMANDS[name], name, rest)()
+        parsing.parse(COMMANDS[name], f"partialsgd {name}", rest)()
     elif name not in WITH_SETTINGS:
         close = get_close_matches(name, [*COMMANDS, *WITH_SETTINGS], n=1)
         hint = f"did you mean {close[0]}?" if close else "`partialsgd --help` lists them"

@@ -18,10 +18,10 @@ from partialsgd.lab.training.settings import Settings
 Checkpoint: TypeAlias = Literal["best", "last"]
 
 
-def _require_positive(command: object, *options: str) -> None:
+def _require_counts(command: object, *options: str) -> None:
     for option in options:
-        if (number := getattr(command, option)) is not None and number < 1:
-            raise WrongCall(f"--{option} must be a whole number of at least 1, got {number}")
+        if (number := getattr(command, option)) is not None and not 1 <= number <= 10_000:
+            raise WrongCall(f"--{option} must be from 1 to 10,000, got {number}")
 
 
 @final
@@ -78,7 +78,7 @@ class Compare:
     """Trainings side by side, each in a process of its own."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "seeds", "jobs")
+        _require_counts(self, "seeds", "jobs")
 
     def __call__(self, settings: Settings) -> None:
         from partialsgd.lab.reproduce.compare import compare
@@ -181,13 +181,15 @@ class Export:
     """The directory to write; by default RUN/exports/LEVEL-FORMAT."""
     checkpoint: Checkpoint = "best"
     """The weights that were best on the validation data, or the last ones."""
+    overwrite: bool = False
+    """Write also into a directory that is not empty and does not hold this level of this run."""
 
     def __call__(self) -> None:
         from partialsgd.lab.runs.run import Run
         from partialsgd.lab.runs.use_run import export_level
 
-        run = Run.open(self.run)
-        directory = export_level(run, self.level, format=self.format, to=self.to, checkpoint=self.checkpoint)
+        options: dict[str, Any] = {"format": self.format, "checkpoint": self.checkpoint, "overwrite": self.overwrite}
+        directory = export_level(Run.open(self.run), self.level, to=self.to, **options)
         for file in sorted(directory.iterdir()):
             print(f"{file.stat().st_size:>12,}  {file}")
 
@@ -219,7 +221,7 @@ class Report:
 
         try:
             page = write_page(self.run, self.to or self.run[0] / "report.html", default_settings=preset_values)
-        except (FileNotFoundError, IsADirectoryError) as error:
+        except (FileExistsError, FileNotFoundError, IsADirectoryError) as error:
             raise WrongCall(str(error)) from error
         print(page)
         if self.open and not webbrowser.open(page.resolve().as_uri()):
@@ -282,7 +284,7 @@ class Reproduce:
     """Train nothing: make the table and the figures of the runs that are there."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "seeds", "jobs", "epochs", "layers")
+        _require_counts(self, "seeds", "jobs", "epochs", "layers")
 
     def __call__(self) -> None:
         from rich.console import Console

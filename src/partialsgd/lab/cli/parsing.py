@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partialsgd._util.extras import missing
 from partialsgd.lab.recipes import RECIPES, presets, require_recipe
 from partialsgd.lab.training import settings_files
 from partialsgd.lab.training.errors import WrongCall
@@ -24,10 +23,20 @@ DEFAULT = next(iter(RECIPES))
 """The recipe of a call that names none."""
 
 
-def parse(command: type[Command], name: str, argv: Sequence[str]) -> Command:
-    """Parse the options of a command. --help and wrong options end the process."""
-    parsed: Command = _cli(command, f"partialsgd {name}", argv, inspect.getdoc(command) or "")
-    return parsed
+def parse(kind: type[Any], prog: str, argv: Sequence[str], about: str | None = None) -> Any:
+    """Parse the options of a command, which its docstring is about. --help and wrong options end the process."""
+    import tyro
+
+    config: list[Any] = [
+        tyro.conf.OmitArgPrefixes,
+        tyro.conf.PositionalRequiredArgs,
+        tyro.conf.PositionalMetavarFromFieldName,
+    ]
+    if getattr(kind, "all_positional", False):
+        config.append(tyro.conf.Positional)
+    if {"-h", "--help"} & set(argv):
+        print(_wrap(about or inspect.getdoc(kind) or ""))
+    return tyro.cli(kind, prog=prog, args=list(argv), description="", config=tuple(config))
 
 
 def parse_settings(command: type[Command], name: str, argv: Sequence[str]) -> tuple[Command, Settings]:
@@ -42,26 +51,9 @@ def parse_settings(command: type[Command], name: str, argv: Sequence[str]) -> tu
     options_class.__doc__ = ""
     examples = (inspect.getdoc(command) or "").partition("\n\n")[2]
     about = f"{inspect.getdoc(RECIPES[recipe])}\n\n{examples}"
-    parsed = _cli(options_class, f"partialsgd {name} {recipe}", rest, about)
+    parsed = parse(options_class, f"partialsgd {name} {recipe}", rest, about)
     chosen = {key: value for title, _, _ in options for key, value in vars(getattr(parsed, title)).items()}
     return parsed, _resolve(recipe, chosen)
-
-
-def _cli(kind: type[Any], prog: str, argv: Sequence[str], about: str) -> Any:
-    try:
-        import tyro
-    except ImportError as error:
-        raise missing("the command line needs tyro", "lab") from error
-    config: list[Any] = [
-        tyro.conf.OmitArgPrefixes,
-        tyro.conf.PositionalRequiredArgs,
-        tyro.conf.PositionalMetavarFromFieldName,
-    ]
-    if getattr(kind, "all_positional", False):
-        config.append(tyro.conf.Positional)
-    if {"-h", "--help"} & set(argv):
-        print(_wrap(about))
-    return tyro.cli(kind, prog=prog, args=list(argv), description="", config=tuple(config))
 
 
 def _resolve(recipe: str, values: Mapping[str, Any]) -> Settings:

@@ -13,6 +13,9 @@ from partialsgd.lab.page.run_files import read_runs
 
 __all__ = ["write_page"]
 
+_KIND = b'<p class="kind">partialsgd report</p>'
+"""This is in every page that was written here, and marks a file that may be replaced."""
+
 
 def write_page(
     runs: Sequence[str | os.PathLike[str]],
@@ -26,9 +29,14 @@ def write_page(
     and is written whole or not at all. `default_settings(recipe, settings)` returns the settings of the run's preset,
     so that the page can show which settings were changed.
     """
-    path, text = Path(to), render_page(read_runs(runs), default_settings)
+    path, page_runs = Path(to), read_runs(runs)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; give the file to write, for example {path / 'report.html'}")
+    if path.exists() and not (path.is_file() and _KIND in path.read_bytes()):
+        raise FileExistsError(
+            f"{path} exists and is not a page of `partialsgd report`; give another file, or remove it"
+        )
+    text = render_page(page_runs, default_settings)
     try:
         files.write_text(path, text)
     except OSError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,12 +12,14 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from partialsgd._util import files, tensor_files
+from partialsgd._util.tensor_files import DamagedFile
 
 Json: TypeAlias = Any
 
 _log = logging.getLogger("partialsgd")
 
 _KEY = "partialsgd.training"  # the key of the record in the file's metadata
+_NAME = re.compile(r"\d{10}\.safetensors")
 
 
 def save(folder: Path, position: int, state: Any, *, keep: int) -> None:
@@ -36,29 +40,42 @@ def save(folder: Path, position: int, state: Any, *, keep: int) -> None:
 
 
 def latest(folder: Path) -> tuple[int, Any] | None:
-    """Read the position and state of the newest complete checkpoint; damaged ones are skipped with a warning."""
+    """Read the position and state of the newest complete checkpoint; damaged ones are skipped with a warning.
+
+    A checkpoint that cannot be read, or that another version wrote, may be a good one: it is an error.
+    """
     if (folder / files.STAGE).exists():
         _log.warning("a checkpoint was being written when the run ended; %s is skipped", folder / files.STAGE)
     for path in reversed(paths(folder)):
         try:
             return _read(path)
-        except (ValueError, OSError) as error:
+        except DamagedFile as error:
             _log.warning("the checkpoint %s is skipped: %s", path, error)
+        except OSError as error:
+            raise OSError(
+                f"the checkpoint {path} cannot be read ({error.strerror or error}); the run was left as it is: make "
+                "the file readable, or move it away to continue from the checkpoint before it"
+            ) from error
     return None
 
 
 def paths(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first."""
-    return sorted(folder.glob("*.safetensors"))
+    """The checkpoints in a folder, oldest first. Files with other names are not ours."""
+    if not os.path.lexists(folder):
+        return []
+    return sorted(folder / name for name in os.listdir(folder) if _NAME.fullmatch(name))
 
 
 def _read(path: Path) -> tuple[int, Any]:
     record = tensor_files.read_record(path, _KEY)
     if record is None:
-        raise ValueError("it is not the checkpoint of a training")
-    if record.get("format") != 1:
-        raise ValueError(f"it has format {record.get('format')!r}, and this version reads format 1")
+        raise DamagedFile("it is not the checkpoint of a training")
     tensors = tensor_files.read_tensors(path, record)
+    if record.get("format") != 1:
+        raise ValueError(
+            f"the checkpoint {path} has format {record.get('format')!r}, and this version of partialsgd reads format "
+            "1; the run was left as it is: resume it with the version that wrote it"
+        )
     return record["position"], unpack(record["state"], tensors)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, final
 
@@ -24,8 +24,8 @@ class Run:
     path: Path
 
     @staticmethod
-    def new(settings: Settings, data_hash: str | None = None) -> Run:
-        """Make a new directory, and write the settings and the hash of the data into it."""
+    def new(settings: Settings, data_hash: str | None = None, texts: Mapping[str, str] | None = None) -> Run:
+        """Make a new directory, and write the settings and hashes of the data and of the texts beside it."""
         path = Path(settings.out or f"runs/{settings.recipe}-{time.strftime('%Y%m%d-%H%M%S')}")
         if path.exists() and (not path.is_dir() or {file.name for file in path.iterdir()} - {files.STAGE}):
             is_run = (path / "config.json").exists()
@@ -34,6 +34,7 @@ class Run:
         run = Run(path)
         path.mkdir(parents=True, exist_ok=True)
         config = {"recipe": settings.recipe, "settings": asdict(settings), "data": data_hash, "versions": versions()}
+        config["files"] = {name: files.sha256(text) for name, text in (texts or {}).items()}
         run.write_json("config.json", config)
         return run
 
@@ -66,6 +67,31 @@ class Run:
             raise ValueError(f"{path} was edited or written by another version of partialsgd: {error}") from error
         except WrongCall as error:
             raise WrongCall(f"{path}: {error}") from None
+
+    def require_all_settings(self) -> None:
+        """Refuse a config.json without some settings: a run continues with its own, not with today's defaults."""
+        path = self.path / "config.json"
+        stored = files.read_json(path)["settings"]
+        if absent := [field.name for field in fields(self.settings) if field.name not in stored]:
+            raise ValueError(
+                f"{path} has no {', '.join(absent)}: it was edited or written by another version of partialsgd; "
+                "add the values that the run was started with, or resume it with that version"
+            )
+
+    def read_text(self, name: str) -> str:
+        """Read a text file that the run keeps, and check that it is the one that the run started with."""
+        path = self.path / name
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is missing or damaged ({error}); restore it from a copy of the run") from error
+        stored = files.read_json(self.path / "config.json").get("files", {}).get(name)
+        if stored is not None and stored != files.sha256(text):
+            raise ValueError(
+                f"{path} is damaged or from elsewhere: its sha256 is not the one in config.json; restore it from a "
+                "copy of the run"
+            )
+        return text
 
     def require_data(self, data_hash: str) -> None:
         """Refuse data other than those the run started with: its test data might be training data there."""
@@ -112,7 +138,7 @@ class Run:
 
     def write_json(self, name: str, record: dict[str, Any]) -> None:
         """Write a JSON file of the run, whole or not at all."""
-        self.write_texts({name: files.json_text(record)})
+        files.write_alone(self.path / name, files.json_text(record).encode())
 
     def write_texts(self, texts: Mapping[str, str]) -> None:
         """Write text files of the run, each whole or not at all."""
@@ -128,7 +154,7 @@ class Run:
         except ImportError:  # Windows
             yield
             return
-        with (self.path / ".lock").open("w") as file:
+        with files.open_to_change(self.path / ".lock") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

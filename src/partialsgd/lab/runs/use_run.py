@@ -23,7 +23,7 @@ from partialsgd.export import states
 from partialsgd.export.formats import Format
 from partialsgd.lab.recipes import build
 from partialsgd.lab.runs.run import Run, versions
-from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.launch import processes
 from partialsgd.lab.training.state import TrainingState
 from partialsgd.lab.training.task import ExportDetails, Numbers, Split, Task
@@ -32,6 +32,9 @@ from partialsgd.nested import Nested
 from partialsgd.nested.example_inputs import as_call
 
 Checkpoint: TypeAlias = Literal["best", "last"]
+
+_EXPORT = "export.json"
+"""The file that says which level of which run a directory holds, and which of its files the export wrote."""
 
 
 def open_task(run: Run, checkpoint: Checkpoint = "best") -> Task:
@@ -207,8 +210,13 @@ def export_level(
     format: Format = "safetensors",
     to: Path | None = None,
     checkpoint: Checkpoint = "best",
+    overwrite: bool = False,
 ) -> Path:
-    """Write a level of a run to a directory, by default inside the run, and return that directory."""
+    """Write a level of a run to a directory, by default inside the run, and return that directory.
+
+    The directory must be empty or hold this level of this run already, unless `overwrite` is given. If writing fails
+    it stays as it was. While files are moved into it, it has no README.md, so that none describes other weights.
+    """
     if to is not None and any((to / name).exists() for name in ("metrics.jsonl", "checkpoints", "best")):
         raise WrongCall(f"--to: {to} is a run, whose config.json would be overwritten; give another directory")
     task = open_task(run, checkpoint)
@@ -221,12 +229,38 @@ def export_level(
     task.network.cpu()
     details = task.export_details(level, format)
     directory = to or run.path / "exports" / f"{level.replace('/', '_')}-{format}"
-    example, dynamic = task.example(), details.dynamic
-    export.export(task.network, level, directory, format=format, example=example, dynamic=dynamic)
-    readme = {"README.md": _readme(run, task, level, details, checkpoint)}
-    for name, text in {**task.sidecar_files(), **details.files, **readme}.items():
-        files.write_text(directory / name, text)
+    run_hash = files.sha256((run.path / "config.json").read_bytes())
+    earlier = _earlier_export(directory, {"run": run_hash, "level": level}, overwrite)
+    if export.files.is_nested_model(directory):
+        raise WrongCall(f"--to: {directory} holds a saved nested model, which would be lost; give another directory")
+    with files.staged(directory, last="README.md") as stage:
+        example, dynamic = task.example(), details.dynamic
+        export.export(task.network, level, stage, format=format, example=example, dynamic=dynamic)
+        readme = {"README.md": _readme(run, task, level, details, checkpoint)}
+        for name, text in {**task.sidecar_files(), **details.files, **readme}.items():
+            (stage / name).write_text(text, encoding="utf-8")
+        names = sorted(file.name for file in stage.iterdir())
+        record = {"level": level, "format": format, "checkpoint": checkpoint, "run": run_hash, "files": names}
+        for name in {"README.md", *earlier} - {_EXPORT}:
+            (directory / name).unlink(missing_ok=True)
+        files.write_json(directory / _EXPORT, record)  # before the others, so that after a kill the same call goes on
     return directory
+
+
+def _earlier_export(directory: Path, wanted: Mapping[str, str], overwrite: bool) -> list[str]:
+    """The files of an earlier export in a directory; raises if something else would be overwritten."""
+    there = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    record = files.read_json(directory / _EXPORT) if _EXPORT in there else {}
+    is_same = all(record.get(name) == value for name, value in wanted.items())
+    if set(there) - {files.STAGE} and not is_same and not overwrite:
+        which = "this" if record.get("run") == wanted["run"] else "another"
+        holds = f"holds the level {record.get('level')!r} of {which} run"
+        is_foreign = f"is not empty, and no export wrote it ({', '.join(there[:3])}{', …' if there[3:] else ''})"
+        raise AlreadyThere(
+            f"--to: {directory} {holds if record else is_foreign}; give an empty directory, or --overwrite to write "
+            "into it all the same"
+        )
+    return [name for name in record.get("files", []) if name in there]
 
 
 def _readme(run: Run, task: Task, level: str, details: ExportDetails, checkpoint: str) -> str:

@@ -42,8 +42,10 @@ def advice_on_errors(run: Path, settings: Settings) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         problem, _, _ = str(error).partition(";")  # the library's own advice after it is for people who write loops
+        from partialsgd.lab.runs.checkpoints import paths  # which imports torch
+
         last = "There is no checkpoint yet: start again with another --out"
-        if any((run / "checkpoints").glob("*.safetensors")):
+        if paths(run / "checkpoints"):
             last = f"The last good checkpoints are in {run / 'checkpoints'}"
         raise FloatingPointError(
             f"{problem}. What to try: {', '.join(_remedies(settings))}, or a check of the data. {last}"

@@ -51,7 +51,8 @@ def train(settings: Settings, *, show: bool = True) -> Run:
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
         raise WrongCall(str(error)) from error
     is_main = launch.processes().is_main_process
-    path: str = launch.from_main(str(Run.new(settings, task.data_hash()).path) if is_main else None)
+    new_run = Run.new(settings, task.data_hash(), task.sidecar_files()) if is_main else None
+    path: str = launch.from_main(new_run and str(new_run.path))
     return _train_to_end(Run(Path(path)), settings, task, method, show)
 
 
@@ -63,6 +64,7 @@ def resume(run: Run, *, places: Settings | None = None, show: bool = True) -> Ru
     if run.summary is not None:
         say(launch.console(), f"{run.path} is finished; there is nothing to resume.")
         return run
+    run.require_all_settings()
     settings = run.settings if places is None else replace(run.settings, **_absolute_paths(places))
     task, method = _prepare(settings)
     run.require_data(task.data_hash())
@@ -96,10 +98,7 @@ def _train_to_end(run: Run, settings: Settings, task: Task, method: Method, show
         lock,
         launch.warnings_on_first_rank(),
         show_warnings_on(console),
-        launch.trackers(accelerator, settings, run.path),
     ):
-        if accelerator.is_main_process:
-            run.write_texts(task.sidecar_files())
         for note in task.notes():
             say(console, note)
         state = fit(run, settings, task, method, accelerator, console)
@@ -124,15 +123,18 @@ def fit(
     state = TrainingState(task, ps.PartialSGD(model, list(task.optimizers), method, **options), accelerator)
     total = min(settings.epochs * len(plan), settings.max_steps or settings.epochs * len(plan))
     torch.manual_seed(settings.seed + 1_000_003 * accelerator.process_index)  # for the network's own dropout
-    if state.load(run):
+    if state.load(run):  # before anything is written, so that a run that cannot be continued stays as it is
         say(console, f"Continuing from step {state.position:,} of {total:,}.")
+    if accelerator.is_main_process:
+        run.write_texts(task.sidecar_files())
     accelerator.wait_for_everyone()
     task.network.train()
     sizes = {"position": state.position, "total": total, "epoch": len(plan)}
     display = Display(console, state.evaluations, **sizes, unit=task.unit)
     board = run.path / "tensorboard" if settings.tensorboard else None
     log = ps.MetricsLog(run.metrics, t=state.sgd.t, skips=state.sgd.state_dict()["skips"], tensorboard=board)
-    with log, stop_on_signal(partial(say, console)) as is_signalled, display:
+    trackers = launch.trackers(accelerator, settings, run.path)
+    with trackers, log, stop_on_signal(partial(say, console)) as is_signalled, display:
         while state.position < total:
             start = time.monotonic()
             batches = batches_at(state.position)

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 def parse_method(text: str) -> Method:
     """Make the method that the text describes."""
+    if "\0" in text:  # a ValueError or a SyntaxError, depending on the Python version
+        raise _unreadable(text)
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:  # which of them a null character raises depends on the Python version
+        return _method(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError) as error:  # the last two for thousands of signs
         raise _unreadable(text) from error
-    return _method(tree)
 
 
 def _method(node: ast.expr) -> Method:
@@ -64,7 +65,7 @@ def _require_name(name: str) -> None:
 
 
 def _unreadable(text: str) -> ValueError:
-    return ValueError(f"the method {text!r} cannot be read; write a name, or name(option=value)")
+    return ValueError(f"the method {text[:80]!r} cannot be read; write a name, or name(option=value)")
 
 
 def signature(name: str) -> str:

@@ -6,9 +6,13 @@ with a sentence there end so in the help. A recipe's settings class inherits fro
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
+
+_LARGEST = 2**53  # of whole numbers: what JSON, TOML and torch all hold exactly
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,11 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
         for name in ("max_steps", "threads", "measure_every"):
             if getattr(self, name) is not None:
                 require_at_least(name, getattr(self, name), 1)
+        require_at_least("seed", self.seed, 0)
+        if self.threads is not None and self.threads > _MOST_THREADS:
+            raise ValueError(f"threads must be at most {_MOST_THREADS:,}, got {self.threads:,}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive, got {self.clip_norm}; omit it to clip nothing")
         for name, default in (("probe", None), ("measure_layers", ()), ("measure_batches", 1)):
             if getattr(self, name) != default and self.measure_every is None:
                 raise ValueError(f"{name} has no effect without measure_every; set both, or neither")
@@ -120,6 +129,13 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
 def require_at_least(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if value > _LARGEST:
+        raise ValueError(f"{name} must be at most {_LARGEST:,}, got {value}")
+
+
+def require_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
 def require_in(name: str, value: float, low: float, high: float) -> None:
@@ -131,8 +147,11 @@ def require_in(name: str, value: float, low: float, high: float) -> None:
 def parse_ratio(text: str) -> float:
     """Read a share that is written 1/32 or 0.03125."""
     try:
-        value = float(Fraction(text))
-    except (ValueError, ZeroDivisionError) as error:
+        # Fraction reads 1e-9 too, but takes for ever for 1e-999999999.
+        value = float(Fraction(text)) if "/" in text else float(text)
+        if not math.isfinite(value):
+            raise ValueError("not a share")
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"ratio must be written like 1/32 or 0.03125, got {text!r}") from error
     if not 0 < value <= 1:
         raise ValueError(f"ratio must be in (0, 1], got {text!r}")

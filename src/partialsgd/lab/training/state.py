@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -18,6 +19,8 @@ from partialsgd.lab.training import launch
 from partialsgd.lab.training.batch_plan import StepBatches
 from partialsgd.lab.training.task import Numbers, Task
 from partialsgd.nested.switch import FULL
+
+_log = logging.getLogger("partialsgd")
 
 _SAVED = {
     "best": "best_score",
@@ -98,7 +101,10 @@ class TrainingState:
         self.require_finite()
         random = launch.random_states(self.accelerator)
         if self.accelerator.is_main_process:
-            files.fsync(run.metrics)  # after a power failure the log has the lines of every step in the checkpoint
+            try:
+                files.fsync(run.metrics)  # after a power failure the log has the lines of every step in the checkpoint
+            except FileNotFoundError:
+                _log.warning("%s was removed: its lines are lost, and those up to the next resume", run.metrics)
             checkpoints.save(run.checkpoints, self.position, self._state(random), keep=keep)
 
     def _state(self, random: list[dict[str, Any]]) -> dict[str, Any]:

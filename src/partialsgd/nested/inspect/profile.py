@@ -72,12 +72,13 @@ def _measure(nested: Nested, level: str, call: Call, repeats: int, full: int) ->
 
 def _seconds(nested: Nested, call: Call) -> float:
     args, kwargs = call
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    devices = {p.device for p in nested.parameters() if p.device.type != "cpu"}
+    for device in devices:
+        torch.get_device_module(device).synchronize(device)
     start = time.perf_counter()
     nested.model(*args, **kwargs)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    for device in devices:
+        torch.get_device_module(device).synchronize(device)
     return time.perf_counter() - start
 
 

@@ -143,7 +143,7 @@ def _initial_stds(weight: Tensor, rank: int, init: Init) -> tuple[float, float]:
 
 def _uniform(rows: int, columns: int, std: float, key: int) -> Tensor:
     generator = torch.Generator().manual_seed(key)
-    return (torch.rand(rows, columns, generator=generator) * 2 - 1) * (math.sqrt(3) * std)
+    return (torch.rand(rows, columns, generator=generator, device="cpu") * 2 - 1) * (math.sqrt(3) * std)
 
 
 @final

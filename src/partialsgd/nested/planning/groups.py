@@ -142,7 +142,7 @@ class Cut:
         times = plan.linear_map(name).inputs // self.group.units
         order = self._permutation(plan)
         if order is not None:
-            order = (order[0][:, None] * times + torch.arange(times)).flatten()
+            order = (order[0][:, None] * times + torch.arange(times, device="cpu")).flatten()
         return Axis(self.group.units * times, {level: n * times for level, n in self.sizes.items()}, order=order)
 
     def norm_axis(self, plan: NestPlan) -> Axis:
@@ -159,7 +159,7 @@ class Cut:
 def _importance(plan: NestPlan, group: UnitGroup, order: Order) -> Tensor:
     """Return for each unit the squared norm of its weights (for a small δx) or gradients (for a small c_norm)."""
     heads = min(producer.heads // producer.stacked for producer in group.producers)
-    total = torch.zeros(heads, group.units, dtype=torch.float64)
+    total = torch.zeros(heads, group.units, dtype=torch.float64, device="cpu")
     for producer in group.producers:
         for values in _values(plan, producer.name, order):
             squares = values[: producer.heads * group.units].double().pow(2).flatten(1).sum(1)
@@ -187,5 +187,5 @@ def _values(plan: NestPlan, name: str, order: Order) -> list[Tensor]:
 def _over_heads(order: Tensor, producer: Producer) -> Tensor:
     heads, units = order.shape
     each = order.repeat_interleave(producer.heads // producer.stacked // heads, 0).repeat(producer.stacked, 1)
-    body = (each + units * torch.arange(producer.heads)[:, None]).flatten()
-    return torch.cat([body, torch.arange(producer.tail) + len(body)])
+    body = (each + units * torch.arange(producer.heads, device="cpu")[:, None]).flatten()
+    return torch.cat([body, torch.arange(producer.tail, device="cpu") + len(body)])

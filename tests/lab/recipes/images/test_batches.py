@@ -5,9 +5,39 @@ from __future__ import annotations
 import pytest
 import torch
 
+from partialsgd._util import randomness
 from partialsgd.lab.recipes.images.data import ImageBatches, Part, Standardise, augment, draw, windows
 from partialsgd.lab.training.batch_plan import permutation
-from tests.lab.recipes.images import slow
+
+# The definition, slow: one image and one pixel at a time.
+_MASK = 2**64 - 1
+
+
+def word(seed: int, epoch: int, index: int) -> int:
+    """SplitMix64, as its authors write it, at the place of the image."""
+    z = (randomness.key(seed, epoch, "augmentation") + index * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def slow_draws(seed: int, epoch: int, index: int, padding: int, flip: bool) -> tuple[int, int, bool]:
+    """Down, right, mirrored: the three lowest pieces of 16 bits."""
+    pieces = [word(seed, epoch, index) // 2**shift % 2**16 for shift in (0, 16, 32)]
+    down, right = (piece * (2 * padding + 1) // 2**16 for piece in pieces[:2])
+    return down, right, flip and pieces[2] % 2 == 1
+
+
+def slow_augmented(image: torch.Tensor, padding: int, down: int, right: int, mirrored: bool) -> list[list[list[int]]]:
+    channels, height, width = image.shape
+
+    def pixel(channel: int, y: int, x: int) -> int:
+        """Of the image with black around it."""
+        y, x = y - padding, x - padding
+        return int(image[channel, y, x]) if 0 <= y < height and 0 <= x < width else 0
+
+    columns = range(width - 1, -1, -1) if mirrored else range(width)
+    return [[[pixel(c, down + y, right + x) for x in columns] for y in range(height)] for c in range(channels)]
 
 
 def part(count: int) -> Part:
@@ -41,8 +71,8 @@ def test_each_image_is_cut_mirrored_and_standardised_by_its_own_index() -> None:
         images, labels = found.make(epoch, index)
         assert images.dtype is torch.float32 and labels.dtype is torch.int64
         for image, label in zip(images, labels.tolist(), strict=True):
-            drawn = slow.draws(1, epoch, label, 2, True)
-            expected = torch.tensor(slow.augmented(train.images[label], 2, *drawn)).float()
+            drawn = slow_draws(1, epoch, label, 2, True)
+            expected = torch.tensor(slow_augmented(train.images[label], 2, *drawn)).float()
             torch.testing.assert_close(image, ((expected - mean) / deviation)[0])
 
 
@@ -60,7 +90,7 @@ def test_a_batch_is_a_function_of_epoch_and_index_whatever_was_made_before() -> 
 def test_the_draws_are_those_of_the_definition(seed: int, epoch: int, padding: int, flip: bool) -> None:
     found = draw(seed, epoch, 200, padding, flip=flip)
     for index in range(200):
-        expected = slow.draws(seed, epoch, index, padding, flip)
+        expected = slow_draws(seed, epoch, index, padding, flip)
         assert tuple(int(drawn[index]) for drawn in found) == expected
 
 
@@ -69,7 +99,7 @@ def test_the_draw_of_an_image_depends_on_seed_epoch_and_index_alone() -> None:
     for a, b in zip(many, few, strict=True):
         assert torch.equal(a[:10], b)
     for index in (65_535, 65_536, 69_999):  # words are made in chunks
-        assert tuple(int(drawn[index]) for drawn in many) == slow.draws(1, 2, index, 4, True)
+        assert tuple(int(drawn[index]) for drawn in many) == slow_draws(1, 2, index, 4, True)
     for other in (draw(2, 2, 1000, 4, flip=True), draw(1, 3, 1000, 4, flip=True)):
         assert all(float((a[:1000] == b).float().mean()) < 0.7 for a, b in zip(many, other, strict=True))
 
@@ -102,6 +132,6 @@ def test_images_are_those_of_the_definition_and_all_crops_are_one_view(padding: 
     chosen, drawn = torch.tensor([7, 0, 3, 3, 11]), draw(3, 1, 12, padding, flip=flip)
     crops = windows(images, padding)
     found = augment(crops, chosen, drawn.at(chosen))
-    expected = [slow.augmented(images[i], padding, *slow.draws(3, 1, i, padding, flip)) for i in chosen.tolist()]
+    expected = [slow_augmented(images[i], padding, *slow_draws(3, 1, i, padding, flip)) for i in chosen.tolist()]
     assert found.dtype is torch.uint8 and found.tolist() == expected
     assert crops.untyped_storage().nbytes() == 12 * 2 * (6 + 2 * padding) * (5 + 2 * padding)

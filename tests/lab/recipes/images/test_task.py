@@ -157,7 +157,7 @@ def test_both_levels_learn_the_digits_in_the_default_training() -> None:
         ({"limit": 1}, "limit must be a whole number of at least 2, got 1"),
         ({"valid_share": 0.0}, r"valid_share must be in \(0, 1\), got 0.0"),
         ({"valid_share": 1.0}, r"valid_share must be in \(0, 1\), got 1.0"),
-        ({"lr": 0.0}, "lr must be positive, got 0.0"),
+        ({"lr": 0.0}, "lr must be positive and finite, got 0.0"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
         ({"weight_decay": -1.0}, r"weight_decay must be in \[0, inf\), got -1.0"),
         ({"ratio": ()}, "ratio is empty"),

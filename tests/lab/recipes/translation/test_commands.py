@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -115,3 +117,22 @@ def test_text_is_utf_8_whatever_the_terminal_says(
     assert calls == [Translate(run=run.path, level="full", beam=None, checkpoint="best")]
     assert answer("fünf\n".encode("latin-1")) == (1, b"")
     assert capsys.readouterr().err.startswith("partialsgd: the standard input is not UTF-8: ")
+
+
+def test_a_tokenizer_that_is_damaged_or_of_another_run_is_named(run: Run, tmp_path: Path) -> None:
+    moved = Run(tmp_path / "run")
+    shutil.copytree(run.path, moved.path)
+    path = moved.path / "tokenizer.json"
+    text = path.read_text(encoding="utf-8")
+    for damaged in (text[:100], text.replace('"Ġ', '"G', 1), "{}"):
+        path.write_text(damaged, encoding="utf-8")
+        with pytest.raises(ValueError, match=f"{path} is damaged or from elsewhere: its sha256 is not the one in"):
+            translated(moved, [["a"]])
+    config = json.loads((moved.path / "config.json").read_text())
+    del config["files"]  # of a run from before
+    moved.write_json("config.json", config)
+    with pytest.raises(ValueError, match=f"{path} is not a tokenizer: .*; restore it from a copy"):
+        translated(moved, [["a"]])
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{path} is missing or damaged"):
+        translated(moved, [["a"]])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib
-import sys
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -129,13 +127,6 @@ def test_one_is_singular_where_it_reads_as_one() -> None:
     said = [phrases.money(draw(seed, currencies=["AFN"]))(babel.Locale("en")) for seed in range(200)]
     assert "1 Afghan Afghani" in said and "1 Afghan Afghanis" not in said
     assert not any("." in text for text in said)
-
-
-def test_without_babel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "babel", None)
-    monkeypatch.delitem(sys.modules, "partialsgd.lab.recipes.translation.phrases")
-    with pytest.raises(ImportError, match=r"babel is needed: pip install .*\[lab\]"):
-        importlib.import_module("partialsgd.lab.recipes.translation.phrases")
 
 
 def draw(seed: int, currencies: list[str] | None = None) -> Draw:

@@ -35,7 +35,7 @@ def test_the_papers_presets_are_its_table_and_the_first_is_the_default() -> None
         ({"ratio": ("2",)}, r"ratio must be in \(0, 1\], got '2'"),
         ({"source": "de"}, "source and target are both 'de'; give two languages"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        ({"lr": 0.0}, "lr must be positive, got 0.0"),
+        ({"lr": 0.0}, "lr must be positive and finite, got 0.0"),
         ({"eps": -1e-9}, r"eps must be in \[0, inf\), got -1e-09"),
         ({"vocabulary": 258}, "vocabulary must be a whole number of at least 259, got 258"),
         ({"beam": 0}, "beam must be a whole number of at least 1"),

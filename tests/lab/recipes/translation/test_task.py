@@ -16,6 +16,7 @@ from partialsgd.lab.recipes.translation.task import TranslationTask, build, make
 from partialsgd.lab.runs import use_run
 from partialsgd.lab.runs.use_run import load_weights
 from partialsgd.lab.training import loop
+from partialsgd.lab.training.errors import WrongCall
 from partialsgd.logging import read
 from tests.lab.by_hand import steps_by_hand
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
@@ -102,7 +103,26 @@ def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(
     made = build(settings(data=str(tmp_path), source="de", target="en", layers=1))
     assert made.corpus.splits["test"][0] == tuple(reversed(corpus().splits["test"][0]))
     assert math.isfinite(made.quick_eval("core")["loss"])  # without the pair that is too long
-    assert made.extras(ps.methods.plain())["notes"][-1] == "1 training pairs with more than 32 tokens are left out"
+    assert made.extras(ps.methods.plain())["notes"][-2:] == [
+        "1 training pairs with more than 32 tokens are left out",
+        "1 validation pairs with more than 32 tokens are left out of loss and perplexity; BLEU counts them, cut to 32",
+    ]
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_split_of_which_every_pair_is_too_long_is_refused_before_a_directory_is_made(
+    tmp_path: Path, split: str
+) -> None:
+    for name, pairs in corpus().splits.items():
+        for side, language in enumerate(("en", "de")):
+            lines = (pair[side] * (10 if name == split else 1) for pair in pairs)
+            (tmp_path / f"{name}.{language}").write_text("\n".join(lines) + "\n")
+    told = settings(data=str(tmp_path), layers=1, longest=20, out=str(tmp_path / "run"))
+    name = {"valid": "validation", "test": "test"}[split]
+    message = f"longest is 20, and each of the . {name} pairs has more tokens, so that nothing could be scored; increa"
+    with pytest.raises(WrongCall, match=message):
+        loop.train(told)
+    assert not (tmp_path / "run").exists()
 
 
 TOLD: dict[str, Any] = {"dropout": 0.0, "max_steps": 8, "epochs": 8, "init": "matched", "threads": 1, "warm_up": 3}

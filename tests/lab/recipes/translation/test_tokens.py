@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -95,13 +94,6 @@ def test_it_is_a_tokenizer_json_for_transformers(tmp_path: Path) -> None:
     assert padded[0][-1] in (PAD, EOS) and len(padded[0]) == len(padded[1])
 
 
-def test_without_tokenizers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.delitem(sys.modules, tokens.__name__)
-    with pytest.raises(ImportError, match=r"needs tokenizers: pip install .*\[lab\]"):
-        importlib.import_module(tokens.__name__)
-
-
 def counted(text: str = "made\r\nonce\n") -> tuple[list[int], Callable[[], str]]:
     calls: list[int] = []
 
@@ -192,3 +184,12 @@ def test_a_write_that_fails_or_is_interrupted_leaves_nothing(
     with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
         assert tokens.cached_text("name", make, tmp_path) == "made\r\nonce\n"
     assert len(calls) == 2 and [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_without_a_home_there_is_no_cache_and_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    calls, make = counted()
+    assert [tokens.cached_text("without a home", make) for _ in range(2)] == ["made\r\nonce\n"] * 2
+    assert len(calls) == 2 and not list(tmp_path.iterdir())

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from partialsgd._util import randomness
-from partialsgd._util.extras import missing
 from partialsgd.lab.training.batch_plan import EvenSlices, permutation
 
 _DIGITS_TEST_SHARE = 0.2
@@ -66,10 +65,8 @@ def split_off_validation(part: Part, share: float, seed: int, limit: int | None 
 
 def read_digits(valid_share: float, seed: int, limit: int | None = None) -> Data:
     """scikit-learn's 1,797 handwritten digits of 8 × 8 pixels. The test images do not depend on the seed."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise missing("the digits come with scikit-learn", "lab") from error
+    from sklearn.datasets import load_digits  # not needed for CIFAR-10
+
     images, labels = load_digits(return_X_y=True)
     digits = Part(torch.tensor(images, dtype=torch.uint8).view(-1, 1, 8, 8), torch.tensor(labels, dtype=torch.long))
     order = permutation(len(digits), "test")

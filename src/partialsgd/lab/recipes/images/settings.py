@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
-from partialsgd.lab.training.settings import LevelOptions, Settings, require_at_least, require_in
+from partialsgd.lab.training.settings import LevelOptions, Settings, require_at_least, require_in, require_positive
 
 Preset: TypeAlias = Literal["digits", "narrow", "cifar10"]
 
@@ -88,8 +88,7 @@ class Images(DataOptions, ModelOptions, LevelOptions, OptimizerOptions, Settings
             require_at_least("limit", self.limit, 2)
         if not 0 < self.valid_share < 1:
             raise ValueError(f"valid_share must be in (0, 1), got {self.valid_share}")
-        if not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+        require_positive("lr", self.lr)
         require_in("momentum", self.momentum, 0, 1)
         require_in("weight_decay", self.weight_decay, 0, float("inf"))
 

@@ -69,7 +69,7 @@ def likelihood(network: nn.Module, batches: Sequence[TokenBatch]) -> Numbers:
             moved = {name: tensor.to(device) for name, tensor in batch.items()}
             total += cross_entropy(run(network, moved).logits.float(), moved["labels"])
     count = sum(int((batch["labels"] != NO_LABEL).sum()) for batch in batches)
-    loss = float(total) / max(count, 1)
+    loss = float(total) / count
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 

@@ -62,7 +62,7 @@ def nest(plain: nn.Module, settings: Translation) -> Nested:
     blocks = ("encoder.layers", "decoder.layers")
     specs: dict[str, MakeSpec] = {
         "low-rank": lambda ratios: ps.LowRank(ratios, where=layers, init=settings.init),
-        "width": lambda ratios: ps.Width(ratios, query_key=True),
+        "width": lambda ratios: ps.Width(ratios, query_key=settings.query_key),
         "depth": lambda ratios: ps.Depth(blocks, keep=ratios),
     }
     return nest_model(plain, settings, specs, seed=settings.seed)
@@ -120,7 +120,11 @@ def _mbart(settings: Translation, vocabulary: int) -> PreTrainedModel:
 def load_model(run: Run, directory: Path) -> tuple[Nested, Tokenizer]:
     """Load the nested model and the tokenizer of a translation run without reading its corpus."""
     settings: Any = run.settings
-    tokenizer = tokens.from_json((run.path / TOKENIZER).read_text(encoding="utf-8"))
+    text = run.read_text(TOKENIZER)
+    try:
+        tokenizer = tokens.from_json(text)
+    except Exception as error:  # tokenizers raises nothing more special
+        raise ValueError(f"{run.path / TOKENIZER} is not a tokenizer: {error}; restore it from a copy") from error
     network = nest(build(settings, tokenizer.get_vocab_size()), settings)
     load_weights(network, directory)
     return network, tokenizer

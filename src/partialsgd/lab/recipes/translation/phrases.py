@@ -16,19 +16,15 @@ from itertools import islice
 from random import Random
 from typing import Literal, TypeAlias, final
 
+import babel
+from babel import Locale, UnknownLocaleError, dates, localedata
+from babel.lists import format_list
+from babel.numbers import format_currency, get_currency_precision, get_territory_currencies
+from babel.units import format_unit
+
 from partialsgd._util import randomness
-from partialsgd._util.extras import missing
 from partialsgd.lab.recipes.translation.corpus import Corpus, Pair
 from partialsgd.lab.training.settings import require_at_least
-
-try:
-    import babel
-    from babel import Locale, UnknownLocaleError, dates, localedata
-    from babel.lists import format_list
-    from babel.numbers import format_currency, get_currency_precision, get_territory_currencies
-    from babel.units import format_unit
-except ImportError as error:
-    raise missing("for the embedded corpus babel is needed", "lab") from error
 
 Saying: TypeAlias = Callable[[Locale], str]
 """Writes one phrase in a locale."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
 
-from partialsgd.lab.training.settings import LevelOptions, Settings, parse_ratio, require_at_least, require_in
+from partialsgd.lab.training import settings as shared
+from partialsgd.lab.training.settings import LevelOptions, Settings
 
 Preset: TypeAlias = Literal["laptop", "iwslt14", "wmt17"]
 
@@ -57,6 +58,9 @@ class ModelOptions:
     """Tie the decoder's input and output embeddings. The encoder always has its own."""
     dropout: float = 0.1
     """Dropout of embeddings, attention outputs and feed-forward outputs."""
+    query_key: bool = True
+    """With --nest width, narrow queries and keys too, as the paper does.
+    With --no-query-key a smaller level is a network of its own class, which `export --format transformers` needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,16 +135,17 @@ class Translation(
         super().__post_init__()
         counts = ("size", "valid_size", "test_size", "longest", "layers", "d_model", "ffn", "heads", "max_tokens")
         for name in (*counts, "beam"):
-            require_at_least(name, getattr(self, name), 1)
-        require_at_least("warm_up", self.warm_up, 0)
-        require_at_least("look_bleu", self.look_bleu, 0)
-        require_at_least("vocabulary", self.vocabulary, 259)  # 256 bytes and three special tokens
+            shared.require_at_least(name, getattr(self, name), 1)
+        shared.require_at_least("warm_up", self.warm_up, 0)
+        shared.require_at_least("look_bleu", self.look_bleu, 0)
+        shared.require_at_least("vocabulary", self.vocabulary, 259)  # 256 bytes and three special tokens
         for name in ("dropout", "label_smoothing", "beta1", "beta2"):
-            require_in(name, getattr(self, name), 0, 1)
+            shared.require_in(name, getattr(self, name), 0, 1)
         for name in ("eps", "weight_decay", "warmup_init_lr"):
-            require_in(name, getattr(self, name), 0, float("inf"))
-        if not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+            shared.require_in(name, getattr(self, name), 0, float("inf"))
+        shared.require_positive("lr", self.lr)
+        shared.require_at_least("corpus_seed", self.corpus_seed, 0)
+        shared.require_in("lenpen", self.lenpen, -100, 100)
         if not 0 < self.teacher_weight <= 1:
             raise ValueError(f"teacher_weight must be in (0, 1], got {self.teacher_weight}; for 0 omit teacher")
         if self.d_model % self.heads or self.d_model % 2:
@@ -211,7 +216,9 @@ def _module(settings: Translation) -> object:
 
 
 def _ratio(settings: Translation) -> object:
-    return "none" if settings.nest == "none" else ", ".join(f"{parse_ratio(ratio):g}" for ratio in settings.ratio)
+    return (
+        "none" if settings.nest == "none" else ", ".join(f"{shared.parse_ratio(ratio):g}" for ratio in settings.ratio)
+    )
 
 
 # The parameter, its value for WMT17 and for IWSLT14 (one if they are the same), ours, and a remark.

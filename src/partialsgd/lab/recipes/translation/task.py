@@ -30,6 +30,7 @@ from partialsgd.nested.switch import FULL
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_SPLITS = {"valid": "validation", "test": "test"}
 _SAMPLES = 3  # test phrases shown with the translation of each level
 _TIMED = 9  # sentences whose latency is measured
 _PACKAGES = {
@@ -95,6 +96,7 @@ class TranslationTask:
         self.optimizers: Sequence[torch.optim.Optimizer] = [make_optimizer(network, settings)]
         options = {"max_tokens": settings.max_tokens, "seed": settings.seed, "longest": settings.longest}
         self.batches = TokenBatches(self._ids("train"), **options)
+        self._fitting = {split: self._fitting_pairs(split) for split in ("valid", "test")}
         self._flops = TranslationFlops(network)
         teacher = earlier.get("teacher")
         self._teacher = None if teacher is None else losses.Teacher(teacher, settings.teacher_weight)
@@ -107,8 +109,13 @@ class TranslationTask:
     def notes(self) -> list[str]:
         sizes = map(len, self.corpus.splits.values())
         notes = ["{:,} training, {:,} validation and {:,} test pairs".format(*sizes), *self.corpus.notes]
+        longest, limit = self.settings.longest, min(self.settings.longest, self.settings.max_tokens)
         if left_out := self.batches.left_out:
-            notes.append(f"{left_out:,} training pairs with more than {self.settings.longest} tokens are left out")
+            notes.append(f"{left_out:,} training pairs with more than {limit} tokens are left out")
+        for split, fitting in self._fitting.items():
+            if left_out := len(self.corpus.splits[split]) - len(fitting):
+                pairs = f"{left_out:,} {_SPLITS[split]} pairs with more than {longest} tokens"
+                notes.append(f"{pairs} are left out of loss and perplexity; BLEU counts them, cut to {longest}")
         if seen := len(set(self.corpus.splits["test"]) & set(self.corpus.splits["train"])):
             notes.append(f"{seen:,} test pairs are also in the training data")
         return notes
@@ -211,10 +218,19 @@ class TranslationTask:
         sides = (tokens.encode_all(self.tokenizer, side) for side in zip(*self.corpus.splits[split], strict=True))
         return list(zip(*sides, strict=True))
 
+    def _fitting_pairs(self, split: str) -> list[Ids]:
+        """The pairs that are not too long for the network."""
+        pairs = self._ids(split)
+        fitting = [pair for pair in pairs if longer_side(pair) <= self.settings.longest]
+        if not fitting:
+            raise ValueError(
+                f"longest is {self.settings.longest}, and each of the {len(pairs):,} {_SPLITS[split]} pairs has more "
+                "tokens, so that nothing could be scored; increase --longest"
+            )
+        return fitting
+
     def _in_order(self, split: str) -> list[TokenBatch]:
-        """Batches of the pairs that are not too long for the network."""
-        fitting = [pair for pair in self._ids(split) if longer_side(pair) <= self.settings.longest]
-        return list(in_order(fitting, self.settings.max_tokens))
+        return list(in_order(self._fitting[split], self.settings.max_tokens))
 
     @cached_property
     def _valid(self) -> list[TokenBatch]:

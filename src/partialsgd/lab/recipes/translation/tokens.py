@@ -12,21 +12,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias, final
 
+import tokenizers
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from partialsgd._util import files
-from partialsgd._util.extras import missing
 from partialsgd.lab.recipes.translation.corpus import Corpus
 from partialsgd.lab.training.batch_plan import permutation
 from partialsgd.lab.training.settings import require_at_least
-
-try:
-    import tokenizers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-except ImportError as error:
-    raise missing("translation needs tokenizers", "lab") from error
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 PAD, EOS, UNK = range(3)
@@ -96,7 +91,10 @@ def _lines(corpus: Corpus) -> Iterator[str]:
 
 def cached_text(name: str, make: Callable[[], str], folder: str | os.PathLike[str] | None = None) -> str:
     """Return a cached text, or make and cache it. A damaged file is made again; a read-only cache is no error."""
-    file = (_cache_folder() if folder is None else Path(folder)) / name
+    folder = folder or _cache_folder()
+    if folder is None:
+        return make()
+    file = Path(folder) / name
     with suppress(OSError, UnicodeDecodeError):
         checksum, _, text = file.read_bytes().decode().partition("\n")
         if checksum == files.sha256(text):
@@ -107,9 +105,12 @@ def cached_text(name: str, make: Callable[[], str], folder: str | os.PathLike[st
     return text
 
 
-def _cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "partialsgd"
+def _cache_folder() -> Path | None:
+    """~/.cache/partialsgd, or the place that XDG_CACHE_HOME names; None for a user without a home."""
+    caches, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME") or os.environ.get("USERPROFILE", "")
+    if os.path.isabs(caches):
+        return Path(caches) / "partialsgd"
+    return Path(home) / ".cache" / "partialsgd" if os.path.isabs(home) else None
 
 
 Ids: TypeAlias = tuple[Sequence[int], Sequence[int]]
