@@ -19,20 +19,6 @@ FIRST_COUNTED = 2
 """The steps before make the optimizer's state and try out what the optimizer can do; they happen once in a training."""
 
 LIMITS: dict[str, int] = {
-    # Everything that a step needs to know is on the device, or on the host from the beginning.
-    "plain": 0,
-    "alternating": 0,
-    "slimmable": 0,
-    "sandwich": 0,
-    "only": 0,
-    "dropout": 0,
-    "random_mask": 0,
-    "block_coordinate": 0,
-    "layerwise": 0,
-    "freezing": 0,
-    "independent_subnets": 0,
-    "sam": 0,
-    "extragradient": 0,
     # The mask depends on the numbers, and the host must know which tensors move at all.
     "top_k": 1,
     "compressed_gradient": 1,
@@ -52,7 +38,10 @@ LIMITS: dict[str, int] = {
     "ac_dc": 2,  # and which tensors its pruning leaves
     "independent_subnets_criterion": 2,  # and the criterion
 }
-"""The most reads that a step may make, by method; settings that need more or less than the method's own have a line."""
+"""The most reads that a step may make, by method; settings that need more or less than the method's own have a line.
+
+The others read nothing: all that a step needs to know is on the device, or on the host from the beginning.
+"""
 SCALER_LIMIT = 2
 """With a GradScaler, whose overflow flag decides on the host whether the step is taken; the loss is read too."""
 
@@ -70,15 +59,15 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 def limit_of(case: str) -> int:
     """The limit of a case, or of its method."""
-    return LIMITS[case] if case in LIMITS else LIMITS[NAME_OF[case]]
+    return LIMITS[case] if case in LIMITS else LIMITS.get(NAME_OF[case], 0)
 
 
 def table() -> str:
     """The limits of the methods and options as a table in Markdown."""
     options = {name: limit for name, (_, _, limit) in OPTIONS.items()} | {"GradScaler": SCALER_LIMIT}
     rows = ["| reads a step | methods | options, in addition |", "| --: | --- | --- |"]
-    for limit in sorted(set(LIMITS.values())):
-        linked = ", ".join(f"[`{name}`](methods/{name}.md)" for name in methods.NAMES if LIMITS[name] == limit)
+    for limit in sorted({0, *LIMITS.values()}):
+        linked = ", ".join(f"[`{name}`](methods/{name}.md)" for name in methods.NAMES if LIMITS.get(name, 0) == limit)
         added = ", ".join(name if " " in name else f"`{name}`" for name, own in options.items() if own == limit)
         rows.append(f"| {limit or 'none'} | {linked} | {added} |")
     return "\n".join(rows)

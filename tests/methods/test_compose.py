@@ -247,6 +247,16 @@ def test_a_level_of_numbers_is_dropped_by_its_own_mask() -> None:
     assert zeros == [0, 54, 0, 54]
 
 
+def test_what_is_chosen_among_does_not_depend_on_how_the_mask_is_stored() -> None:
+    """A tensor that is all False is as much outside as one that is written as False."""
+    counts = []
+    for outside in (False, torch.zeros(6, 6, dtype=torch.bool)):
+        held = Method(mask=lambda c, m=outside: masks.from_tensors(c.parameters, {"0.weight": m}, rest=True))
+        (step,) = train(sgd_of(mlp(3), methods.compose(held, methods.top_k(0.5))), cos_loss)
+        counts.append(step.mask.count())
+    assert counts == [round(0.5 * (3 * 42 - 36))] * 2
+
+
 def test_what_is_outside_a_level_does_not_enter_the_memory() -> None:
     model = mlp(3)
     sgd = sgd_of(model, methods.compose(methods.dynamic_sparsity((0.8,)), methods.compressed_gradient(0.5)), 0.0)

@@ -104,18 +104,13 @@ def test_settings_that_make_no_sense_are_refused_before_a_model_is_known(name: s
             getattr(methods, name)(**settings)
 
 
-NUMBERS = [
-    (name, setting)
+SETTINGS = {
+    (name, setting): parameter.annotation.removesuffix(" | None")
     for name in methods.NAMES
     for setting, parameter in inspect.signature(getattr(methods, name)).parameters.items()
-    if parameter.annotation.removesuffix(" | None") in ("int", "float")
-]
-FLAGS = [
-    (name, setting)
-    for name in methods.NAMES
-    for setting, parameter in inspect.signature(getattr(methods, name)).parameters.items()
-    if parameter.annotation == "bool"
-]
+}
+NUMBERS = [setting for setting, kind in SETTINGS.items() if kind in ("int", "float")]
+FLAGS = [setting for setting, kind in SETTINGS.items() if kind == "bool"]
 BOUNDS = [("guarded", "bound"), ("independent_subnets", "bound")]
 """Bounds of a criterion, which may be infinite: nothing exceeds them."""
 OTHERS = {"independent_subnets": {"repartition": "criterion"}, "alternating": {"order": "criterion"}}

@@ -153,19 +153,16 @@ def _group_of(parameters: Parameters, groups: Mapping[str, Sequence[str]] | None
     if groups is None:
         return parameters.once("blocks", lambda: {name: block_of(name) for name in parameters})
     patterns = {group: (p,) if isinstance(p, str) else tuple(p) for group, p in groups.items()}
-    return parameters.once(("groups", *patterns.items()), lambda: _groups_by_patterns(parameters, patterns))
 
+    def by_patterns() -> dict[str, str]:
+        group_of: dict[str, str] = {}
+        for group in patterns:
+            for name in parameters.match(patterns[group]):
+                if (other := group_of.setdefault(name, group)) != group:
+                    raise ValueError(f"{name!r} is in two groups, {other!r} and {group!r}; groups must not overlap")
+        return group_of
 
-def _groups_by_patterns(parameters: Parameters, patterns: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    group_of: dict[str, str] = {}
-    for group in patterns:
-        for name in parameters.match(patterns[group]):
-            if name in group_of:
-                raise ValueError(
-                    f"{name!r} is in two groups, {group_of[name]!r} and {group!r}; groups must not overlap"
-                )
-            group_of[name] = group
-    return group_of
+    return parameters.once(("groups", *patterns.items()), by_patterns)
 
 
 def _probe_branches(context: Context, probe: Method | str) -> Sequence[Branch]:

@@ -42,8 +42,7 @@ def settings_only(make: Callable[..., Result]) -> Callable[..., Result]:
         kind = str(parameters[name].annotation).removesuffix(" | None") if name in parameters else ""
         if kind in ("int", "float") and value is not parameters[name].default:
             return plain_number(name, value)
-        value = without_array(value) if kind == "bool" else value
-        if kind == "bool" and not isinstance(value, bool):
+        if kind == "bool" and not isinstance(value := without_array(value), bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
         return value
 

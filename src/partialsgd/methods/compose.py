@@ -167,9 +167,13 @@ def _all(managers: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
 
 
 def _known_before(rule: MaskRule, context: Context) -> Mask | None:
-    """Return a mask that does not depend on the gradient, else None."""
+    """Return a mask that does not depend on the gradient, else None.
+
+    A tensor that is all False is written as False, as the engine does: what is chosen among the rest must not depend on
+    how the mask is stored, which differs between devices.
+    """
     try:
-        return rule(context.with_mask(None).with_gradient(None))
+        return rule(context.with_mask(None).with_gradient(None)).simplified()
     except NeedsGradient:
         return None
 

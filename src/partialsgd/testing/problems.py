@@ -116,7 +116,9 @@ def _labels(model: nn.Module, t: int, high: int, *shape: int) -> Tensor:
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+    """Return the device of the model, which may also be a function of tensors on the CPU."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    return next((p.device for p in parameters), torch.device("cpu"))
 
 
 def _evaluate_quadratic(model: nn.Module, t: int) -> Tensor:
