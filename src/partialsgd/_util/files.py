@@ -23,7 +23,7 @@ STAGE = ".being_written"
 
 def write_alone(path: Path, data: bytes) -> None:
     """Write one file into a directory that only this process writes into; a kill after it leaves nothing else."""
-    _clear_stage(path.parent)
+    clear_stage(path.parent)
     write_bytes(path, data, path.with_name(STAGE))
 
 
@@ -91,7 +91,7 @@ def staged(directory: Path, *, last: str | None = None) -> Iterator[Path]:
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(f"{directory} is a file; give the directory that the files are to be written into")
     existed = directory.exists()
-    stage = _clear_stage(directory)
+    stage = clear_stage(directory)
     stage.mkdir(parents=True)
     try:
         yield stage
@@ -123,7 +123,7 @@ def sha256(*parts: str | bytes) -> str:
     return total.hexdigest()
 
 
-def _clear_stage(directory: Path) -> Path:
+def clear_stage(directory: Path) -> Path:
     """Remove what a kill has left, and return its path."""
     stage = directory / STAGE
     shutil.rmtree(stage, ignore_errors=True)

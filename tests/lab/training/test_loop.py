@@ -15,7 +15,7 @@ import torch
 
 import partialsgd as ps
 from partialsgd import logging as report
-from partialsgd._util import tensor_files
+from partialsgd._util import files, tensor_files
 from partialsgd.lab.runs import checkpoints, use_run
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
@@ -102,6 +102,15 @@ def test_where_it_ends_and_where_it_looks(tmp_path: Path, options: Any, steps: i
     assert [line["t"] + 1 for line in lines if "valid/full/loss" in line] == evaluated
     found = checkpoints.latest(run.checkpoints)
     assert found is not None and found[0] == steps
+
+
+def test_what_a_kill_at_the_very_end_left_is_removed_by_a_resume_without_steps(tmp_path: Path) -> None:
+    run = trained(tmp_path / "a")
+    before, stage = remains(run.path), run.checkpoints / files.STAGE
+    stage.mkdir()
+    stage.joinpath("0000000009.safetensors").write_bytes(b"half")
+    loop.resume(run)
+    assert not stage.exists() and remains(run.path) == before
 
 
 def test_evaluation_leaves_no_trace(tmp_path: Path) -> None:

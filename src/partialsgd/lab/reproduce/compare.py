@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from rich.console import Console
 
-from partialsgd._util.files import read_json, write_json
+from partialsgd._util.files import read_json, write_json, write_text
 from partialsgd.lab.recipes import build
 from partialsgd.lab.reproduce.jobs import RunJob, run_here, run_jobs
 from partialsgd.lab.reproduce.run_folder import Summary, total_flops
@@ -92,7 +92,7 @@ def compare(settings: Settings, *, budget: Budget = "epochs", seeds: int = 1, jo
     rows = summarize(pairs)
     if launch.processes().is_main_process:
         table = to_table(rows, pairs, budget)
-        out.joinpath("compare.md").write_text(to_markdown(table, level=1) + "\n", encoding="utf-8")
+        write_text(out / "compare.md", to_markdown(table, level=1) + "\n")
         write_json(out / "compare.json", to_json(rows, pairs, budget))
         Console().print(to_rich(table))
         console.print(f"The runs and the table are in {out}", highlight=False)

@@ -22,6 +22,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Protocol, TypeAlias, final
 
+from partialsgd._util import files
 from partialsgd.lab.training.errors import Stopped, WrongCall
 
 _Process: TypeAlias = "subprocess.Popen[str]"
@@ -114,7 +115,8 @@ class WorkerPool:
     def _launch(self, number: int) -> _Process:
         self.logs.mkdir(parents=True, exist_ok=True)
         threads = {"OMP_NUM_THREADS": "1"} if self.size > 1 else {}
-        with self._log(number).open("a", encoding="utf-8") as log:
+        with files.open_to_change(self._log(number)) as log:
+            log.seek(0, os.SEEK_END)
             process = self._processes[number] = subprocess.Popen(
                 [sys.executable, "-m", self.module],
                 stdin=subprocess.PIPE,

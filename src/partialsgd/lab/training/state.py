@@ -124,6 +124,7 @@ class TrainingState:
         checkpoint = checkpoints.latest(run.checkpoints)
         if checkpoint is None:
             return False
+        files.clear_stage(run.checkpoints)  # here, because a run that has no step left writes no checkpoint
         self.position, state = checkpoint
         states.fill(self.task.network.model, state["model"]["said"], state["model"]["tensors"])
         for optimizer, saved in zip(self.task.optimizers, state["optimizers"], strict=True):
