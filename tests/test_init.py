@@ -170,7 +170,7 @@ def test_a_meter_and_a_guard_are_written_with_public_names_only() -> None:
 def test_the_core_needs_torch_safetensors_and_the_standard_library_only() -> None:
     """Extras are imported inside the functions that use them; a recipe is used with those of its extra."""
     allowed = set(sys.stdlib_module_names) | {"torch", "safetensors", "partialsgd"}
-    lab = {"accelerate", "jinja2", "markupsafe", "rich", "tokenizers", "transformers"}
+    lab = {"accelerate", "babel", "jinja2", "markupsafe", "rich", "tokenizers", "transformers"}
     extras = {"testing": {"pytest"}, "lab": lab}
     for file in SOURCE.rglob("*.py"):
         allowed_here = allowed | extras.get(file.relative_to(SOURCE).parts[0], set())

@@ -12,8 +12,13 @@ from torch import Tensor, nn
 
 def generator_states(model: nn.Module) -> dict[torch.device, Tensor]:
     """Copy the state of each global torch generator that the model may draw from: the CPU's and its devices'."""
-    devices = {torch.device("cpu"), *(p.device for p in model.parameters() if not p.is_meta)}
+    devices = {torch.device("cpu"), *(p.device for p in model.parameters() if _has_generator(p.device))}
     return {device: _generator_state(device) for device in devices}
+
+
+def _has_generator(device: torch.device) -> bool:
+    """False for the meta device, and for a backend from outside torch without functions for its generator."""
+    return device.type != "meta" and hasattr(torch.get_device_module(device), "get_rng_state")
 
 
 def set_generator_states(states: Mapping[torch.device, Tensor]) -> None:

@@ -207,7 +207,7 @@ def _copy_to_host(finite: Tensor) -> tuple[Tensor, Any]:
     if current_stream is None:
         return finite, None
     copy = finite.to("cpu", non_blocking=True)
-    return copy, current_stream().record_event()
+    return copy, current_stream(finite.device).record_event()
 
 
 def accelerator(tensors: Iterable[Tensor]) -> torch.device | None:
