@@ -71,7 +71,8 @@ class Context:
     @property
     def gradients(self) -> tuple[Vector, ...]:
         """The gradients that the step adds up: of each micro-batch, which is each time that `with g:` was entered; for
-        a method with branches, in its rule `mask`, of each branch. They are kept apart only if a rule reads them."""
+        a method with branches, in its rule `mask`, of each branch, masked and without its weight. A parameter that took
+        no part has no entry. They are kept apart only if a rule reads them before it reads `gradient`."""
         if self._gradients is None:
             raise NeedsGradient(parts=True)
         return self._gradients

@@ -56,22 +56,25 @@ class Parameters(dict[str, nn.Parameter]):
                 self._owner.setdefault(canonical, module)
 
     def require_unchanged(self) -> None:
-        """Raise if a module or parameter of the model was added, removed or replaced."""
+        """Raise if a parameter of the model was added, removed or replaced."""
         contents = list(chain.from_iterable(map(_values, self._dicts)))  # every step asks: no loop in Python
-        if len(contents) != len(self._contents) or not all(map(operator.is_, contents, self._contents)):
+        if len(contents) == len(self._contents) and all(map(operator.is_, contents, self._contents)):
+            return
+        now = Parameters(self.model)
+        if change := self._change(now):
             raise RuntimeError(
-                f"{self._change()}, after PartialSGD was built, so that it would never be trained; build the "
+                f"{change}, after PartialSGD was built, so that it would never be trained; build the "
                 "optimizer and PartialSGD anew, and load weights by load_state_dict(...) without assign=True"
             )
+        self._dicts, self._contents = now._dicts, now._contents  # a module without parameters
 
-    def _change(self) -> str:
-        now = Parameters(self.model)
+    def _change(self, now: Parameters) -> str | None:
         for name in (*now, *self):
             if name not in self or name not in now:
                 return f"the parameter {name!r} was {'removed' if name in self else 'added'}"
             if now[name] is not self[name]:
                 return f"the parameter {name!r} was replaced"
-        return "a module was replaced"
+        return None
 
     def __missing__(self, name: str) -> nn.Parameter:
         return self[self.canonical(name)]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import partialsgd as ps
 from partialsgd import Branch, Context, Mask, Method, PartialSGD, masks, methods
@@ -52,6 +53,35 @@ def test_the_optimizer_is_free_again_when_partial_sgd_is_gone() -> None:
         gc.enable()
     first, second = (PartialSGD(model, optimizer) for _ in range(2))  # two that share an optimizer
     assert first.step(MLP.closure(model, 0)).t == second.step(MLP.closure(model, 0)).t == 0
+
+
+def test_direct_steps_may_be_allowed_for_a_while() -> None:
+    """torch's distributed checkpoints step an optimizer that has no state yet."""
+    model, sgd = start()
+    optimizer = sgd._update.optimizers[0]
+    with sgd.direct_steps():
+        get_optimizer_state_dict(model, optimizer)
+    with pytest.raises(RuntimeError, match=DIRECT):
+        optimizer.step()
+    assert sgd.step(MLP.closure(model, 0)).t == 0
+
+
+def test_a_scaler_updated_twice_raises_once_and_steps_are_counted() -> None:
+    model, scaler = MLP.model(), torch.amp.GradScaler("cpu")
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), LR), scaler=scaler)
+
+    def closure():
+        loss = MLP.evaluate(model, 0)
+        scaler.scale(loss).backward()
+        return loss
+
+    for g in sgd.gradients():
+        with g:
+            closure()
+    scaler.update()  # sgd.update() does it
+    with pytest.raises(AssertionError, match="No inf checks"):
+        sgd.update()
+    assert sgd.t == 1 and [sgd.step(closure).t for _ in range(2)] == [1, 2] and sgd.t == 3
 
 
 def replace_parameter(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -105,6 +135,7 @@ def test_loading_weights_in_place_moving_and_freezing_are_no_replacements() -> N
     model.load_state_dict(model.state_dict())
     model.double().float()
     model[0].requires_grad_(False)
+    model[1] = nn.Tanh()
     assert sgd.step(MLP.closure(model, 0)).t == 0
 
 

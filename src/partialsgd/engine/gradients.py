@@ -76,7 +76,7 @@ class GradientOracle:
             yield g
             at_x = self.take(step, g, branch)
             parts = self._unscaled_parts(g)
-            if self.policy.is_overflow(at_x):
+            if self.policy.is_overflow(step, at_x):
                 self._note_overflow(step, at_x)
                 return
             start.noise.restore()  # both gradients are of one function: same batch, same noise

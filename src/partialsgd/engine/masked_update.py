@@ -94,6 +94,7 @@ class MaskedUpdate:
         A tensor wholly outside has `grad = None`; elements outside may still have a gradient, and are held here.
         If `finite`, a number on an accelerator, is False, nothing moves, and the host does not wait to learn it.
         """
+        self._stepped = 0
         if forgotten is not None:
             self._forget(forgotten)
         if self.outside == "reset":
@@ -120,6 +121,12 @@ class MaskedUpdate:
         self._stepped += (steps[0](), 1)[1]
 
     @property
+    def decides_on_device(self) -> bool:
+        """True if a step that is not finite can be undone on an accelerator: nothing else sees or keeps it."""
+        known = all(map(capabilities.is_from_torch, self.optimizers))
+        return known and self.outside == "hold" and not any(map(capabilities.has_step_hooks, self.optimizers))
+
+    @property
     def has_stepped(self) -> bool:
         """True if `apply` has moved x, until `forget_count`."""
         return self._stepped == len(self.optimizers)
@@ -131,7 +138,7 @@ class MaskedUpdate:
         """What takes the counters of a step back that `finite` has refused, made before it is applied."""
         kept: list[tuple[str, dict[str, Any]]] = []
         for name, entry in mask.items():
-            if entry is not False and name in self.groups:
+            if entry is not False and name in self.groups and not self._keeps_count(name):
                 state = self.groups[name].optimizer.state.get(self._parameters[name], {})
                 of_coordinates = capabilities.per_coordinate(state, self._parameters[name])
                 counters = {
@@ -139,6 +146,11 @@ class MaskedUpdate:
                 }
                 kept.append((name, counters | dict.fromkeys(of_coordinates)))
         return partial(self._forget_step, kept)
+
+    def _keeps_count(self, name: str) -> bool:
+        """True if the optimizer itself takes the counters of a refused step back."""
+        optimizer = self.groups[name].optimizer
+        return capabilities.reads_found_inf(optimizer) and bool(optimizer.state.get(self._parameters[name]))
 
     @torch.no_grad()
     def _forget_step(self, kept: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -153,7 +165,7 @@ class MaskedUpdate:
             state.update({key: value for key, value in old.items() if value is not None})
 
     def _step_others(self, steps: Sequence[Callable[[], object]]) -> None:
-        """Step the other optimizers, once the first has stepped: all of them or none."""
+        """Step the other optimizers, once the first has stepped: all of them or none, unless one raises."""
         while 0 < self._stepped < len(steps):
             self._stepped += (steps[self._stepped](), 1)[1]
 
@@ -213,8 +225,7 @@ class MaskedUpdate:
             parameter = self._parameters[name]
             if entry is False or parameter.grad is None or name not in self.groups:
                 continue
-            group = self.groups[name]
-            if not group.options.get("fused"):
+            if not capabilities.reads_found_inf(self.groups[name].optimizer):
                 inside = finite & entry
             elif isinstance(entry, Tensor):
                 inside = entry
@@ -223,7 +234,7 @@ class MaskedUpdate:
             saved[name] = inside, {key: tensor.clone() for key, tensor in self._coordinates(name).items()}
         undo.push(partial(self._choose_on_device, saved))
         for optimizer in self.optimizers:
-            if any(group.get("fused") for group in optimizer.param_groups):
+            if capabilities.reads_found_inf(optimizer):
                 undo.push(partial(optimizer.__dict__.pop, "found_inf", None))
                 optimizer.__dict__["found_inf"] = (~finite).float()  # as torch.amp.GradScaler tells a fused step
 

@@ -36,39 +36,47 @@ class NonfinitePolicy:
         # Ranks must skip together: they share the gradient, not the loss.
         self._reads_loss = nonfinite == "raise" or (nonfinite == "skip" and not losses_are_local)
 
-    def is_overflow(self, gradient: Vector) -> bool:
+    def is_overflow(self, step: StepInProgress, gradient: Vector) -> bool:
         """True if the gradient at x_t is not finite, so that the one at x̃_t need not be taken. On an accelerator the
-        host would wait for the answer, so the one at x̃_t is taken, and is not finite either."""
-        if self._nonfinite == "ignore" or (self._nonfinite == "raise" and accelerator(gradient.values()) is not None):
+        host would wait for the answer, so both are taken, and checked together."""
+        if self._nonfinite == "ignore":
+            return False
+        if self._nonfinite == "raise" and accelerator(gradient.values()) is not None:
+            step.largest += _largest(gradient)
             return False
         return not math.isfinite(gradient.norm()) and first_nonfinite(gradient) is not None
 
-    def watch(self, step: StepInProgress, parameters: Parameters, take_back: Callable[[], None]) -> Tensor | None:
+    @property
+    def may_wait(self) -> bool:
+        """True if the host need not know at once whether a step is finite."""
+        return self._nonfinite == "raise"
+
+    def watch(
+        self, step: StepInProgress, parameters: Parameters, device: torch.device, take_back: Callable[[], None]
+    ) -> Tensor:
         """Check losses and gradients on the accelerator that holds them, without waiting for the answer.
 
         Returns the answer as a tensor, for a step that must move nothing if it is False. The host reads it when
-        `resolve` is called, one step later at the latest, which calls `take_back` and raises. None if the answer is
-        needed at once: on a CPU, for another policy than "raise", or with gradients on several devices.
+        `resolve` is called, one step later at the latest, which calls `take_back` and raises.
         """
-        on_device = self._check_on_device(step, parameters) if self._nonfinite == "raise" else None
-        if on_device is None:
-            return None
-        names, finite = on_device
+        names, finite = self._check_on_device(step, parameters, device)
         self._unread = _Unread(names, *_copy_to_host(finite), _where(step), take_back)
         return finite.all()
 
-    def _check_on_device(self, step: StepInProgress, parameters: Parameters) -> tuple[list[str], Tensor] | None:
-        """One boolean for each loss and gradient, left on the accelerator that holds them all; else None."""
-        gradients = vectors.current(parameters)
-        device = accelerator(gradients.values())
-        if device is None:
-            return None
+    def forget(self) -> None:
+        """Drop a check that was not read: another state is loaded."""
+        self._unread = None
+
+    def _check_on_device(
+        self, step: StepInProgress, parameters: Parameters, device: torch.device
+    ) -> tuple[list[str], Tensor]:
+        """One boolean for each loss and gradient, left on the accelerator that holds them all."""
         read = step.passes if self._reads_loss else []
         losses = [(_loss_name(level, step), loss) for level, loss in read if loss is not None]
-        numbers = [*(loss for _, loss in losses), *torch._foreach_norm(list(gradients.values()), math.inf)]
-        kind = torch.float64 if any(number.dtype == torch.float64 for number in numbers) else torch.float32
-        names = [*(name for name, _ in losses), *(f"the gradient of {name!r}" for name in gradients)]
-        return names, torch.stack([number.detach().to(device, kind) for number in numbers]).isfinite()
+        numbers = [*losses, *step.largest, *_largest(vectors.current(parameters))]
+        kind = torch.float64 if any(number.dtype == torch.float64 for _, number in numbers) else torch.float32
+        finite = torch.stack([number.detach().to(device, kind) for _, number in numbers]).isfinite()
+        return [name for name, _ in numbers], finite
 
     def resolve(self) -> None:
         """Raise if the step before was not finite: it has moved nothing, and is taken back."""
@@ -106,8 +114,9 @@ class NonfinitePolicy:
             return f"the gradient of {first_nonfinite(vectors.current(parameters))!r}"
         if self._nonfinite == "ignore":
             return None
-        if not gradient_is_checked and (on_device := self._check_on_device(step, parameters)) is not None:
-            names, finite = on_device
+        device = None if gradient_is_checked else accelerator(p.grad for p in parameters.values() if p.grad is not None)
+        if device is not None:
+            names, finite = self._check_on_device(step, parameters, device)
             return next((name for name, is_finite in zip(names, finite.tolist(), strict=True) if not is_finite), None)
         if self._reads_loss:
             for level, loss in step.passes:
@@ -212,9 +221,17 @@ def _copy_to_host(finite: Tensor) -> tuple[Tensor, Any]:
 
 def accelerator(tensors: Iterable[Tensor]) -> torch.device | None:
     """The one device, not a CPU, that holds all the tensors; else None."""
-    devices = {tensor.device for tensor in tensors}
-    device = devices.pop() if len(devices) == 1 else None
-    return None if device is None or device.type == "cpu" else device
+    rest = iter(tensors)
+    first = next(rest, None)
+    if first is None or first.device.type == "cpu":  # every step asks
+        return None
+    return first.device if all(tensor.device == first.device for tensor in rest) else None
+
+
+def _largest(gradient: Vector) -> list[tuple[str, Tensor]]:
+    """The largest magnitude of each gradient, which is finite if all its numbers are; left on the device."""
+    filled = {f"the gradient of {name!r}": g for name, g in gradient.items() if g.numel()}
+    return list(zip(filled, torch._foreach_norm(list(filled.values()), math.inf), strict=True)) if filled else []
 
 
 def _loss_name(level: str | None, step: StepInProgress) -> str:

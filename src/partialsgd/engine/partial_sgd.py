@@ -30,11 +30,11 @@ from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.engine.gradients import GradientOracle
 from partialsgd.engine.masked_update import MaskedUpdate, Outside
 from partialsgd.engine.measurement import Measurement
-from partialsgd.engine.nonfinite import Nonfinite, NonfinitePolicy, require_gradients
+from partialsgd.engine.nonfinite import Nonfinite, NonfinitePolicy, accelerator, require_gradients
 from partialsgd.engine.rules import choose, forget, project
 from partialsgd.engine.step import Step, StepInProgress
 from partialsgd.method import Context, Meter, Method, Remembered
-from partialsgd.optimizers.direct_steps import refuse_direct_steps
+from partialsgd.optimizers.direct_steps import allow_steps, refuse_direct_steps
 from partialsgd.optimizers.grad_scaler import Scaler
 from partialsgd.optimizers.param_groups import unwrapped
 from partialsgd.parameters import Parameters
@@ -145,6 +145,7 @@ class PartialSGD:
     @contextmanager
     def perturbed(self, level: str | None = None) -> Iterator[Perturbation]:
         """Set x to x̃_t inside the block, to evaluate or save the network that the next step trains."""
+        self._nonfinite.resolve()
         self._require_none_pending()
         if self._pending is not None:
             raise RuntimeError("a step was begun and not updated: finish it, or call zero_grad() to drop it")
@@ -156,8 +157,8 @@ class PartialSGD:
         plan = choose(self.method, branch, replace(context, branch=number, level=branch.level))
         if plan.perturbation is None:
             raise RuntimeError(f"{self.method.name} perturbs by a gradient, and there is none without a batch")
-        self._is_perturbed = True
         try:
+            self._is_perturbed = True
             with perturbations.perturbed(self.parameters, plan.perturbation):
                 yield plan.perturbation
         finally:
@@ -180,9 +181,23 @@ class PartialSGD:
         self._undo.run()
         self._drop_gradients()
 
+    @contextmanager
+    def direct_steps(self) -> Iterator[None]:
+        """Allow `optimizer.step()` inside the block: for training without this `PartialSGD` for a while, and for
+        functions that step the optimizer themselves, such as those of `torch.distributed.checkpoint`."""
+        undo = UndoStack()
+        try:
+            allow_steps(undo)
+            yield
+        finally:
+            undo.run()
+
     def state_dict(self) -> dict[str, Any]:
         """Everything a run needs to continue, beside the state of the model, the optimizer and torch's generators."""
         self._nonfinite.resolve()
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         return {
             "method": self.method.name,
             "parameters": {name: list(p.shape) for name, p in self.parameters.items()},
@@ -197,7 +212,7 @@ class PartialSGD:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a run. A state of another method or model raises and changes nothing."""
-        own = self.state_dict()
+        own = self._state()
         if not isinstance(state, Mapping):
             raise TypeError(f"a state is what state_dict() returned, got {state!r}")
         if missing := own.keys() - state.keys() - {"measured"}:
@@ -210,6 +225,7 @@ class PartialSGD:
             if saved != shape:
                 raise ValueError(f"the state is of another model: {name!r} has shape {saved} there, {shape} here")
         self.zero_grad()
+        self._nonfinite.forget()
         self._update.load_state_dict(state["left_out"])
         self.t, self.seed, self._nonfinite.skips = state["t"], _require_seed(state["seed"]), state["skips"]
         self.memory = dict(state["memory"])
@@ -280,9 +296,10 @@ class PartialSGD:
         projection, forgotten = project(step.method, step.context), forget(step.method, step.context)
         if forgotten is not None:
             self._update.check_forget(forgotten)
-        finite = None
-        if self._scaler is None and projection is NOWHERE and forgotten is None and self._update.outside == "hold":
-            finite = self._nonfinite.watch(step, self.parameters, self._take_back(step))
+        finite, device = None, accelerator(gradients)
+        may_wait = self._scaler is None and projection is NOWHERE and forgotten is None and self._nonfinite.may_wait
+        if device is not None and may_wait and not step.overflow and self._update.decides_on_device:
+            finite = self._nonfinite.watch(step, self.parameters, device, self._take_back(step))
         is_checked = self._scaler is not None
         if finite is None and self._nonfinite.check(step, self.parameters, norm, gradient_is_checked=is_checked):
             return True
@@ -305,6 +322,7 @@ class PartialSGD:
         def take_back() -> None:
             self.t, self.memory, self.measured = t, memory, measured
             forget_step()
+            self._drop_gradients()  # those of a step that was begun since
 
         return take_back
 
@@ -314,10 +332,12 @@ class PartialSGD:
             self.t, self.memory = step.context.t + 1, dict(step.context.memory)
             if step.measurement is not None:
                 self.measured = step.measurement.memories
-        if self._scaler is not None:
-            self._scaler.update()
-        self._drop_gradients()
-        self._update.forget_count()
+        try:
+            if self._scaler is not None:
+                self._scaler.update()
+        finally:
+            self._drop_gradients()
+            self._update.forget_count()
 
     def _require_none_pending(self) -> None:
         if self._is_perturbed:

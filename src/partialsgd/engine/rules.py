@@ -95,6 +95,11 @@ def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
     within = None if isinstance(within_answer, nullcontext) else within_answer
     reads_parts = any(error.parts for error in missing)
     plan = BranchPlan(branch, context, mask, perturbation, scale, within, rules.within, reads_parts)
+    if plan.needs_gradient and context.has_gradient and reads_parts:
+        raise RuntimeError(
+            f"a rule of {rules.name} reads context.gradients after another has asked for context.gradient; read "
+            "context.gradients first, or only"
+        )
     if plan.needs_gradient and context.has_gradient:
         raise RuntimeError(f"a rule of {rules.name} reads context.mask before the mask is chosen; only later rules may")
     if not (is_direct or plan.needs_gradient or context.has_gradient) and within_answer is None:

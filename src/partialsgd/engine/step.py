@@ -86,6 +86,8 @@ class StepInProgress:
     """Level and loss of each pass that the method itself took."""
     losses: list[tuple[str | None, Tensor]] = field(default_factory=list)
     """Level and loss of each branch."""
+    largest: list[tuple[str, Tensor]] = field(default_factory=list)
+    """The largest magnitude of each gradient at x_t, on an accelerator, to be checked with the trained gradient."""
     backwards: int = 0
     current: GradientPass | None = None
     teacher: Any = None

@@ -10,6 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from partialsgd.optimizers.direct_steps import RefuseDirectStep
 
 _SHAPE = (8, 8)  # two-dimensional, because an optimizer for matrices refuses anything else
 
@@ -28,8 +31,23 @@ def initial_state(optimizer: Optimizer, group: Mapping[str, Any], entry: str) ->
 
 
 def per_coordinate(state: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-    """The entries of a parameter's state that hold one number for each coordinate."""
-    return {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
+    """The entries of a parameter's state that hold one number for each coordinate; a counter on the CPU, which has the
+    shape of a parameter with one number, does not."""
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor) and key != "step"}
+    return {key: t for key, t in tensors.items() if t.shape == parameter.shape and t.device == parameter.device}
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """True if something of the user's runs around the optimizer's step, and may look at the parameters."""
+    hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    own = (optimizer._optimizer_step_pre_hooks.values(), optimizer._optimizer_step_post_hooks.values())
+    return bool(hooks) or any(type(hook) is not RefuseDirectStep for hooks in own for hook in hooks)
+
+
+def reads_found_inf(optimizer: Optimizer) -> bool:
+    """True if the optimizer's kernels leave a step out on the device where `found_inf` says so."""
+    supports = is_from_torch(optimizer) and getattr(optimizer, "_step_supports_amp_scaling", False)
+    return bool(supports) and all(group.get("fused") for group in optimizer.param_groups)
 
 
 Probe: TypeAlias = Callable[[Optimizer, Mapping[str, Any]], str | None]

@@ -31,11 +31,12 @@ class RefuseDirectStep:
                 f"{type(optimizer).__name__}.step() was called directly, but a PartialSGD owns this optimizer, and "
                 "only sgd.update() or sgd.step(closure) makes its steps: replace optimizer.step() (or "
                 "scaler.step(optimizer)) by sgd.update(); under Lightning set self.automatic_optimization = False. "
-                "To train without PartialSGD again, delete it first"
+                "To train without PartialSGD for a while, write `with sgd.direct_steps():`"
             )
 
 
 def refuse_direct_steps(owner: object, optimizers: Sequence[Optimizer]) -> None:
     """Refuse steps that the owner does not make, for as long as it lives."""
     for optimizer in optimizers:
-        finalize(owner, optimizer.register_step_pre_hook(RefuseDirectStep()).remove)
+        if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # a wrapper may not have called Optimizer.__init__
+            finalize(owner, optimizer.register_step_pre_hook(RefuseDirectStep()).remove)

@@ -12,11 +12,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partialsgd._util.bitwise_select import rows_of
-from partialsgd.optimizers.direct_steps import RefuseDirectStep
+from partialsgd.optimizers.capabilities import has_step_hooks
 
 _PIECE = 1 << 16  # twice the number of coordinates that torch gives one thread
 _KERNELS = frozenset({"aten::_fused_adam_", "aten::_fused_adamw_"})
@@ -26,11 +25,9 @@ def is_piecewise(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tens
     """True if this parameter is large, and only a kernel that can be called in pieces moves it."""
     if type(optimizer) not in (Adam, AdamW) or not group.get("fused") or parameter.numel() <= _PIECE:
         return False
-    own = optimizer._optimizer_step_pre_hooks.values()
-    hooks = ([hook for hook in own if type(hook) is not RefuseDirectStep], optimizer._optimizer_step_post_hooks)
     tensors = [parameter, parameter.grad, *optimizer.state.get(parameter, {}).values()]
     return (
-        not any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
+        not has_step_hooks(optimizer)
         and parameter.device.type == "cpu"
         and parameter.dtype == torch.float32
         and all(isinstance(t, Tensor) and t.is_contiguous() for t in tensors)

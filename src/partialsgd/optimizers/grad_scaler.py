@@ -40,9 +40,9 @@ class Scaler:
 
     def update(self) -> None:
         """Back off after an overflow, grow after enough steps without one."""
-        if self._recorded:
+        recorded, self._recorded = self._recorded, False
+        if recorded:
             self._scaler.update()
-        self._recorded = False
 
     def forget(self) -> None:
         """The step was dropped: an overflow in it must not decide about the next one."""
