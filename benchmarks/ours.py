@@ -5,12 +5,15 @@ from __future__ import annotations
 import partialsgd as ps
 from benchmarks.baselines import Training
 from benchmarks.harness import Contestant, Run, ready
+from partialsgd.optimizers.direct_steps import RefuseDirectStep
 
 
 def with_method(training: Training, method: ps.Method, *, checked: bool = True) -> ps.PartialSGD:
     """On the very model and optimizer of the raw loop: a second copy would lie elsewhere in memory."""
     sgd = ps.PartialSGD(training.model, training.optimizer, method, nonfinite="raise" if checked else "ignore")
-    training.optimizer._optimizer_step_pre_hooks.clear()  # it would refuse the steps of the raw loop
+    hooks = training.optimizer._optimizer_step_pre_hooks
+    for key in [key for key, hook in hooks.items() if isinstance(hook, RefuseDirectStep)]:
+        del hooks[key]  # it would refuse the steps of the raw loop
     return sgd
 
 

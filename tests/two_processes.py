@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from partialsgd import CriteriaMeter, LowRank, Method, Nested, PartialSGD, Vector, Width, masks, nest
 from partialsgd import methods as registry
-from partialsgd.meters.criteria import squared_norms
+from partialsgd.meters.criteria import _read_norms
 from partialsgd.testing.problems import PROBLEMS
 from tests.contracts import METHODS
 from tests.functions import backward
@@ -80,7 +80,7 @@ def criteria(rank: int) -> dict[str, Any]:
                 found[f"{name} {views} {own}"] = [getattr(seen, number) for number in NUMBERS]
     layer = nn.Linear(2, 1, bias=False)
     own = Vector({"weight": torch.full((1, 2), 1.0 + rank)})  # as if the ranks had not the same gradient
-    found["unlike"] = list(squared_norms(masks.everything(layer), own, own, dist.group.WORLD)["weight"])
+    found["unlike"] = list(_read_norms(masks.everything(layer), own, own, [], dist.group.WORLD)[0]["weight"])
     return found
 
 

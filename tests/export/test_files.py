@@ -86,7 +86,7 @@ def test_a_stop_between_any_two_operations_leaves_the_old_or_the_new(
             stopped = False
         except Stop:
             stopped = True
-    assert stopped == (at < {"replace": 2, "unlink": 1, "fsync": 3}[name])
+    assert stopped == (at < {"replace": 2, "unlink": 2, "fsync": 3}[name])
     is_new = not stopped or (name == "replace" and at == 1) or (name == "fsync" and at == 2)
     assert loss_in(tmp_path) == (2.0 if is_new else 1.0)
 

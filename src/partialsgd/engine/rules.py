@@ -78,7 +78,7 @@ def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
     """Ask for mask, perturbation and scale, in this order. Rules that are the identity are not called."""
     # The rules write into a copy of the memory, so that they can be asked again.
     context = replace(context, memory=dict(context.memory))
-    missing: list[NeedsGradient] = []
+    missing: list[bool] = []  # not the errors: they refer to this frame, a cycle that would keep the gradients
     if branch.mask is method.everything:
         mask: Mask | None = masks.everything(context.parameters)
     else:
@@ -93,7 +93,7 @@ def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
     is_direct = rules.within is method.directly
     within_answer = None if is_direct else ask(rules.within, context, "within", AbstractContextManager)
     within = None if isinstance(within_answer, nullcontext) else within_answer
-    reads_parts = any(error.parts for error in missing)
+    reads_parts = any(missing)
     plan = BranchPlan(branch, context, mask, perturbation, scale, within, rules.within, reads_parts)
     if plan.needs_gradient and context.has_gradient and reads_parts:
         raise RuntimeError(
@@ -163,14 +163,17 @@ def ask(
     context: Context,
     name: str,
     kind: type | tuple[type, ...],
-    missing: list[NeedsGradient] | None = None,
+    missing: list[bool] | None = None,
 ) -> T | None:
-    """Call a rule and check its answer; None if it needs the gradient at x_t, which is not known yet."""
+    """Call a rule and check its answer; None if it needs the gradient at x_t, which is not known yet.
+
+    `missing` then gets True if the rule needs the gradients of the micro-batches one by one.
+    """
     try:
         answer = rule(context)
     except NeedsGradient as error:
         if missing is not None:
-            missing.append(error)
+            missing.append(error.parts)
         return None
     if not isinstance(answer, kind):
         expected = kind.__name__ if isinstance(kind, type) else "number"
