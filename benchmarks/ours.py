@@ -5,7 +5,7 @@ from __future__ import annotations
 import partialsgd as ps
 from benchmarks.baselines import Training
 from benchmarks.harness import Contestant, Run, ready
-from partialsgd.optimizers.direct_steps import RefuseDirectStep
+from partialsgd.optimizers.param_groups import RefuseDirectStep
 
 
 def with_method(training: Training, method: ps.Method, *, checked: bool = True) -> ps.PartialSGD:

@@ -16,7 +16,7 @@ from partialsgd._util.bitwise_select import Scratch
 
 T = TypeVar("T")
 
-_values = operator.methodcaller("values")
+values_of = operator.methodcaller("values")
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
@@ -44,8 +44,10 @@ class Parameters(dict[str, nn.Parameter]):
         self.scratch = Scratch()
         self.cache: dict[Hashable, Any] = {}
         """Values that are the same at every step; see `once`."""
-        self._dicts = [d for module in self.model.modules() for d in (module._modules, module._parameters)]
-        self._contents = list(chain.from_iterable(map(_values, self._dicts)))
+        self.dicts = [d for module in self.model.modules() for d in (module._modules, module._parameters)]
+        """Where the model holds its modules and parameters, dict by dict."""
+        self.contents = list(chain.from_iterable(map(values_of, self.dicts)))
+        """What these held when they were looked at."""
         first_name: dict[nn.Parameter, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
             for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -56,17 +58,14 @@ class Parameters(dict[str, nn.Parameter]):
                 self._owner.setdefault(canonical, module)
 
     def require_unchanged(self) -> None:
-        """Raise if a parameter of the model was added, removed or replaced."""
-        contents = list(chain.from_iterable(map(_values, self._dicts)))  # every step asks: no loop in Python
-        if len(contents) == len(self._contents) and all(map(operator.is_, contents, self._contents)):
-            return
+        """Raise if a parameter of the model was added, removed or replaced; modules without parameters may be."""
         now = Parameters(self.model)
         if change := self._change(now):
             raise RuntimeError(
                 f"{change}, after PartialSGD was built, so that it would never be trained; build the "
                 "optimizer and PartialSGD anew, and load weights by load_state_dict(...) without assign=True"
             )
-        self._dicts, self._contents = now._dicts, now._contents  # a module without parameters
+        self.dicts, self.contents = now.dicts, now.contents
 
     def _change(self, now: Parameters) -> str | None:
         for name in (*now, *self):

@@ -134,13 +134,13 @@ def displace(
     if touched:
         saved = parameters.scratch.borrow_all(touched.values())
         torch._foreach_copy_(saved, list(touched.values()))
-        undo.push(partial(_restore, parameters, touched, saved))
+        undo.append(partial(_restore, parameters, touched, saved))
         apply(parameters, move)
         if on_move is not None:
             on_move({name: (p, old) for (name, p), old in zip(touched.items(), saved, strict=True)})
     del move  # it may hold the gradient at x, whose memory the pass at x̃ needs
     if at is not nullcontext:
-        undo.push(torch.clear_autocast_cache)  # it may hold low-precision copies of the other structure's weights
+        undo.append(torch.clear_autocast_cache)  # it may hold low-precision copies of the other structure's weights
         torch.clear_autocast_cache()
         undo.enter(at())
     if within is not None:

@@ -42,7 +42,7 @@ def test_law_1_fails_when_state_outside_is_not_held(monkeypatch) -> None:
                 x = self._parameters[name].detach()
                 x.copy_(torch.where(entry, x, before[name]))
 
-        undo.push(put_back)
+        undo.append(put_back)
 
     monkeypatch.setattr(MaskedUpdate, "_hold", only_parameters)
     broken(law, methods.random_mask(0.4), MLP, False)
@@ -70,7 +70,7 @@ def restored_by_subtraction(parameters, perturbation, undo, within=None, on_move
     before = {name: parameters[name].detach().clone() for name in perturbation.touches}
     perturbations.apply(parameters, perturbation.move)
     deltas = {name: parameters[name].detach() - before[name] for name in before}
-    undo.push(lambda: [parameters[name].detach().sub_(deltas.pop(name)) for name in list(deltas)])
+    undo.append(lambda: [parameters[name].detach().sub_(deltas.pop(name)) for name in list(deltas)])
 
 
 def test_law_2_fails_without_an_exact_restore(monkeypatch) -> None:

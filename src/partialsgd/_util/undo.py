@@ -15,33 +15,28 @@ from typing import Any, final
 
 
 @final
-class UndoStack:
+class UndoStack(list[Callable[[], object]]):
     """Functions that take changes back, the last one first. Each must be repeatable: an interrupted one runs again."""
 
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], object]] = []
-        self._error: tuple[Any, Any, Any] = (None, None, None)
-
-    def push(self, undo: Callable[[], object]) -> None:
-        self._undo.append(undo)
+    _error: tuple[Any, Any, Any] = (None, None, None)
 
     def enter(self, context: AbstractContextManager[object]) -> None:
         """Enter a context manager, which is left when the stack runs."""
         leave = lambda: context.__exit__(*self._error)  # noqa: E731  # one line below: an interrupt may come between lines
-        self._undo.append((context.__enter__(), leave)[1])
+        self.append((context.__enter__(), leave)[1])
 
     def run(self, *error: Any) -> None:
         """Take everything back. Context managers are told the error of their block, if there was one."""
         if error:
             self._error = error
-        while self._undo:
+        while self:
             try:
-                self._undo[-1]()
+                self[-1]()
             except Exception:  # not an interrupt: it would fail again
-                self._undo.pop()
+                self.pop()
                 self.run()
                 raise
-            self._undo.pop()
+            self.pop()
         self._error = (None, None, None)
 
 
@@ -57,5 +52,5 @@ def postpone_interrupts(undo: UndoStack) -> None:
         while received:
             handler(*received.pop())
 
-    undo.push(deliver)
+    undo.append(deliver)
     signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))

@@ -92,7 +92,8 @@ class GradientPass:
         self._outputs_set += 1
 
     def __enter__(self) -> GradientPass:
-        self._step.require_current()
+        if self._step.dropped:
+            self._step.refuse_dropped()
         perturbation = self._perturbation
         if perturbation is None or self.running:
             raise RuntimeError("this gradient was taken already; take the next one from sgd.gradients()")
@@ -119,7 +120,8 @@ class GradientPass:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._step.undo.run(kind, error, trace)
+            if self._step.undo:
+                self._step.undo.run(kind, error, trace)
             self.running = False
             if kind is None and all(p.grad is None for p in self._parameters.values()):
                 raise RuntimeError(
@@ -143,7 +145,8 @@ class GradientPass:
 
     def finish(self) -> tuple[list[Tensor | None], Any]:
         """End the pass. Returns the loss of each micro-batch, and the outputs as smaller levels may use them."""
-        self._step.require_current()
+        if self._step.dropped:
+            self._step.refuse_dropped()
         if self._failed or not self._entered:
             raise RuntimeError("a gradient was left out: run forward and backward inside `with g:` for each g")
         self._perturbation = None

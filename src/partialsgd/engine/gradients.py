@@ -127,7 +127,8 @@ class GradientOracle:
         on_move: Callable[[Displacement], None] | None = None,
         keeps_parts: bool = False,
     ) -> GradientPass:
-        step.require_current()
+        if step.dropped:
+            step.refuse_dropped()
         outputs = step.teacher if step.branches_done else None
         step.current = GradientPass(
             self.parameters,
@@ -222,7 +223,7 @@ class GradientOracle:
             vectors.put(self.parameters, step.total)
         # Without the gradient at x: the optimizer needs its memory, and no later rule may read it.
         step.context = replace(step.context, level=step.branches[0].level).with_mask(step.mask).with_gradient(None)
-        if not step.overflow:
+        if step.method.branches is not None and step.method.mask is not everything and not step.overflow:
             self._narrow(step)
         if step.method.correct is not uncorrected and not step.overflow:
             vectors.put(self.parameters, correct(step.method, step.context, vectors.current(self.parameters)))

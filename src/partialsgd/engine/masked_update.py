@@ -20,7 +20,6 @@ from partialsgd import masks
 from partialsgd._util.undo import UndoStack
 from partialsgd.masks import Entry, Mask
 from partialsgd.optimizers import capabilities, param_groups
-from partialsgd.optimizers.direct_steps import allow_steps
 from partialsgd.optimizers.fused_adam import Piecewise, is_piecewise
 from partialsgd.optimizers.param_groups import GroupOf, ParamGroups
 from partialsgd.optimizers.third_party import Verification
@@ -42,7 +41,8 @@ class MaskedUpdate:
         self._wrapped = optimizers
         self._parameters = parameters
         self._previous = masks.everything(parameters)
-        self._stepped = 0
+        self.stepped = 0
+        """The number of optimizers that `apply` has stepped; with the last one, x has moved."""
         self._reasons: dict[tuple[GroupOf, capabilities.Probe], str | None] = {}
         self._verification = Verification(parameters, self.groups, self.optimizers)
 
@@ -94,16 +94,16 @@ class MaskedUpdate:
         A tensor wholly outside has `grad = None`; elements outside may still have a gradient, and are held here.
         If `finite`, a number on an accelerator, is False, nothing moves, and the host does not wait to learn it.
         """
-        self._stepped = 0
+        self.stepped = 0
         if forgotten is not None:
             self._forget(forgotten)
         if self.outside == "reset":
             self._forget((mask & ~self._previous).simplified())
             self._previous = mask
         if mask.partial:
-            undo.push(mask.release)
+            undo.append(mask.release)
         if self._verification.unverified and not mask.is_everything:
-            undo.push(partial(self._verify, self._verification.copy_of(mask, with_state=self.outside != "decay")))
+            undo.append(partial(self._verify, self._verification.copy_of(mask, with_state=self.outside != "decay")))
         if self.outside == "decay":
             self._decay(mask, undo)
         elif finite is not None:
@@ -112,27 +112,21 @@ class MaskedUpdate:
             self._hold(mask, undo)
         if scale != 1:
             scale_rates(self.optimizers, scale, undo)
-        allow_steps(undo)
+        undo.append(partial(param_groups.IS_STEPPING.set, False))
+        param_groups.IS_STEPPING.set(True)
         for optimizer in self.optimizers:
             _step_newcomers(optimizer)
         steps = [param_groups.step_of(wrapped) for wrapped in self._wrapped]
-        undo.push(partial(self._step_others, steps))
+        if len(steps) > 1:
+            undo.append(partial(self._step_others, steps))
         # An interrupt may come between two lines: a step and its count are one.
-        self._stepped += (steps[0](), 1)[1]
+        self.stepped += (steps[0](), 1)[1]
 
     @property
     def decides_on_device(self) -> bool:
         """True if a step that is not finite can be undone on an accelerator: nothing else sees or keeps it."""
         known = all(map(capabilities.is_from_torch, self.optimizers))
         return known and self.outside == "hold" and not any(map(capabilities.has_step_hooks, self.optimizers))
-
-    @property
-    def has_stepped(self) -> bool:
-        """True if `apply` has moved x, until `forget_count`."""
-        return self._stepped == len(self.optimizers)
-
-    def forget_count(self) -> None:
-        self._stepped = 0
 
     def forget_step(self, mask: Mask) -> Callable[[], None]:
         """What takes the counters of a step back that `finite` has refused, made before it is applied."""
@@ -166,16 +160,16 @@ class MaskedUpdate:
 
     def _step_others(self, steps: Sequence[Callable[[], object]]) -> None:
         """Step the other optimizers, once the first has stepped: all of them or none, unless one raises."""
-        while 0 < self._stepped < len(steps):
-            self._stepped += (steps[self._stepped](), 1)[1]
+        while 0 < self.stepped < len(steps):
+            self.stepped += (steps[self.stepped](), 1)[1]
 
     def _verify(self, check: Callable[[], None]) -> None:
         """Compare what an optimizer from outside torch should have held; a wrong step is undone, and raises."""
-        if self._stepped:
+        if self.stepped:
             try:
                 check()
             except RuntimeError:
-                self._stepped = 0
+                self.stepped = 0
                 raise
 
     def state_dict(self) -> dict[str, Entry]:
@@ -201,7 +195,7 @@ class MaskedUpdate:
                 tensors = self._coordinates(name)
                 saved[name] = dict(zip(tensors, self._parameters.scratch.borrow_all(tensors.values()), strict=True))
                 mask.selection(name).save_outside(list(tensors.values()), list(saved[name].values()))
-        undo.push(partial(self._put_back, mask, saved))
+        undo.append(partial(self._put_back, mask, saved))
         if pieces:
             undo.enter(Piecewise(pieces))
 
@@ -232,10 +226,10 @@ class MaskedUpdate:
             else:
                 continue
             saved[name] = inside, {key: tensor.clone() for key, tensor in self._coordinates(name).items()}
-        undo.push(partial(self._choose_on_device, saved))
+        undo.append(partial(self._choose_on_device, saved))
         for optimizer in self.optimizers:
             if capabilities.reads_found_inf(optimizer):
-                undo.push(partial(optimizer.__dict__.pop, "found_inf", None))
+                undo.append(partial(optimizer.__dict__.pop, "found_inf", None))
                 optimizer.__dict__["found_inf"] = (~finite).float()  # as torch.amp.GradScaler tells a fused step
 
     @torch.no_grad()
@@ -250,7 +244,7 @@ class MaskedUpdate:
     def _decay(self, mask: Mask, undo: UndoStack) -> None:
         """Give tensors outside a gradient of zero, so that their state decays, and save them."""
         saved: list[tuple[nn.Parameter, Entry, Tensor]] = []
-        undo.push(partial(_put_back_decayed, saved))
+        undo.append(partial(_put_back_decayed, saved))
         for name, entry in mask.items():
             parameter = self._parameters[name]
             if entry is True or name not in self.groups or not parameter.requires_grad:
@@ -307,7 +301,7 @@ def scale_rates(optimizers: Sequence[Optimizer], factor: float, undo: UndoStack)
         for group, rate in rates:
             group["lr"] = rate
 
-    undo.push(restore)
+    undo.append(restore)
     for group, rate in rates:
         group["lr"] = rate * factor  # not in place: it may be a tensor that others hold
 

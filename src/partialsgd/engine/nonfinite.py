@@ -31,6 +31,8 @@ class NonfinitePolicy:
             raise ValueError(f"nonfinite must be one of {', '.join(get_args(Nonfinite))}; got {nonfinite!r}")
         self.skips = 0
         """The number of steps skipped in a row."""
+        self.is_unread = False
+        """True if the answer of the step before, from an accelerator, was not read yet."""
         self._unread: _Unread | None = None
         self._nonfinite = nonfinite
         # Ranks must skip together: they share the gradient, not the loss.
@@ -60,12 +62,12 @@ class NonfinitePolicy:
         `resolve` is called, one step later at the latest, which calls `take_back` and raises.
         """
         names, finite = self._check_on_device(step, parameters, device)
-        self._unread = _Unread(names, *_copy_to_host(finite), _where(step), take_back)
+        self._unread, self.is_unread = _Unread(names, *_copy_to_host(finite), _where(step), take_back), True
         return finite.all()
 
     def forget(self) -> None:
         """Drop a check that was not read: another state is loaded."""
-        self._unread = None
+        self._unread, self.is_unread = None, False
 
     def _check_on_device(
         self, step: StepInProgress, parameters: Parameters, device: torch.device
@@ -86,7 +88,7 @@ class NonfinitePolicy:
         culprits = [name for name, finite in zip(unread.names, unread.read(), strict=True) if not finite]
         if culprits:
             unread.take_back()
-        self._unread = None
+        self.forget()
         if culprits:
             raise FloatingPointError(_message(culprits[0], unread.where))
 

@@ -34,9 +34,8 @@ from partialsgd.engine.nonfinite import Nonfinite, NonfinitePolicy, accelerator,
 from partialsgd.engine.rules import choose, forget, project
 from partialsgd.engine.step import Step, StepInProgress
 from partialsgd.method import Context, Meter, Method, Remembered
-from partialsgd.optimizers.direct_steps import allow_steps, refuse_direct_steps
 from partialsgd.optimizers.grad_scaler import Scaler
-from partialsgd.optimizers.param_groups import unwrapped
+from partialsgd.optimizers.param_groups import IS_STEPPING, refuse_direct_steps, unwrapped
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import NOWHERE, Perturbation
 
@@ -131,7 +130,7 @@ class PartialSGD:
             raise RuntimeError("update() has no gradient to apply: run every pass of sgd.gradients() first")
         try:
             postpone_interrupts(self._undo)
-            self._undo.push(partial(self._end, step))
+            self._undo.append(partial(self._end, step))
             skipped = self._apply(step)
             self._undo.run()
         except BaseException:
@@ -178,19 +177,19 @@ class PartialSGD:
 
     def zero_grad(self) -> None:
         """Drop the gradients of a step that was not updated; x is x again if it was perturbed for one of them."""
-        self._undo.run()
+        if self._undo:
+            self._undo.run()
         self._drop_gradients()
 
     @contextmanager
     def direct_steps(self) -> Iterator[None]:
         """Allow `optimizer.step()` inside the block: for training without this `PartialSGD` for a while, and for
         functions that step the optimizer themselves, such as those of `torch.distributed.checkpoint`."""
-        undo = UndoStack()
+        token = IS_STEPPING.set(True)
         try:
-            allow_steps(undo)
             yield
         finally:
-            undo.run()
+            IS_STEPPING.reset(token)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a run needs to continue, beside the state of the model, the optimizer and torch's generators."""
@@ -239,7 +238,6 @@ class PartialSGD:
         """A new step. A guard that is not due, but has refused before, makes it a step of the fallback."""
         self._require_none_pending()
         self.zero_grad()
-        self.parameters.require_unchanged()
         self._update.groups.refresh()
         method, context, measurement = self.method, self._context(), None
         if self._meters:
@@ -290,28 +288,35 @@ class PartialSGD:
 
     def _apply(self, step: StepInProgress) -> bool:
         """Check, clip and update; all that may raise comes first. Returns True if the step must be skipped."""
-        self._nonfinite.resolve()
+        if self._nonfinite.is_unread:
+            self._nonfinite.resolve()
         gradients = require_gradients(step, self.parameters)
         norm = None if self._clip_norm is None else torch.nn.utils.get_total_norm(gradients)
         projection, forgotten = project(step.method, step.context), forget(step.method, step.context)
         if forgotten is not None:
             self._update.check_forget(forgotten)
-        finite, device = None, accelerator(gradients)
-        may_wait = self._scaler is None and projection is NOWHERE and forgotten is None and self._nonfinite.may_wait
-        if device is not None and may_wait and not step.overflow and self._update.decides_on_device:
-            finite = self._nonfinite.watch(step, self.parameters, device, self._take_back(step))
+        is_elsewhere = bool(gradients) and not gradients[0].is_cpu  # on a CPU the answer is known at once
+        finite = self._watch(step) if is_elsewhere and projection is NOWHERE and forgotten is None else None
         is_checked = self._scaler is not None
         if finite is None and self._nonfinite.check(step, self.parameters, norm, gradient_is_checked=is_checked):
             return True
         if norm is not None and self._clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self._clip_norm, norm)
         if projection is not NOWHERE:
-            self._undo.push(partial(self._project, projection))
+            self._undo.append(partial(self._project, projection))
         self._update.apply(step.mask, step.scale, self._undo, forgotten, finite)
         return False
 
+    def _watch(self, step: StepInProgress) -> Tensor | None:
+        """Check on the accelerator whether the step is finite, if the host need not know it at once."""
+        device = accelerator(p.grad for p in self.parameters.values() if p.grad is not None)
+        may_wait = self._nonfinite.may_wait and self._scaler is None and not step.overflow
+        if device is None or not may_wait or not self._update.decides_on_device:
+            return None
+        return self._nonfinite.watch(step, self.parameters, device, self._take_back(step))
+
     def _project(self, projection: Perturbation) -> None:
-        if self._update.has_stepped:
+        if self._update.stepped == len(self._update.optimizers):
             perturbations.apply(self.parameters, projection.move)
 
     def _take_back(self, step: StepInProgress) -> Callable[[], None]:
@@ -328,7 +333,7 @@ class PartialSGD:
 
     def _end(self, step: StepInProgress) -> None:
         """Count the step if x has moved, and drop its gradients."""
-        if self._update.has_stepped:
+        if self._update.stepped == len(self._update.optimizers):
             self.t, self.memory = step.context.t + 1, dict(step.context.memory)
             if step.measurement is not None:
                 self.measured = step.measurement.memories
@@ -337,7 +342,7 @@ class PartialSGD:
                 self._scaler.update()
         finally:
             self._drop_gradients()
-            self._update.forget_count()
+            self._update.stepped = 0
 
     def _require_none_pending(self) -> None:
         if self._is_perturbed:

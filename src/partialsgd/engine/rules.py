@@ -112,8 +112,6 @@ def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
 
 def narrow(rules: Method, context: Context, gradients: Sequence[Vector]) -> Mask:
     """The union of the branches' masks, narrowed by the rule `mask`, which may read their gradients."""
-    if rules.branches is None or rules.mask is method.everything:
-        return context.mask
     chosen = _ask_last(rules, rules.mask, context.with_gradients(gradients), "mask", Mask)
     _require_same_model(chosen, context.parameters)
     return (context.mask & chosen).simplified()

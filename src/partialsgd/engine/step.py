@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 import torch.distributed as dist
@@ -105,13 +105,12 @@ class StepInProgress:
         if not self.dropped:
             self.on_drop(self)
 
-    def require_current(self) -> None:
-        """Raise if this step was dropped: its gradient would be added to that of another step."""
-        if self.dropped:
-            raise RuntimeError(
-                "this step was dropped: another one was begun, zero_grad() was called, or its loop over "
-                "sgd.gradients() ended before its last pass; begin again with sgd.gradients()"
-            )
+    def refuse_dropped(self) -> NoReturn:
+        """This step was dropped: its gradient would be added to that of another step."""
+        raise RuntimeError(
+            "this step was dropped: another one was begun, zero_grad() was called, or its loop over "
+            "sgd.gradients() ended before its last pass; begin again with sgd.gradients()"
+        )
 
     @property
     def level(self) -> str | None:

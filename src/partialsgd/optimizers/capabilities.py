@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from partialsgd.optimizers.direct_steps import RefuseDirectStep
+from partialsgd.optimizers.param_groups import RefuseDirectStep
 
 _SHAPE = (8, 8)  # two-dimensional, because an optimizer for matrices refuses anything else
 

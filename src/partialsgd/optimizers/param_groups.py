@@ -1,16 +1,25 @@
-"""The optimizer and param group of each parameter: every trainable parameter is in exactly one."""
+"""The optimizer and param group of each parameter, of which every trainable one has exactly one; and who may step it.
+
+`optimizer.step()` left in a loop that uses `PartialSGD` would move what a mask holds, and t would stay: it is refused.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from itertools import chain
 from typing import Any, NamedTuple, final
+from weakref import finalize
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from partialsgd.parameters import Parameters
+from partialsgd.parameters import Parameters, values_of
+
+IS_STEPPING: ContextVar[bool] = ContextVar("partialsgd_is_stepping", default=False)
+"""True while a `PartialSGD` makes a step."""
 
 
 class GroupOf(NamedTuple):
@@ -38,10 +47,13 @@ class ParamGroups(dict[str, GroupOf]):
         self.refresh()
 
     def refresh(self) -> None:
-        """Follow changes of the groups; raise if a trainable parameter is in no optimizer, or one that is no longer
-        the model's is."""
+        """Follow changes of the groups; raise if a trainable parameter is in no optimizer, or if the parameters of the
+        model or of an optimizer were replaced."""
+        contents = list(chain.from_iterable(map(values_of, self._parameters.dicts)))  # each step: no loop in Python
+        if not _are_same(contents, self._parameters.contents):
+            self._parameters.require_unchanged()
         listed = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
-        if len(listed) != len(self._listed) or not all(map(operator.is_, listed, self._listed)):
+        if not _are_same(listed, self._listed):
             groups = _groups(self._parameters, self._optimizers)  # may raise, before anything has changed
             self.clear()
             self.update(groups)
@@ -53,6 +65,27 @@ class ParamGroups(dict[str, GroupOf]):
                 f"{len(missing)} trainable parameters are in no optimizer, {missing[0]!r} first; "
                 "build the optimizer after nest, from model.parameters(), or freeze what should not be trained"
             )
+
+
+@final
+class RefuseDirectStep:
+    """A step hook that raises, before anything has moved, unless `PartialSGD.update` makes the step."""
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not IS_STEPPING.get():
+            raise RuntimeError(
+                f"{type(optimizer).__name__}.step() was called directly, but a PartialSGD owns this optimizer, and "
+                "only sgd.update() or sgd.step(closure) makes its steps: replace optimizer.step() (or "
+                "scaler.step(optimizer)) by sgd.update(); under Lightning set self.automatic_optimization = False. "
+                "To train without PartialSGD for a while, write `with sgd.direct_steps():`"
+            )
+
+
+def refuse_direct_steps(owner: object, optimizers: Sequence[Optimizer]) -> None:
+    """Refuse steps that the owner does not make, for as long as it lives."""
+    for optimizer in optimizers:
+        if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # a wrapper may not have called Optimizer.__init__
+            finalize(owner, optimizer.register_step_pre_hook(RefuseDirectStep()).remove)
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
@@ -69,6 +102,10 @@ def step_of(optimizer: Optimizer) -> Callable[[], object]:
     is_accelerates = type(optimizer).__module__.startswith("accelerate")
     step: Callable[[], object] = (unwrapped(optimizer) if is_accelerates else optimizer).step
     return step
+
+
+def _are_same(now: Sequence[object], then: Sequence[object]) -> bool:
+    return len(now) == len(then) and all(map(operator.is_, now, then))
 
 
 def _groups(parameters: Parameters, optimizers: Sequence[Optimizer]) -> dict[str, GroupOf]:
