@@ -27,6 +27,14 @@ METHODS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _interrupts_raise():
+    """Also where the tests were started with interrupts ignored, as a shell does for commands in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Training:
     """Two steps are done; `run` makes the third."""
 
