@@ -44,9 +44,10 @@ class Parameters(dict[str, nn.Parameter]):
         self.scratch = Scratch()
         self.cache: dict[Hashable, Any] = {}
         """Values that are the same at every step; see `once`."""
-        self.dicts = [d for module in self.model.modules() for d in (module._modules, module._parameters)]
+        dicts = [d for module in self.model.modules() for d in (module._modules, module._parameters)]
+        self.filled, self.empty = [d for d in dicts if d], [d for d in dicts if not d]
         """Where the model holds its modules and parameters, dict by dict."""
-        self.contents = list(chain.from_iterable(map(values_of, self.dicts)))
+        self.contents = list(chain.from_iterable(map(values_of, self.filled)))
         """What these held when they were looked at."""
         first_name: dict[nn.Parameter, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
@@ -65,7 +66,7 @@ class Parameters(dict[str, nn.Parameter]):
                 f"{change}, after PartialSGD was built, so that it would never be trained; build the "
                 "optimizer and PartialSGD anew, and load weights by load_state_dict(...) without assign=True"
             )
-        self.dicts, self.contents = now.dicts, now.contents
+        self.filled, self.empty, self.contents = now.filled, now.empty, now.contents
 
     def _change(self, now: Parameters) -> str | None:
         for name in (*now, *self):

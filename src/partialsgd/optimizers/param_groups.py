@@ -49,11 +49,13 @@ class ParamGroups(dict[str, GroupOf]):
     def refresh(self) -> None:
         """Follow changes of the groups; raise if a trainable parameter is in no optimizer, or if the parameters of the
         model or of an optimizer were replaced."""
-        contents = list(chain.from_iterable(map(values_of, self._parameters.dicts)))  # each step: no loop in Python
-        if not _are_same(contents, self._parameters.contents):
-            self._parameters.require_unchanged()
+        model = self._parameters
+        contents = chain.from_iterable(map(values_of, model.filled))  # each step asks: no loop in Python
+        has_grown = any(model.empty) or sum(map(len, model.filled)) != len(model.contents)
+        if has_grown or not all(map(operator.is_, contents, model.contents)):
+            model.require_unchanged()
         listed = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
-        if not _are_same(listed, self._listed):
+        if len(listed) != len(self._listed) or not all(map(operator.is_, listed, self._listed)):
             groups = _groups(self._parameters, self._optimizers)  # may raise, before anything has changed
             self.clear()
             self.update(groups)
@@ -102,10 +104,6 @@ def step_of(optimizer: Optimizer) -> Callable[[], object]:
     is_accelerates = type(optimizer).__module__.startswith("accelerate")
     step: Callable[[], object] = (unwrapped(optimizer) if is_accelerates else optimizer).step
     return step
-
-
-def _are_same(now: Sequence[object], then: Sequence[object]) -> bool:
-    return len(now) == len(then) and all(map(operator.is_, now, then))
 
 
 def _groups(parameters: Parameters, optimizers: Sequence[Optimizer]) -> dict[str, GroupOf]:
