@@ -77,7 +77,7 @@ def _attack(name: str, attack: Attack, arena: Arena, seconds: float) -> results.
         is_whole = next(attempts, "end") == "end"
     return {
         "attack": name,
-        "about": (attack.run.__doc__ or "").splitlines()[0],
+        "what": (attack.run.__doc__ or "").splitlines()[0],
         "attempts": tally.outcomes.total(),
         "is_whole": is_whole,
         "outcomes": dict(tally.outcomes.most_common()),

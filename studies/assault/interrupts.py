@@ -7,6 +7,8 @@ and the next step must work.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -79,7 +81,11 @@ def states(setup: Setup) -> dict[str, dict[str, Tensor]]:
 
 
 class Interrupter:
-    """Counts the lines that are executed in some folders, and raises KeyboardInterrupt at one of them."""
+    """Counts the lines that are executed in some folders, and interrupts at one of them.
+
+    At a line of partialsgd it raises KeyboardInterrupt, which is harder than a signal: no handler can make it wait.
+    At a line of torch it sends the signal of Ctrl-C, which waits while an optimizer steps.
+    """
 
     def __init__(self, folders: tuple[str, ...], at: int | None) -> None:
         self.folders, self.at, self.count, self.place = folders, at, 0, ""
@@ -92,7 +98,9 @@ class Interrupter:
             if self.count == self.at:
                 self.place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 self.count += 1
-                raise KeyboardInterrupt
+                if self.folders != (_TORCH,):
+                    raise KeyboardInterrupt
+                os.kill(os.getpid(), signal.SIGINT)
             self.count += 1
         return self.line
 
@@ -171,6 +179,7 @@ def _held(now: dict[str, dict[str, Tensor]], before: dict[str, dict[str, Tensor]
 
 def attack(method: str, optimizer: str, where: str, lines: list[int] | None, to: str) -> int:
     """Interrupt a step at lines, or count its lines, and write the outcomes to a file; runs in a process of its own."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folders = (_TORCH,) if where == "torch" else (_OURS, _HERE)
     if lines is None:
         result: Any = interrupted_step(build(method, optimizer), folders, None).count

@@ -87,7 +87,7 @@ def test_a_parameter_and_a_state_that_an_interruption_moved_are_seen(monkeypatch
 
 def test_the_page_says_what_was_broken(tmp_path: Path) -> None:
     assert page.sections(tmp_path / "none.jsonl") == "The assault was not run yet."
-    record = {"attack": "full disk", "about": "A limit.", "attempts": 1200, "is_whole": True, "failures": 1}
+    record = {"attack": "full disk", "what": "A limit.", "attempts": 1200, "is_whole": True, "failures": 1}
     record |= {"outcomes": {"resumed": 1199, "hung": 1}, "examples": ["a limit of `9`: hung"], "seconds": 90.0}
     results.put(tmp_path / "a.jsonl", {**record, "date": "2030-01-02", "torch": "9", "python": "3"}, key=["attack"])
     text = page.sections(tmp_path / "a.jsonl")
