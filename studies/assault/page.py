@@ -22,7 +22,8 @@ def sections(file: Path = FILE) -> str:
         outcomes = "; ".join(f"{outcome}: {count:,}" for outcome, count in each["outcomes"].items())
         extent = "all of them" if each["is_whole"] else "a random part, as far as the time went"
         parts.append(
-            f"**{each['attack'][0].upper()}{each['attack'][1:]}.** {each['what']} Tried: {extent}. Outcomes: {outcomes}."
+            f"**{each['attack'][0].upper()}{each['attack'][1:]}.** {each['what']} "
+            f"Tried: {extent}. Outcomes: {outcomes}."
         )
         if each["examples"]:
             parts.append("\n".join(["Broken, for example:", "", *(f"- {_code(text)}" for text in each["examples"])]))

@@ -391,3 +391,26 @@ def test_autograds_own_threads_are_at_the_level_of_whoever_called_backward() -> 
 def test_data_parallel_whose_threads_have_no_level_is_refused() -> None:
     with pytest.raises(RuntimeError, match="use DistributedDataParallel instead"):
         nested_model()._replicate_for_data_parallel()
+
+
+def test_one_block_entered_by_two_threads_leaves_each_at_its_own_level() -> None:
+    nested = nest(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), Width(1 / 2))
+    block, levels = nested.at("full"), []
+    inside, left = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with nested.at("core"):
+            block.__enter__()
+            inside.set()
+            left.wait(10)
+            block.__exit__()
+            levels.append(nested.level)
+
+    thread = threading.Thread(target=work)
+    block.__enter__()
+    thread.start()
+    inside.wait(10)
+    block.__exit__()
+    left.set()
+    thread.join()
+    assert [*levels, nested.level] == ["core", "full"]

@@ -47,7 +47,7 @@ def require_fitting(config: Mapping[str, Any], build: Callable[[], nn.Module], t
     stored = sum(buffers[name].numel() for name in model.state_dict().keys() & buffers.keys())
     if sum(parameter.numel() for parameter in model.parameters()) + stored > numbers:
         raise _too_large("its model has more", numbers)
-    if sum(buffer.numel() for buffer in buffers.values()) > max(numbers, _FREE):
+    if any(buffer.numel() > max(numbers, _FREE) for buffer in buffers.values()):
         raise _too_large("its tables have more", numbers)
 
 

@@ -108,13 +108,15 @@ class Switch:
 class _AtLevel:
     def __init__(self, switch: Switch, level: str, teacher: str | None) -> None:
         self._switch, self._level, self._teacher = switch, level, teacher
-        self._outside: list[_State] = []
+        self._outside: dict[int, list[_State]] = {}
+        """The states to go back to, by thread."""
 
     def __enter__(self) -> None:
-        self._outside.append(self._switch.state)
+        self._outside.setdefault(threading.get_ident(), []).append(self._switch.state)
         self._switch.put(_State(self._level, self._teacher))
 
     def __exit__(self, *error: object) -> None:
-        if self._outside:  # else an interrupt came between leaving the block and noting it
-            self._switch.put(self._outside[-1])  # not popped before: an interrupt may come first
-            self._outside.pop()
+        outside = self._outside.get(threading.get_ident())
+        if outside:  # else an interrupt came between leaving the block and noting it
+            self._switch.put(outside[-1])  # not popped before: an interrupt may come first
+            outside.pop()

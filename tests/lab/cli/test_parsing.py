@@ -72,7 +72,7 @@ WRONG = [
     (["train", "--threads", "100000"], "--threads must be at most 1,024, got 100,000"),
     (["train", "--clip-norm", "0"], "--clip-norm must be positive, got 0.0; omit it to clip nothing"),
     (["train", "--clip-norm", "nan"], "--clip-norm must be positive, got nan"),
-    (["train", "--seed", "-1"], "--seed must be a whole number of at least 0, got -1"),
+    (["train", "--seed", str(2**64)], "--seed must be from -2⁶³ to 2⁶⁴ - 1, got 18446744073709551616"),
     (["train", "--max-steps", "99999999999999999999"], "--max-steps must be at most 9,007,199,254,740,992, got 9999"),
     (["train", "--lr", "inf"], "--lr must be positive and finite, got inf"),
     (["train", "--epochs", "0"], "--epochs must be a whole number of at least 1, got 0"),

@@ -53,7 +53,9 @@ def test_files_of_the_user_are_overwritten_only_on_demand(
     (tmp_path / "README.md").write_text("my project")
     call = ["export", str(runs[0].path), "--to", str(tmp_path)]
     assert main(call) == 2
-    assert "is not empty, and no export wrote it (README.md); give an empty directory" in capsys.readouterr().err
+    assert (
+        "is not empty, and has no export.json of ours (README.md); give an empty directory" in capsys.readouterr().err
+    )
     assert contents(tmp_path) == {"README.md": b"my project"}
     assert main([*call, "--overwrite"]) == 0
     assert (tmp_path / "README.md").read_text().startswith("# images: core")
@@ -82,3 +84,9 @@ def test_a_failure_leaves_no_readme_beside_weights_of_another_level_and_the_same
     for name in ("to", "new"):
         export_level(runs[0], "full", to=tmp_path / name, overwrite=moment == "readme")
     assert contents(tmp_path / "to") == contents(tmp_path / "new")
+
+
+def test_a_file_of_the_same_name_that_no_export_wrote_names_nothing_to_delete(tmp_path: Path) -> None:
+    for text in ('{"files": ["thesis.txt"]}', "[1]", "not JSON"):
+        tmp_path.joinpath("export.json").write_text(text)
+        assert use_run._record_of(tmp_path) == {}

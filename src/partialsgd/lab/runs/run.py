@@ -15,6 +15,9 @@ from partialsgd.lab.recipes import RECIPES, require_recipe
 from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall
 from partialsgd.lab.training.settings import Settings
 
+_LATER = frozenset({"query_key"})
+"""Settings that came later than some runs, which were trained as the default says."""
+
 
 @final
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Run:
         """Refuse a config.json without some settings: a run continues with its own, not with today's defaults."""
         path = self.path / "config.json"
         stored = files.read_json(path)["settings"]
-        if absent := [field.name for field in fields(self.settings) if field.name not in stored]:
+        absent = [field.name for field in fields(self.settings) if field.name not in stored]
+        if absent := [name for name in absent if name not in _LATER]:
             raise ValueError(
                 f"{path} has no {', '.join(absent)}: it was edited or written by another version of partialsgd; "
                 "add the values that the run was started with, or resume it with that version"

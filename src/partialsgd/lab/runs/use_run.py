@@ -250,17 +250,29 @@ def export_level(
 def _earlier_export(directory: Path, wanted: Mapping[str, str], overwrite: bool) -> list[str]:
     """The files of an earlier export in a directory; raises if something else would be overwritten."""
     there = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-    record = files.read_json(directory / _EXPORT) if _EXPORT in there else {}
+    record = _record_of(directory) if _EXPORT in there else {}
     is_same = all(record.get(name) == value for name, value in wanted.items())
     if set(there) - {files.STAGE} and not is_same and not overwrite:
         which = "this" if record.get("run") == wanted["run"] else "another"
         holds = f"holds the level {record.get('level')!r} of {which} run"
-        is_foreign = f"is not empty, and no export wrote it ({', '.join(there[:3])}{', …' if there[3:] else ''})"
+        is_foreign = f"is not empty, and has no {_EXPORT} of ours ({', '.join(there[:3])}{', …' if there[3:] else ''})"
         raise AlreadyThere(
-            f"--to: {directory} {holds if record else is_foreign}; give an empty directory, or --overwrite to write "
-            "into it all the same"
+            f"{directory} {holds if record else is_foreign}; give an empty directory by --to, or --overwrite to "
+            "write into it all the same"
         )
     return [name for name in record.get("files", []) if name in there]
+
+
+def _record_of(directory: Path) -> dict[str, Any]:
+    """What an export wrote of itself; empty for a file of this name that none wrote."""
+    try:
+        record = files.read_json(directory / _EXPORT)
+    except ValueError:
+        return {}
+    texts = all(isinstance(record.get(name), str) for name in ("run", "level", "format", "checkpoint"))
+    names = record.get("files")
+    is_ours = texts and isinstance(names, list) and all(isinstance(name, str) and "/" not in name for name in names)
+    return record if is_ours else {}
 
 
 def _readme(run: Run, task: Task, level: str, details: ExportDetails, checkpoint: str) -> str:

@@ -97,6 +97,8 @@ def from_main(value: Any) -> Any:
 
 def total(accelerator: Accelerator, value: float) -> float:
     """Sum a number over the ranks."""
+    if accelerator.num_processes == 1:
+        return value
     tensor = torch.tensor(value, dtype=torch.float64, device=accelerator.device)
     return float(accelerator.reduce(tensor, reduction="sum").item())
 

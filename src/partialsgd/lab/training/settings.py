@@ -107,7 +107,8 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
         for name in ("max_steps", "threads", "measure_every"):
             if getattr(self, name) is not None:
                 require_at_least(name, getattr(self, name), 1)
-        require_at_least("seed", self.seed, 0)
+        if not -(2**63) <= self.seed < 2**64:  # what torch.manual_seed takes
+            raise ValueError(f"seed must be from -2⁶³ to 2⁶⁴ - 1, got {self.seed}")
         if self.threads is not None and self.threads > _MOST_THREADS:
             raise ValueError(f"threads must be at most {_MOST_THREADS:,}, got {self.threads:,}")
         if self.clip_norm is not None and not self.clip_norm > 0:
