@@ -40,6 +40,7 @@ class Training:
 
     def __init__(self, name: str, way: str) -> None:
         torch.manual_seed(0)
+        self.way = way
         self.model: nn.Module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
         if name == "alternating":
             self.model = ps.nest(self.model, ps.Width(1 / 2))
@@ -74,7 +75,8 @@ class Training:
 
     def load(self, state: dict[str, torch.Tensor], memory: dict[str, object]) -> None:
         """Go back to a state without a new model: thousands of times."""
-        self.sgd.zero_grad()
+        if self.way == "gradients":  # an interrupted step() has dropped its gradient itself
+            self.sgd.zero_grad()
         momenta = [o.state[p]["momentum_buffer"] for o in self.optimizers for g in o.param_groups for p in g["params"]]
         with torch.no_grad():
             for tensor, old in zip([*self.model.parameters(), *momenta], state.values(), strict=False):
