@@ -30,12 +30,14 @@ TIERS = [
     ["masks", "vectors"],
     ["perturbations"],
     ["method"],
-    ["optimizers", "distributed"],
+    ["optimizers"],
     ["engine"],
     ["nested"],
     ["meters", "theory"],
     ["methods"],
+    ["distributed"],
     ["export", "logging"],
+    ["integrations"],
     ["testing"],
     ["lab"],
     ["__main__"],
@@ -44,7 +46,7 @@ TIERS = [
 
 def test_all_is_exact_and_every_name_is_documented() -> None:
     assert sorted(partialsgd.__all__, key=str.lower) == sorted(set(partialsgd.__all__), key=str.lower)
-    assert len(partialsgd.__all__) <= 32
+    assert len(partialsgd.__all__) <= 35
     for name in partialsgd.__all__:
         value = getattr(partialsgd, name)
         assert name == "__version__" or inspect.getdoc(value), f"{name} is not documented"
@@ -171,7 +173,7 @@ def test_the_core_needs_torch_safetensors_and_the_standard_library_only() -> Non
     """Extras are imported inside the functions that use them; a recipe is used with those of its extra."""
     allowed = set(sys.stdlib_module_names) | {"torch", "safetensors", "partialsgd"}
     lab = {"accelerate", "babel", "jinja2", "markupsafe", "rich", "tokenizers", "transformers"}
-    extras = {"testing": {"pytest"}, "lab": lab}
+    extras = {"testing": {"pytest"}, "lab": lab, "integrations": {"accelerate", "lightning", "transformers"}}
     for file in SOURCE.rglob("*.py"):
         allowed_here = allowed | extras.get(file.relative_to(SOURCE).parts[0], set())
         for node in ast.parse(file.read_text()).body:

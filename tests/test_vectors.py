@@ -62,3 +62,11 @@ def test_the_distance_is_not_what_rounding_leaves_of_three_squares() -> None:
         float((a.double() - b.double()).square().sum()), rel=1e-5
     )
     assert float(vectors.squared_distance(a, a)) == 0
+
+
+def test_the_inner_product_is_the_same_wherever_the_numbers_lie() -> None:
+    for count in (9, 33, 100, 1000, 5000):
+        numbers = torch.randn(count)
+        for offset in range(1, 16):
+            moved = torch.empty(count + 16)[offset : offset + count].copy_(numbers)
+            assert torch.equal(vectors.inner(moved, moved), vectors.inner(numbers, numbers))

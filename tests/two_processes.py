@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,26 +17,14 @@ from partialsgd.testing.problems import PROBLEMS
 from tests.contracts import METHODS
 from tests.functions import backward
 from tests.methods.laws import OF_LEVELS
+from tests.processes import on_ranks
 from tests.switchable import alternating, build
 
 MLP = next(p for p in PROBLEMS if p.name == "mlp")
 STEPS = 4
 
 
-def on_two_ranks(work: Callable[[int], dict[str, Any]]) -> Callable[[int, str], None]:
-    """Run inside a process group of two, and save what each rank returns."""
-
-    @functools.wraps(work)
-    def run(rank: int, folder: str) -> None:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-        torch.save(work(rank), Path(folder) / f"{rank}.pt")
-        dist.destroy_process_group()
-
-    return run
-
-
-@on_two_ranks
+@on_ranks
 def methods(rank: int) -> dict[str, Any]:
     """Every method, with and without bucket views; the parameters and masks go into a file."""
     found = {}
@@ -64,7 +49,7 @@ MEASURED = {
 NUMBERS = ("whole", "masked", "shared", "perturbed", "inner", "moved")
 
 
-@on_two_ranks
+@on_ranks
 def criteria(rank: int) -> dict[str, Any]:
     """Every criterion on both ranks, with and without bucket views; also over batches of one's own."""
     found = {}
@@ -84,7 +69,7 @@ def criteria(rank: int) -> dict[str, Any]:
     return found
 
 
-@on_two_ranks
+@on_ranks
 def structural(rank: int) -> dict[str, Any]:
     """A method that leaves parameters out: refused without the search for unused ones, exact with it."""
     model = build()
@@ -119,7 +104,7 @@ def closure(ddp: nn.Module | PartialSGD, model: nn.Module, t: int, rank: int):
     return evaluate
 
 
-@on_two_ranks
+@on_ranks
 def skipping(rank: int) -> dict[str, Any]:
     """A NaN on one rank only: both must skip, or they part ways."""
     model = MLP.model()
@@ -139,7 +124,7 @@ def skipping(rank: int) -> dict[str, Any]:
     return {"skipped": skipped, "parameters": [p.detach() for p in model.parameters()]}
 
 
-@on_two_ranks
+@on_ranks
 def families(rank: int) -> dict[str, Any]:
     """Every method for nested networks, on families of two kinds."""
     found = {}
@@ -154,7 +139,7 @@ def families(rank: int) -> dict[str, Any]:
     return found
 
 
-@on_two_ranks
+@on_ranks
 def control(rank: int) -> dict[str, Any]:
     """Methods that decide by what they measure, each rank on data of its own: what they decided at each step."""
     found = {}

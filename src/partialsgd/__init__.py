@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from partialsgd import export, logging, masks, meters, methods, perturbations, theory
+    from partialsgd import distributed, export, logging, masks, meters, methods, perturbations, theory
     from partialsgd.engine.gradient_pass import GradientPass
     from partialsgd.engine.partial_sgd import PartialSGD
     from partialsgd.engine.step import Step
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from partialsgd.meters.criteria_meter import CriteriaMeter
     from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Guard, Meter, Method
     from partialsgd.nested import Depth, LayerSum, LowRank, Nested, OutputSum, Width, nest, soft_cross_entropy
+    from partialsgd.nested.budgets.budget import Budget, fit_budget
     from partialsgd.perturbations import Perturbation
     from partialsgd.vectors import Vector
 
-__all__ = ["export", "logging", "masks", "meters", "methods", "perturbations", "theory"]
+__all__ = ["distributed", "export", "logging", "masks", "meters", "methods", "perturbations", "theory"]
 __all__ += ["Alerts", "CriteriaMeter", "Mask", "MetricsLog", "PartialSGD", "Perturbation", "Step", "Vector"]
 __all__ += ["Branch", "Context", "GradientPair", "GradientPass", "GradientRequest", "Guard", "Meter"]
 __all__ += ["Method", "__version__"]
+__all__ += ["Budget", "fit_budget"]
 __all__ += ["Depth", "LayerSum", "LowRank", "Nested", "OutputSum", "Width", "nest", "soft_cross_entropy"]
 
 __version__ = "0.1.0"
@@ -40,6 +42,7 @@ _HOMES = {
     "meters.criteria_meter": ("CriteriaMeter",),
     "method": ("Branch", "Context", "GradientPair", "GradientRequest", "Guard", "Meter", "Method"),
     "nested": ("Depth", "LayerSum", "LowRank", "Nested", "OutputSum", "Width", "nest", "soft_cross_entropy"),
+    "nested.budgets.budget": ("Budget", "fit_budget"),
     "perturbations": ("Perturbation",),
     "vectors": ("Vector",),
 }

@@ -9,6 +9,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor, nn
 
+from partialsgd._util import shards
 from partialsgd._util.bitwise_select import Selection, by_rows, rows_of
 from partialsgd.parameters import Parameters, parameters_of
 
@@ -27,6 +28,11 @@ class Mask(Mapping[str, Entry]):
                 f"a mask needs one entry for each parameter, under its first name; this one {what}. "
                 "masks.from_tensors(model, entries, rest=False) fills in the others"
             )
+        if parameters.is_sharded:
+            entries = {
+                name: shards.sharded_like(parameters[name], entry) if isinstance(entry, Tensor) else entry
+                for name, entry in entries.items()
+            }
         self._mixed = frozenset(mixed)
         """Names whose tensor is known to hold both values, so that `simplified` need not read it."""
         self.parameters = parameters
@@ -53,17 +59,17 @@ class Mask(Mapping[str, Entry]):
         return Mask(self.parameters, {name: _not(entry) for name, entry in self.entries.items()})
 
     def __repr__(self) -> str:
+        if self.parameters.is_sharded:  # a rank that prints must not wait for the others
+            return f"Mask of {len(self)} parameters, {len(self.partial)} of them in part, sharded over ranks"
         return f"Mask({self.count():,} of {everything(self.parameters).count():,} coordinates move)"
 
     def items(self) -> ItemsView[str, Entry]:
         return self.entries.items()
 
     def count(self) -> int:
-        """The number of coordinates that move."""
-        return sum(
-            int(entry.count_nonzero()) if isinstance(entry, Tensor) else entry * self.parameters[name].numel()
-            for name, entry in self.entries.items()
-        )
+        """The number of coordinates that move. All ranks that share the parameters must call it."""
+        whole = sum(self.parameters[name].numel() for name, entry in self.entries.items() if entry is True)
+        return whole + sum(map(int, count_moving(list(self.partial.values()))))
 
     @cached_property
     def is_everything(self) -> bool:
@@ -75,9 +81,11 @@ class Mask(Mapping[str, Entry]):
         return {name: entry for name, entry in self.entries.items() if isinstance(entry, Tensor)}
 
     def selection(self, name: str) -> Selection:
-        """Applies the mask of a parameter that moves in part to tensors of its shape."""
+        """Applies the mask of a parameter that moves in part to tensors of its shape, or of the shape of its part."""
         if name not in self._selections:
-            self._selections[name] = Selection(self.partial[name], self.parameters.scratch)
+            entry = self.partial[name]
+            part = shards.local(entry) if self.parameters.is_sharded else entry
+            self._selections[name] = Selection(part, self.parameters.scratch)
         return self._selections[name]
 
     def release(self) -> None:
@@ -92,10 +100,8 @@ class Mask(Mapping[str, Entry]):
         if not partial:
             return self
         # One transfer for all tensors, not one for each: on a GPU every transfer waits.
-        tensors = [m if (rows := rows_of(m)) is None else rows for m in partial.values()]
-        counts = [m.count_nonzero() for m in tensors]
-        moving = torch.stack([count.to(counts[0].device) for count in counts]).tolist()
-        sizes = [m.numel() for m in tensors]
+        moving = torch.stack(count_moving(list(partial.values()))).tolist()
+        sizes = [m.numel() for m in partial.values()]
         whole = {n: count > 0 for n, count, size in zip(partial, moving, sizes, strict=True) if count in (0, size)}
         return Mask(self.parameters, {**self.entries, **whole}, mixed=self._mixed) if whole else self
 
@@ -107,6 +113,16 @@ class Mask(Mapping[str, Entry]):
 
     def _combine(self, other: Mask, op: Callable[[Entry, Entry], Entry]) -> Mask:
         return Mask(self.parameters, {name: op(entry, other[name]) for name, entry in self.entries.items()})
+
+
+def count_moving(entries: Sequence[Tensor]) -> list[Tensor]:
+    """Count the coordinates that move, left on the device of the first; those of sharded masks over all ranks."""
+    counts = []
+    for mask in shards.locals_of(entries):
+        rows = rows_of(mask)
+        counts.append(mask.count_nonzero() if rows is None else rows.count_nonzero() * mask[0].numel())
+    counts = [count.to(counts[0].device) for count in counts]
+    return list(shards.add_up(torch.stack(counts), entries)) if any(map(shards.is_sharded, entries)) else counts
 
 
 def everything(model: nn.Module | Parameters) -> Mask:
@@ -161,7 +177,11 @@ def from_tensors(model: nn.Module | Parameters, entries: Mapping[str, Entry], *,
 
 
 def _is_mixed_at_a_glance(mask: Tensor) -> bool:
-    """True if the first entries hold both values. On other devices than a CPU reading them would wait: False."""
+    """True if the first entries hold both values. On other devices than a CPU reading them would wait: False.
+
+    Of a sharded mask a rank sees a part only, and all ranks must come to the same answer: False."""
+    if shards.is_sharded(mask):
+        return False
     rows = rows_of(mask)
     mask = mask if rows is None else rows.contiguous()
     if mask.device.type != "cpu" or not mask.is_contiguous():
@@ -205,5 +225,5 @@ def _not(entry: Entry) -> Entry:
 
 def _same(a: Entry, b: Entry) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.equal(a, b)
+        return torch.equal(a, b)  # of sharded tensors, on all ranks
     return a is b

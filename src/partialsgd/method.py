@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from partialsgd import masks, perturbations
-from partialsgd._util import randomness
+from partialsgd._util import randomness, shards
 from partialsgd.masks import Mask
 from partialsgd.parameters import Parameters, unwrap
 from partialsgd.perturbations import Perturbation
@@ -114,9 +114,8 @@ class Context:
         return steps % every == 0
 
     def bernoulli(self, name: str, keep: float) -> Tensor:
-        """A boolean tensor of the parameter's shape, True with probability `keep`."""
-        parameter = self.parameters[name]
-        return randomness.bernoulli(self.key(name), parameter.shape, keep, parameter.device)
+        """A boolean tensor of the parameter's shape, True with probability `keep`; sharded if the parameter is."""
+        return self._bernoulli(name, keep, self.parameters[name].device)
 
     def random_mask(self, names: Iterable[str], keep: float) -> Mask:
         """Each coordinate of the named parameters moves with probability `keep`, and every other parameter moves."""
@@ -125,9 +124,16 @@ class Context:
             parameter = self.parameters[name]
             # What may be all False is drawn on the CPU, where it can be looked at: elsewhere the host would wait.
             may_be_false = keep < 1 and parameter.numel() * -math.log2(1 - keep) < 64
-            device = torch.device("cpu") if may_be_false else parameter.device
-            drawn[name] = randomness.bernoulli(self.key(name), parameter.shape, keep, device)
-        return masks.from_tensors(self.parameters, drawn, rest=True).assume_mixed()
+            is_looked_at = may_be_false and not self.parameters.is_sharded
+            drawn[name] = self._bernoulli(name, keep, torch.device("cpu") if is_looked_at else parameter.device)
+        mask = masks.from_tensors(self.parameters, drawn, rest=True)
+        return mask if self.parameters.is_sharded else mask.assume_mixed()
+
+    def _bernoulli(self, name: str, keep: float, device: torch.device) -> Tensor:
+        def draw(shape: torch.Size, start: int) -> Tensor:
+            return randomness.bernoulli(self.key(name), shape, keep, device, start)
+
+        return shards.drawn(self.parameters[name], draw)
 
 
 MaskRule: TypeAlias = Callable[[Context], Mask]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from partialsgd._util import shards
 from partialsgd._util.bitwise_select import Scratch
 
 T = TypeVar("T")
@@ -19,12 +20,20 @@ T = TypeVar("T")
 values_of = operator.methodcaller("values")
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+SHARE = "_share"
+"""How the names of modules begin that hold a share of a nested layer's parameters; names of parameters omit them."""
+
+
+class Wrapper(nn.Module):
+    """A module of this package around the user's own one."""
+
+    module: nn.Module
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module inside DataParallel, DistributedDataParallel and torch.compile."""
+    """The user's own module inside DataParallel, DistributedDataParallel, torch.compile and our own wrappers."""
     while True:
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel, Wrapper)):
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model.get_submodule("_orig_mod")
@@ -38,6 +47,9 @@ class Parameters(dict[str, nn.Parameter]):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = unwrap(model)
+        self.fsdp_roots = shards.fsdp_roots(self.model)
+        """The outermost modules that `fully_shard` was applied to."""
+        self.reshard()
         self.first_names: dict[str, str] = {}
         """The first name of each name; they differ for a tied parameter."""
         self._owner: dict[str, nn.Module] = {}
@@ -52,11 +64,21 @@ class Parameters(dict[str, nn.Parameter]):
         first_name: dict[nn.Parameter, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
             for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-                name = ".".join(part for part in (*path.split("."), leaf) if part and part not in _WRAPPERS)
+                name = ".".join((*_without_wrappers(path), leaf))
                 canonical = first_name.setdefault(parameter, name)
                 self.first_names[name] = canonical
                 self.setdefault(canonical, parameter)
                 self._owner.setdefault(canonical, module)
+        self.is_sharded = any(map(shards.is_sharded, self.values()))
+        """True if ranks hold parts of parameters."""
+
+    def reshard(self) -> None:
+        """Make `fully_shard` drop the whole parameters that it holds, and what is left of a pass that raised.
+
+        The next pass gathers them again; otherwise it could run with numbers from before a change of the parts.
+        """
+        for root in self.fsdp_roots:
+            shards.reset(root)
 
     def require_unchanged(self) -> None:
         """Raise if a parameter of the model was added, removed or replaced; modules without parameters may be."""
@@ -126,6 +148,10 @@ class Parameters(dict[str, nn.Parameter]):
                 raise ValueError(f"pattern {pattern!r} matches no parameter or module; {hint}")
             covered |= names
         return tuple(name for name in self if name in covered)
+
+
+def _without_wrappers(path: str) -> Iterator[str]:
+    return (part for part in path.split(".") if part and part not in _WRAPPERS and not part.startswith(SHARE))
 
 
 def parameters_of(model: nn.Module | Parameters) -> Parameters:

@@ -11,13 +11,14 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from partialsgd._util import shards
 from partialsgd._util.undo import UndoStack
 from partialsgd.masks import Mask
 from partialsgd.parameters import Parameters
 from partialsgd.vectors import Vector, inner, total
 
 Displacement: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
-"""x̃ and x of each parameter that a perturbation touches."""
+"""x̃ and x of each parameter that a perturbation touches; x is this rank's part if the parameter is sharded."""
 
 
 def _stay(parameters: Parameters) -> None:
@@ -62,7 +63,7 @@ def add(deltas: Mapping[str, Tensor]) -> Perturbation:
             if delta.shape != parameters[name].shape:
                 shapes = f"{tuple(delta.shape)}, the parameter {tuple(parameters[name].shape)}"
                 raise ValueError(f"the perturbation of {name!r} has shape {shapes}")
-            parameters[name].add_(delta)
+            shards.local(parameters[name]).add_(shards.part_of(delta, parameters[name]))
 
     return Perturbation(tuple(deltas), move)
 
@@ -74,7 +75,8 @@ def drop_outside(mask: Mask) -> Perturbation:
     def move(parameters: Parameters) -> None:
         for name, entry in dropped.items():
             if isinstance(entry, Tensor):
-                mask.selection(name).keep_inside(parameters[name].detach())
+                x = parameters[name].detach()
+                mask.selection(name).keep_inside(shards.local(x) if parameters.is_sharded else x)
             else:
                 parameters[name].zero_()
 
@@ -91,14 +93,15 @@ def along_gradient(gradient: Vector, factor: float | Tensor) -> Perturbation:
             for name, g in gradient.items():
                 parameters[name].addcmul_(g, factor.to(g.device, g.dtype))
         else:
-            torch._foreach_add_([parameters[name] for name in gradient], list(gradient.values()), alpha=factor)
+            x = shards.locals_of(parameters[name] for name in gradient)
+            torch._foreach_add_(x, shards.locals_of(gradient.values()), alpha=factor)
 
     return Perturbation(tuple(gradient), move)
 
 
 def along_unit_gradient(gradient: Vector, distance: float) -> Perturbation:
     """δx = distance · g / ‖g‖; a zero gradient has no direction and perturbs nothing."""
-    if all(g.device.type == "cpu" for g in gradient.values()):
+    if all(g.device.type == "cpu" or shards.is_sharded(g) for g in gradient.values()):
         norm = gradient.norm()
         return along_gradient(gradient, distance / norm if norm > 0 else 0.0)
     total = torch.nn.utils.get_total_norm(gradient.values())
@@ -129,6 +132,9 @@ def displace(
     `on_move` is called once, when x has become x̃, with the displacement of each touched parameter.
     """
     touched: dict[str, Tensor] = {name: parameters[name].detach() for name in perturbation.touches}
+    if touched and parameters.is_sharded:
+        parameters.reshard()
+        touched = shards.local_values(touched)
     at, move = perturbation.at, perturbation.move
     del perturbation
     if touched:
@@ -137,7 +143,8 @@ def displace(
         undo.append(partial(_restore, parameters, touched, saved))
         apply(parameters, move)
         if on_move is not None:
-            on_move({name: (p, old) for (name, p), old in zip(touched.items(), saved, strict=True)})
+            pairs = zip(touched, saved, strict=True)
+            on_move({name: (parameters[name].detach(), old) for name, old in pairs})
     del move  # it may hold the gradient at x, whose memory the pass at x̃ needs
     if at is not nullcontext:
         undo.append(torch.clear_autocast_cache)  # it may hold low-precision copies of the other structure's weights
@@ -150,6 +157,8 @@ def displace(
 def _restore(parameters: Parameters, touched: Mapping[str, Tensor], saved: list[Tensor]) -> None:
     """Copy x back, exactly. Repeatable: the copies are given back once."""
     if saved:
+        if parameters.is_sharded:
+            parameters.reshard()
         torch._foreach_copy_(list(touched.values()), saved)
         copies = saved[:]
         saved.clear()
@@ -180,10 +189,12 @@ def perturbed(
 
 def squared_norm(displacement: Displacement, inside: Mask | None = None) -> float | Tensor:
     """‖x̃ − x‖² of the parameters that were moved, or of their coordinates inside a mask; left on the device."""
-    deltas = {name: moved - old for name, (moved, old) in displacement.items()}
+    deltas = {name: shards.local(moved) - old for name, (moved, old) in displacement.items()}
     if inside is not None:
-        deltas = {name: delta * inside[name] for name, delta in deltas.items()}
-    return total([inner(delta, delta) for delta in deltas.values()])
+        entries = {name: inside[name] for name in deltas}
+        parts = {name: shards.local(e) if isinstance(e, Tensor) else e for name, e in entries.items()}
+        deltas = {name: delta * parts[name] for name, delta in deltas.items()}
+    return total([inner(delta, delta) for delta in deltas.values()], [moved for moved, _ in displacement.values()])
 
 
 @torch.no_grad()

@@ -8,11 +8,13 @@ from typing import final
 import torch
 from torch import Tensor
 
+from partialsgd._util import shards
 from partialsgd.masks import Mask
 from partialsgd.parameters import Parameters, require_strided
 
 _SMALL = 1 << 15
 _PIECE = 1 << 17
+_ALIGNMENT = 64  # bytes; of torch's own allocations on a CPU
 _DOT = 1 << 14  # with more, some processors' dot products lose the seventh digit
 
 
@@ -54,17 +56,36 @@ def put(parameters: Parameters, gradient: Mapping[str, Tensor]) -> None:
 @torch.no_grad()
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """⟨a, b⟩ in double precision, left on the device. It is summed in pieces: single precision is enough for a piece,
-    and on a CPU five times as fast."""
+    and on a CPU five times as fast. Of sharded tensors give the parts, and add the results up: see `add_up`."""
     if a.dtype in (torch.float16, torch.bfloat16):
         a, b = a.float(), b.float()  # a product in half precision would lose most of its digits
     if a.device.type != "cpu":
         return (a * b).sum(dtype=torch.float64)
+    a, b = _aligned(a), _aligned(b)
     return torch.stack([torch.dot(x, y) for x, y in _pieces(a, b, _DOT)]).sum(dtype=torch.float64)
 
 
-def total(squares: Sequence[Tensor]) -> float | Tensor:
-    """The sum of numbers that may lie on several devices, left on the first one's."""
-    return torch.stack([s.to(squares[0].device) for s in squares]).sum() if squares else 0.0
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of it that begins where the allocator would begin it.
+
+    The last digits of a dot product depend on the address. Gradients that are views of data-parallel buckets lie at
+    other addresses in the first steps of a process, so a resumed run would measure other numbers.
+    """
+    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
+
+
+def total(squares: Sequence[Tensor], of: Iterable[Tensor] = ()) -> float | Tensor:
+    """The sum of numbers that may lie on several devices, left on the first one's. `of` has the tensors that they were
+    computed from: where these are sharded, the sum is over all ranks."""
+    if not squares:
+        return 0.0
+    numbers = torch.stack([s.to(squares[0].device) for s in squares])
+    return add_up(numbers, list(of)).sum()
+
+
+def add_up(numbers: Tensor, of: Sequence[Tensor]) -> Tensor:
+    """Add the k-th number, or row of numbers, over the ranks that share the k-th tensor; see `shards.add_up`."""
+    return shards.add_up(numbers, of) if any(map(shards.is_sharded, of)) else numbers
 
 
 @torch.no_grad()
@@ -83,8 +104,11 @@ def _pieces(a: Tensor, b: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 def masked_products(mask: Mask, names: Iterable[str], at_x: Vector, at_perturbed: Vector) -> list[dict[str, Tensor]]:
     """Return, for each parameter, ‖G‖² and the squared norms and the inner product of p ⊙ G and p ⊙ G̃.
 
-    A row leaves out what is zero. The numbers are double-precision scalars, left on the device.
+    A row leaves out what is zero. The numbers are double-precision scalars, left on the device. Of sharded parameters
+    they are the sums over this rank's parts: see `add_up`.
     """
+    if mask.parameters.is_sharded:
+        at_x, at_perturbed = Vector(shards.local_values(at_x)), Vector(shards.local_values(at_perturbed))
     return [_products(mask, name, at_x.get(name), at_perturbed.get(name)) for name in names]
 
 
@@ -129,15 +153,34 @@ def _products_of_equal(square: Tensor) -> dict[str, Tensor]:
 def add(total: dict[str, Tensor], gradient: Mapping[str, Tensor], weight: float) -> None:
     """total ← total + weight · gradient, reusing the gradient's own memory for new entries."""
     if weight != 1 and gradient:
-        torch._foreach_mul_(list(gradient.values()), weight)
+        torch._foreach_mul_(shards.locals_of(gradient.values()), weight)
     old = [name for name in gradient if name in total]
     if old:
-        torch._foreach_add_([total[name] for name in old], [gradient[name] for name in old])
+        torch._foreach_add_(*(shards.locals_of(vector[name] for name in old) for vector in (total, gradient)))
     total.update({name: g for name, g in gradient.items() if name not in total})
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """‖g‖ as `torch.nn.utils.get_total_norm` computes it; of sharded gradients over all ranks."""
+    if any(map(shards.is_sharded, gradients)):
+        return torch.as_tensor(total([inner(g, g) for g in shards.locals_of(gradients)], gradients)).sqrt()
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+@torch.no_grad()
+def clip(parameters: Parameters, max_norm: float, norm: Tensor) -> None:
+    """Scale the gradients in `.grad`, whose norm is `norm`, down to `max_norm` if they are longer."""
+    if parameters.is_sharded:
+        factor = float((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(shards.locals_of(current(parameters).values()), factor)
+    else:
+        torch.nn.utils.clip_grads_with_norm_(parameters.values(), max_norm, norm)
 
 
 def _norm(gradients: Sequence[Tensor]) -> float:
     """‖g‖. A norm over a whole tensor runs on one thread of a CPU, norms of its rows on all."""
+    if any(map(shards.is_sharded, gradients)):
+        return float(total_norm(gradients))
     if any(g.device.type != "cpu" for g in gradients):
         return float(torch.nn.utils.get_total_norm(gradients))
     rows = [torch.linalg.vector_norm(g, dim=-1) if g.numel() >= _SMALL and g.ndim > 1 else g for g in gradients]

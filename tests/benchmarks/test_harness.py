@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.__main__ import NAMES, chosen
+from benchmarks.__main__ import NAMES, ON_REQUEST, chosen
 from benchmarks.figures import Figure, Record, stored
 from benchmarks.harness import Contestant, Estimate, Times, Track, estimate, ready
 from benchmarks.live_bytes import LiveBytes, peak_of
@@ -110,12 +110,13 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_is_stored() -> None:
     page = report.README.read_text(encoding="utf-8")
-    assert page == report.in_place(page, report.tables(NAMES)), "run python -m benchmarks --write"
+    assert page == report.in_place(page, report.tables((*NAMES, *ON_REQUEST))), "run python -m benchmarks --write"
 
 
 def test_words_choose_benchmarks_by_name_and_by_summary() -> None:
     assert chosen([]) == list(NAMES)
-    assert chosen(["plain"]) == ["plain"]
+    assert chosen(["plain"]) == ["plain"] and chosen(["slow links"]) == ["network"]
+    assert chosen(["network"]) == ["network"], "not those whose summary has the word"
     assert chosen(["update", "sam"]) == ["whole_tensor", "element_masks", "two_gradients", "memory"]
     with pytest.raises(SystemExit, match="no benchmark is about 'speed'"):
         chosen(["plain", "speed"])

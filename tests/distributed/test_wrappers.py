@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 
 from partialsgd import CriteriaMeter, PartialSGD, methods
@@ -17,18 +14,14 @@ from tests import two_processes as distributed
 from tests.contracts import METHODS
 from tests.functions import backward
 from tests.methods.laws import OF_LEVELS
+from tests.processes import run_on
 from tests.switchable import alternating, build
 from tests.training import bits
 from tests.two_processes import MLP, STEPS
 
 
-def two_processes(work: Callable[[int, str], None], folder: Path) -> list[dict[str, Any]]:
-    mp.spawn(work, args=(str(folder),), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
-
-
 def test_every_method_trains_alike_on_two_ranks(tmp_path: Path) -> None:
-    zero, one = two_processes(distributed.methods, tmp_path)
+    zero, one = run_on(distributed.methods, 2, tmp_path)
     for name in METHODS:
         model = MLP.model()
         sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.01), METHODS[name])
@@ -50,7 +43,7 @@ def _both_halves(model: nn.Module, t: int) -> torch.Tensor:
 
 
 def test_criteria_are_those_of_the_mean_gradient_and_the_same_on_both_ranks(tmp_path: Path) -> None:
-    zero, one = two_processes(distributed.criteria, tmp_path)
+    zero, one = run_on(distributed.criteria, 2, tmp_path)
     assert zero == one
     assert zero["unlike"] == [5.0] * 5 + [0.0, 0], "all decide by the mean of 2 · 1² and 2 · 2²"
     for name, (build_one, method_of) in distributed.MEASURED.items():
@@ -64,7 +57,7 @@ def test_criteria_are_those_of_the_mean_gradient_and_the_same_on_both_ranks(tmp_
 
 
 def test_every_method_for_families_trains_alike_on_two_ranks(tmp_path: Path) -> None:
-    zero, one = two_processes(distributed.families, tmp_path)
+    zero, one = run_on(distributed.families, 2, tmp_path)
     assert zero.keys() == {f"{kind} {name}" for kind in distributed.FAMILIES for name in OF_LEVELS}
     for key, parameters in zero.items():
         assert all(torch.equal(a, b) for a, b in zip(parameters, one[key], strict=True)), f"ranks differ: {key}"
@@ -84,7 +77,7 @@ def _both_ranks(model: nn.Module, t: int) -> torch.Tensor:
 
 def test_ranks_decide_alike_by_what_they_measure(tmp_path: Path) -> None:
     """Law 13: the level, the step size and the split of every step, though each rank sees data of its own."""
-    zero, one = two_processes(distributed.control, tmp_path)
+    zero, one = run_on(distributed.control, 2, tmp_path)
     for key, found in zero.items():
         if key.endswith(("parameters", "subnets decisions")):
             assert all(torch.equal(a, b) for a, b in zip(found, one[key], strict=True)), f"ranks differ: {key}"
@@ -97,7 +90,7 @@ def test_ranks_decide_alike_by_what_they_measure(tmp_path: Path) -> None:
 
 
 def test_a_structural_method_needs_the_search_for_unused_parameters(tmp_path: Path) -> None:
-    zero, one = two_processes(distributed.structural, tmp_path)
+    zero, one = run_on(distributed.structural, 2, tmp_path)
     assert zero["message"].count("find_unused_parameters=True") == 2, "declared at construction, or found at the pass"
     assert zero["untouched"] == [False, True, False, True]
     assert all(torch.equal(a, b) for a, b in zip(zero["parameters"], one["parameters"], strict=True))
@@ -115,7 +108,7 @@ def test_a_structural_method_needs_the_search_for_unused_parameters(tmp_path: Pa
 
 
 def test_ranks_skip_together(tmp_path: Path) -> None:
-    zero, one = two_processes(distributed.skipping, tmp_path)
+    zero, one = run_on(distributed.skipping, 2, tmp_path)
     assert zero["skipped"] == one["skipped"] == [False, True, False, False]
     assert all(torch.equal(a, b) for a, b in zip(zero["parameters"], one["parameters"], strict=True))
 

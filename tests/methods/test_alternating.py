@@ -22,6 +22,7 @@ from tests.methods.training import X, Y, assert_close, backward, load_through_a_
 LAWS = {
     "": methods.alternating(),
     "weights": methods.alternating(weights={"full": 1, "core": 2}, lr={"core": 0.5}),
+    "late": methods.alternating(weights={0: {"full": 1, "core": 1}, 2: {"full": 3, "core": 1}}),
     "criterion": methods.alternating(order="criterion", every=2),
 }
 REFUSED_SETTINGS = [
@@ -29,6 +30,13 @@ REFUSED_SETTINGS = [
     ({"order": "criterion", "weights": {"core": 1.0}}, "one of them"),
     ({"weights": {"core": 0.0}}, "must not be empty"),
     ({"order": []}, "must not be empty"),
+    ({"weights": {}}, "must not be empty"),
+    ({"weights": {0: {"core": 1.0}, 4: {"core": 0.0}}}, "must not be empty"),
+    ({"weights": {2: {"core": 1.0}}}, "the odds from step 0 on; the first step is 2"),
+    ({"weights": {0: {"core": 1.0}, "core": 1.0}}, "odds for every step, or for every level"),
+    ({"weights": {0: {"core": 1.0}, -1: {"core": 1.0}}}, "a step in weights must be a whole number of at least 0"),
+    ({"weights": {0: {"core": 1.0}, 0.5: {"core": 1.0}}}, "a step in weights must be a whole number of at least 0"),
+    ({"weights": {0: {"core": 1.0}, 5: {"core": -1.0}}}, "weights of 'core' must be a number from 0 to"),
     *(
         ({setting: {"full": 1.0, "core": wrong}}, f"{setting} of 'core' must be a number from 0 to")
         for setting in ("weights", "lr")
@@ -69,6 +77,22 @@ def test_algorithm_2_written_out() -> None:
                 if g is not None and (t % 2 == 0 or p in core):
                     p.sub_(g, alpha=0.1 * (0.5 if t % 2 else 1.0))
     assert_close(nested, by_hand, rtol=1e-5, atol=1e-6)
+
+
+def test_odds_may_change_at_a_step_and_are_those_of_the_step_also_after_a_resume() -> None:
+    """The level of step t is drawn by (seed, t) with the odds that hold at t, whichever held before."""
+    early, late = {"full": 1, "core": 1}, {"full": 7, "core": 1}
+    changing = methods.alternating(weights={200: late, 0: early})
+    levels = levels_of(family(), changing, 400)
+    assert levels[:200] == levels_of(family(), methods.alternating(weights=early), 400)[:200]
+    assert levels[200:] == levels_of(family(), methods.alternating(weights=late), 400)[200:]
+    assert Counter(levels[:200])["full"] < 130 < 160 < Counter(levels[200:])["full"]
+    assert (
+        methods.alternating(weights={0: early}).bind(family()).name
+        == methods.alternating(weights=early).bind(family()).name
+    )
+    with pytest.raises(ValueError, match="weights: there is no level 'small'"):
+        methods.alternating(weights={0: early, 5: {"small": 1.0}}).bind(family())
 
 
 def test_order_is_a_cycle_and_weights_are_odds() -> None:

@@ -111,18 +111,17 @@ class Noisy(Branching):
 
 
 def test_what_cannot_be_found_out_says_to_name_the_layers() -> None:
-    with pytest.raises(ValueError, match=r"sieve finds no hidden units in Branching.*hidden=\("):
+    with pytest.raises(ValueError, match=r"Branching has no hidden units.*hidden=\("):
         neurons.hidden_units(Branching(), caller="sieve")
     assert neurons.hidden_units(Branching(), ("a", "b"), caller="sieve")[0].count == 4
     with pytest.raises(ValueError, match=r"hidden must name layers that make units"):
         neurons.hidden_units(Branching(), "a", caller="sieve")
     gated = nn.Sequential(nn.Linear(3, 4), nn.GLU(), nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r"sieve cannot tell .* at '1', a GLU"):
-        neurons.hidden_units(gated, caller="sieve")
+    assert [units.count for units in neurons.hidden_units(gated, caller="sieve")] == [2], "a gate and what it lets pass"
 
 
 def test_tied_parameters_and_computed_ones_are_not_cut() -> None:
-    with pytest.raises(ValueError, match="sieve finds no hidden units of their own: those of 'hidden' lie in tied"):
+    with pytest.raises(ValueError, match="Tied has no hidden units that could be fewer"):
         neurons.hidden_units(Tied(), caller="sieve")
     both = nn.Sequential(
         nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
@@ -131,7 +130,7 @@ def test_tied_parameters_and_computed_ones_are_not_cut() -> None:
     assert [u.layers for u in neurons.hidden_units(both, caller="sieve")] == [("4",)]
     normed = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     prune.identity(normed[0], "weight")
-    with pytest.raises(ValueError, match="'0' computes its weight from other parameters; sieve needs it as one"):
+    with pytest.raises(ValueError, match="Sequential has no hidden units that could be fewer"):
         neurons.hidden_units(normed, caller="sieve")
 
 

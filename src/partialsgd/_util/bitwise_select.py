@@ -8,10 +8,13 @@ written as a column that is expanded, is applied by copying rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
+
+from partialsgd._util import shards
 
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -32,6 +35,8 @@ def rows_of(mask: Tensor) -> Tensor | None:
 
 def by_rows(op: Callable[..., Tensor], *masks: Tensor) -> Tensor:
     """An operation on masks, on their rows where all of them are of rows."""
+    if any(map(shards.is_sharded, masks)):
+        return shards.elementwise(partial(by_rows, op), *masks)
     rows = [r for mask in masks if (r := rows_of(mask)) is not None]
     return over_rows(op(*rows), masks[0].shape) if len(rows) == len(masks) else op(*masks)
 
@@ -47,7 +52,7 @@ class Scratch:
         self._free: dict[tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device], list[Tensor]] = {}
 
     def borrow(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """An uninitialised tensor of the shape, layout and device of `like`."""
+        """An uninitialised tensor of the shape, layout and device of `like`; of a sharded tensor give the part."""
         kind = dtype or like.dtype
         free = self._free.get((like.shape, _strides(like), kind, like.device))
         return free.pop() if free else torch.empty_strided(like.shape, _strides(like), dtype=kind, device=like.device)
@@ -68,7 +73,9 @@ def _strides(like: Tensor) -> tuple[int, ...]:
 
 @final
 class Selection:
-    """One parameter's mask, with the integers that it is applied by."""
+    """One parameter's mask, with the integers that it is applied by.
+
+    Of a sharded parameter it is this rank's part of the mask, for the parts of tensors."""
 
     def __init__(self, mask: Tensor, scratch: Scratch) -> None:
         self.mask = mask

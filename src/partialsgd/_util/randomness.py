@@ -22,8 +22,11 @@ def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def bernoulli(seed: int, shape: torch.Size, keep: float, device: torch.device) -> Tensor:
-    """True with probability `keep`, rounded to 2⁻¹⁶ (2⁻³² where `keep` is within 1 % of 0 or 1)."""
+def bernoulli(seed: int, shape: torch.Size, keep: float, device: torch.device, start: int = 0) -> Tensor:
+    """True with probability `keep`, rounded to 2⁻¹⁶ (2⁻³² where `keep` is within 1 % of 0 or 1).
+
+    With `start`, the numbers from this index on of a larger tensor.
+    """
     lane = torch.int16 if 0.01 <= keep <= 0.99 else torch.int32
     bits = torch.iinfo(lane).bits
     below = round(keep * 2**bits) - 2 ** (bits - 1)
@@ -31,20 +34,26 @@ def bernoulli(seed: int, shape: torch.Size, keep: float, device: torch.device) -
     if below == 2 ** (bits - 1):
         return drawn
     flat, lanes_a_word = drawn.view(-1), 64 // bits
-    for start, chunk in words(seed, -(-len(flat) // lanes_a_word), device):
-        part = flat[start * lanes_a_word :][: len(chunk) * lanes_a_word]
+    first, skipped = divmod(start, lanes_a_word)
+    if skipped:  # begin with the whole word, and leave out what comes before the part
+        flat = torch.ones(skipped + len(flat), dtype=torch.bool, device=device)
+    for begin, chunk in words(seed, -(-len(flat) // lanes_a_word), device, first):
+        part = flat[begin * lanes_a_word :][: len(chunk) * lanes_a_word]
         torch.lt(chunk.view(lane)[: len(part)], below, out=part.view(torch.uint8))  # into bool it is slower
-    return drawn
+    return flat[skipped:].view(shape)
 
 
-def words(seed: int, count: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """`count` independent 64-bit words, chunk by chunk in one buffer: SplitMix64 of a counter, on any device."""
+def words(seed: int, count: int, device: torch.device, first: int = 0) -> Iterator[tuple[int, Tensor]]:
+    """`count` independent 64-bit words, chunk by chunk in one buffer: SplitMix64 of a counter, on any device.
+
+    The counter begins at `first`.
+    """
     chunk = min(count, _CHUNK) if device.type == "cpu" else count
     steps = torch.arange(chunk, dtype=torch.int64, device=device).mul_(_GOLDEN)
     buffer, scratch = torch.empty_like(steps), torch.empty_like(steps)
     for start in range(0, count, max(chunk, 1)):
         length = min(chunk, count - start)
-        z = torch.add(steps[:length], _signed(seed + start * _GOLDEN), out=buffer[:length])
+        z = torch.add(steps[:length], _signed(seed + (first + start) * _GOLDEN), out=buffer[:length])
         _mix(z, scratch[:length])
         yield start, z
 

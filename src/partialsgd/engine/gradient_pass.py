@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, final
+from inspect import Parameter, signature
+from types import FunctionType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from partialsgd import vectors
+from partialsgd.engine.data_parallel import GradientsToSend, SendsActivePart
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import NOWHERE, Displacement, Perturbation, displace
 from partialsgd.vectors import Vector
@@ -46,6 +48,8 @@ class GradientPass:
         teacher: Callable[[], Any],
         within: MakeContext | None = None,
         on_move: Callable[[Displacement], None] | None = None,
+        sender: SendsActivePart | None = None,
+        sends: GradientsToSend = GradientsToSend(),  # noqa: B008  # frozen
     ) -> None:
         self.level = level
         """The level that this pass runs, or None without levels. A pass for a meter at x runs the full level."""
@@ -53,6 +57,10 @@ class GradientPass:
         """True if the step needs no further gradient after this one."""
         self.loss: Tensor | float | None = None
         """Assign the loss here to have it checked and returned in `Step`; `step(closure)` does."""
+        self.adds_in_place = False
+        """Set it to True to let a pass that is entered again add to `.grad`, as torch does: under `no_sync` of
+        DistributedDataParallel only what stands in `.grad` is reduced with the last micro-batch. It takes no memory
+        for a second gradient, and only the first micro-batch is checked to have called backward."""
         self.running = False
         self.parts: list[Vector] | None = [] if keeps_parts else None
         """The gradient of each micro-batch, if a rule reads them one by one."""
@@ -68,6 +76,8 @@ class GradientPass:
         self._step = step
         self._clones = clones
         self._teacher = teacher
+        self._sender = sender
+        self._sends = sends
         self._earlier: Vector | None = None
 
     @property
@@ -101,10 +111,14 @@ class GradientPass:
             self._perturbation = None  # it may hold the gradient at x, whose memory the pass at x̃ needs
         try:
             if self._entered:
-                # Moved out, so that a body that zeroes gradients, or forgets backward, is noticed each time.
-                self._earlier = vectors.take(self._parameters, clone=self._clones)
+                is_unsynced = self._sender is not None and self._sender.is_unsynced  # the last one averages their sum
+                if not (self.adds_in_place or is_unsynced):
+                    # Moved out, so that a body that zeroes gradients, or forgets backward, is noticed each time.
+                    self._earlier = vectors.take(self._parameters, clone=self._clones)
                 self._losses.append(self.loss)
                 self.loss = None
+            if self._sender is not None:
+                self._step.undo.enter(self._sender.sending(self._sends))
             if perturbation is not NOWHERE or self._within is not None:
                 within = None if self._within is None else self._within()
                 on_move, self._on_move = self._on_move, None
@@ -136,6 +150,7 @@ class GradientPass:
             return
         self._entered += 1
         if self.parts is not None:
+            self._require_synced("a rule reads the gradients of the micro-batches one by one")
             gradient = vectors.current(self._parameters)
             self.parts.append(Vector({name: g.clone() for name, g in gradient.items()}))
         if self._earlier is not None:
@@ -149,13 +164,51 @@ class GradientPass:
             self._step.refuse_dropped()
         if self._failed or not self._entered:
             raise RuntimeError("a gradient was left out: run forward and backward inside `with g:` for each g")
+        self._require_synced("the last micro-batch of the pass ran under no_sync() too")
         self._perturbation = None
         losses = [None if loss is None else torch.as_tensor(loss).detach() for loss in (*self._losses, self.loss)]
         if self._outputs_set != 1:
             return losses, _SeveralOutputs() if self._outputs_set else None
         return losses, tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._outputs)
 
+    def _require_synced(self, reason: str) -> None:
+        if self._sender is not None and self._sender.is_unsynced:
+            self._step.drop()
+            raise RuntimeError(f"gradients are not averaged over the processes: {reason}; run it outside no_sync()")
+
     def _fail(self) -> None:
         """An exception inside the block drops the whole step."""
         self._failed, self._perturbation, self.running = True, None, False
         self._step.drop()
+
+
+Closure: TypeAlias = Callable[[], Tensor | float] | Callable[[GradientPass], Tensor | float]
+"""The user's forward and backward, as a function that returns the loss."""
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def takes_pass(closure: Closure) -> bool:
+    """True if the closure has one required argument, the pass that it runs in."""
+    if isinstance(closure, FunctionType):  # the quick way: every step asks
+        required = closure.__code__.co_argcount - len(closure.__defaults__ or ())
+    elif callable(closure):
+        parameters = signature(closure).parameters.values()
+        required = sum(p.kind in _POSITIONAL and p.default is p.empty for p in parameters)
+    else:
+        raise TypeError(
+            f"step() takes a closure, a function that runs forward and backward and returns the loss; got {closure!r}. "
+            "If your loop calls backward itself, use `for g in sgd.gradients():` and `sgd.update()`"
+        )
+    if required > 1:
+        raise TypeError(f"the closure takes {required} arguments; it may take one, the pass it runs in, or none")
+    return required == 1
+
+
+def require_loss(loss: Any) -> Tensor | float:
+    """The loss that a closure returned, detached; raise if it is not one number."""
+    if loss is None:
+        raise TypeError("the closure returned no loss: end it with `return loss`")
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        raise TypeError(f"the closure returned a tensor of shape {tuple(loss.shape)}; return the loss, one number")
+    return loss.detach() if isinstance(loss, Tensor) else loss

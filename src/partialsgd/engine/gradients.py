@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -11,8 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from partialsgd import vectors
+from partialsgd._util import shards
 from partialsgd._util.snapshots import Buffers, Snapshot
-from partialsgd.distributed.wrappers import require_unused_search
+from partialsgd.engine.data_parallel import GradientsToSend, SendsActivePart, require_unused_search
 from partialsgd.engine.gradient_pass import GradientPass, MakeContext
 from partialsgd.engine.nonfinite import NonfinitePolicy, are_finite
 from partialsgd.engine.rules import BranchPlan, choose, correct, narrow
@@ -37,7 +39,7 @@ class GradientOracle:
     policy: NonfinitePolicy
     check_update: Callable[[Mask, float], None]
     """Raises if an optimizer cannot apply this mask and this α exactly."""
-    ddp: DistributedDataParallel | None
+    ddp: DistributedDataParallel | SendsActivePart | None
     masks_elements: bool
     """The gradient must be zero outside the mask even if the user does not see it, for clipping or for decay."""
 
@@ -67,6 +69,8 @@ class GradientOracle:
         plan = self._choose(step, number)  # lines 2 and 3: p_t and δx_t
         waits, pairs, at_x = plan.needs_gradient, [], None
         requests = [] if measurement is None else measurement.ask(step, plan)
+        if isinstance(self.ddp, SendsActivePart):
+            self.ddp.check_trained([step.weight(branch) for branch in step.branches])
         start = begin = None
         if waits or (measurement is not None and measurement.takes_passes(number)):
             start = begin = Snapshot(model)
@@ -96,6 +100,7 @@ class GradientOracle:
             within=plan.within,
             on_move=on_move,
             keeps_parts=waits and plan.reads_parts,
+            sends=self._sends(step, plan),
         )
         del perturbation  # it may hold the gradient at x_t, whose memory the trained pass needs
         plan.release_gradient()
@@ -126,6 +131,7 @@ class GradientOracle:
         within: MakeContext | None = None,
         on_move: Callable[[Displacement], None] | None = None,
         keeps_parts: bool = False,
+        sends: GradientsToSend = GradientsToSend(),  # noqa: B008  # frozen
     ) -> GradientPass:
         if step.dropped:
             step.refuse_dropped()
@@ -141,8 +147,22 @@ class GradientOracle:
             teacher=branch.teacher or (lambda: outputs),
             within=within,
             on_move=on_move,
+            sender=self.ddp if isinstance(self.ddp, SendsActivePart) else None,
+            sends=sends,
         )
         return step.current
+
+    def sending_all(self) -> AbstractContextManager[None]:
+        """Surrounds passes that are not the user's code, for a meter: all their gradients are exchanged."""
+        return self.ddp.sending(GradientsToSend()) if isinstance(self.ddp, SendsActivePart) else nullcontext()
+
+    def _sends(self, step: StepInProgress, plan: BranchPlan) -> GradientsToSend:
+        """The trained gradient inside the mask, if nobody reads it outside; else all of it."""
+        if not isinstance(self.ddp, SendsActivePart):
+            return GradientsToSend()
+        is_measured = step.measurement is not None and step.measurement.is_due
+        reads_all = plan.needs_gradient or is_measured or step.method.correct is not uncorrected
+        return GradientsToSend(None if reads_all else plan.mask, plan.context.with_gradient(None))
 
     def end_pass(self, step: StepInProgress, g: GradientPass, branch: Branch | None = None) -> None:
         """Count a pass; one that a branch needs itself, and not a measurement, gives its loss too."""
@@ -272,4 +292,4 @@ def mask_gradients(parameters: Parameters, mask: Mask, *, elements: bool = True)
             parameter.grad = None
         elif elements and parameter.grad is not None:
             require_strided(name, parameter.grad)
-            mask.selection(name).keep_inside(parameter.grad)
+            mask.selection(name).keep_inside(shards.local(parameter.grad) if parameters.is_sharded else parameter.grad)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from partialsgd import masks
+from partialsgd._util import shards
 from partialsgd._util.undo import UndoStack
 from partialsgd.masks import Entry, Mask
 from partialsgd.optimizers import capabilities, param_groups
@@ -206,7 +207,8 @@ class MaskedUpdate:
             old = [key for key in tensors if key in copies]
             mask.selection(name).restore_outside([tensors[k] for k in old], [copies[k] for k in old])
             for key in tensors.keys() - copies.keys():  # state that this step has created
-                tensors[key].masked_fill_(~mask.partial[name], self._initial(name, key))
+                outside = ~shards.local(mask.partial[name])
+                tensors[key].masked_fill_(outside, self._initial(name, key))
         buffers = [tensor for copies in saved.values() for tensor in copies.values()]
         saved.clear()
         self._parameters.scratch.give_back(*buffers)
@@ -262,7 +264,7 @@ class MaskedUpdate:
                 capabilities.restart(group.optimizer, group.options, self._parameters[name])
             else:
                 for key, tensor in self._state(name).items():
-                    tensor.masked_fill_(entry, self._initial(name, key))
+                    shards.local(tensor).masked_fill_(shards.local(entry), self._initial(name, key))
 
     def _refuse(self, name: str, probe: capabilities.Probe, what: str, instead: str) -> None:
         """Raise if the probe, which runs once for each param group, finds that its optimizer cannot do a thing."""
@@ -279,7 +281,9 @@ class MaskedUpdate:
         return capabilities.initial_state(self.groups[name].optimizer, self.groups[name].options, key)
 
     def _coordinates(self, name: str) -> dict[str, Tensor]:
-        return {"": self._parameters[name].detach(), **self._state(name)}
+        """What holds one number for each coordinate; if the parameter is sharded, this rank's parts."""
+        tensors = {"": self._parameters[name].detach(), **self._state(name)}
+        return shards.local_values(tensors) if self._parameters.is_sharded else tensors
 
     def _state(self, name: str) -> dict[str, Tensor]:
         parameter = self._parameters[name]
@@ -290,7 +294,8 @@ class MaskedUpdate:
 @torch.no_grad()
 def _put_back_decayed(saved: Sequence[tuple[nn.Parameter, Entry, Tensor]]) -> None:
     for parameter, entry, old in saved:
-        parameter.copy_(torch.where(entry, parameter, old) if isinstance(entry, Tensor) else old)
+        x, x_old = shards.local(parameter.detach()), shards.local(old)
+        x.copy_(torch.where(shards.local(entry), x, x_old) if isinstance(entry, Tensor) else x_old)
 
 
 def scale_rates(optimizers: Sequence[Optimizer], factor: float, undo: UndoStack) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from partialsgd import perturbations, vectors
+from partialsgd._util import shards
 from partialsgd._util.snapshots import RandomState, Snapshot, draws, dropout_off
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.engine.rules import BranchPlan, ask, choose
@@ -60,6 +61,11 @@ class Measurement:
             if noise is not None:
                 noise.restore()  # a meter may draw to choose its batches
         return self._requests[plan.context.branch]
+
+    @property
+    def is_due(self) -> bool:
+        """True if a branch of this step has a request."""
+        return any(self._requests)
 
     def takes_passes(self, first: int) -> bool:
         """True if a branch from this one on has a request that needs a pass of its own."""
@@ -267,12 +273,12 @@ class _PairTaker:
         """The mean gradient of the losses that a request brings along."""
         parameters = self.oracle.parameters
         within = dropout_off(parameters.model) if pair.dropout_was_off else None
-        with perturbations.perturbed(parameters, perturbation, within, pair.record_move):
+        with perturbations.perturbed(parameters, perturbation, within, pair.record_move), self.oracle.sending_all():
             for loss in losses:
                 torch.autograd.backward(_require_loss(loss()))
         self.step.backwards += len(losses)
         gradient = vectors.take(parameters, clone=self.oracle.clones)
-        torch._foreach_div_(list(gradient.values()), len(losses))
+        torch._foreach_div_(shards.locals_of(gradient.values()), len(losses))
         self._begin_again(at_x=perturbation.is_nowhere)
         return gradient
 
@@ -298,9 +304,11 @@ def _require_loss(loss: object) -> Tensor:
 def squared_norm_outside(mask: Mask, used: Vector) -> float | Tensor:
     """‖(1 − p) ⊙ x‖² over the parameters that took part."""
     squares: list[Tensor] = []
-    for name in used:
+    outside = [name for name in used if mask[name] is not True]
+    for name in outside:
         entry, x = mask[name], mask.parameters[name]
-        if entry is not True:
-            left_out = x.masked_fill(entry, 0) if isinstance(entry, Tensor) else x
-            squares.append(inner(left_out, left_out))
-    return vectors.total(squares)
+        left_out = shards.local(x)
+        if isinstance(entry, Tensor):
+            left_out = left_out.masked_fill(shards.local(entry), 0)
+        squares.append(inner(left_out, left_out))
+    return vectors.total(squares, [mask.parameters[name] for name in outside])

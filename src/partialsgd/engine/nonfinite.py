@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import vectors
+from partialsgd._util import shards
 from partialsgd._util.bitwise_select import rows_of
 from partialsgd.engine.step import StepInProgress
 from partialsgd.masks import Mask
@@ -43,7 +44,7 @@ class NonfinitePolicy:
         host would wait for the answer, so both are taken, and checked together."""
         if self._nonfinite == "ignore":
             return False
-        if self._nonfinite == "raise" and accelerator(gradient.values()) is not None:
+        if self._nonfinite == "raise" and accelerator(gradient.values()) is not None and not _any_sharded(gradient):
             step.largest += _largest(gradient)
             return False
         return not math.isfinite(gradient.norm()) and first_nonfinite(gradient) is not None
@@ -117,7 +118,7 @@ class NonfinitePolicy:
         if self._nonfinite == "ignore":
             return None
         device = None if gradient_is_checked else accelerator(p.grad for p in parameters.values() if p.grad is not None)
-        if device is not None:
+        if device is not None and not parameters.is_sharded:
             names, finite = self._check_on_device(step, parameters, device)
             return next((name for name, is_finite in zip(names, finite.tolist(), strict=True) if not is_finite), None)
         if self._reads_loss:
@@ -148,6 +149,8 @@ def are_finite(parameters: Parameters, mask: Mask | None = None) -> bool:
     A sum is finite only if all its terms are, so each gradient is read once; a finite gradient whose sum overflows
     is read again.
     """
+    if parameters.is_sharded:
+        return first_nonfinite(vectors.current(parameters), mask) is None
     rows = {} if mask is None else {name: r for name, m in mask.partial.items() if (r := rows_of(m)) is not None}
     gradients = [p.grad if p.grad is None or name not in rows else p.grad[rows[name]] for name, p in parameters.items()]
     if "sums" not in parameters.cache:
@@ -163,12 +166,25 @@ def are_finite(parameters: Parameters, mask: Mask | None = None) -> bool:
 
 
 def first_nonfinite(gradients: Mapping[str, Tensor], mask: Mask | None = None) -> str | None:
-    """The name of the first gradient with a NaN or an infinity; with a mask, only coordinates inside count."""
+    """The name of the first gradient with a NaN or an infinity; with a mask, only coordinates inside count. It is the
+    same on all ranks that share the parameters."""
     partial = {} if mask is None else mask.partial
+    if _any_sharded(gradients):
+        counts = []
+        for name, gradient in gradients.items():
+            part = shards.local(gradient)
+            inside = part[shards.local(partial[name])] if name in partial else part
+            counts.append(inside.numel() - torch.isfinite(inside).count_nonzero())
+        wrong = shards.add_up(torch.stack(counts), list(gradients.values())).tolist()
+        return next((name for name, count in zip(gradients, wrong, strict=True) if count), None)
     for name, gradient in gradients.items():
         if not bool(torch.isfinite(gradient[partial[name]] if name in partial else gradient).all()):
             return name
     return None
+
+
+def _any_sharded(gradients: Mapping[str, Tensor]) -> bool:
+    return any(map(shards.is_sharded, gradients.values()))
 
 
 def _by_size(parameters: Collection[nn.Parameter]) -> tuple[list[int], list[list[int]]]:

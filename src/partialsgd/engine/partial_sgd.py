@@ -9,39 +9,34 @@ for t = 0, 1, 2, …
 
 from __future__ import annotations
 
-import copy
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from inspect import Parameter, signature
-from types import FunctionType
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from partialsgd import masks, perturbations
+from partialsgd import masks, perturbations, vectors
+from partialsgd._util.plain_copy import gathered_copy
 from partialsgd._util.undo import UndoStack, postpone_interrupts
-from partialsgd.distributed.wrappers import data_parallel, require_unused_search
-from partialsgd.engine.gradient_pass import GradientPass
+from partialsgd.engine.arguments import check_arguments, require_seed
+from partialsgd.engine.data_parallel import SendsActivePart, ddp_around, require_unused_search
+from partialsgd.engine.gradient_pass import Closure, GradientPass, require_loss, takes_pass
 from partialsgd.engine.gradients import GradientOracle
 from partialsgd.engine.masked_update import MaskedUpdate, Outside
 from partialsgd.engine.measurement import Measurement
 from partialsgd.engine.nonfinite import Nonfinite, NonfinitePolicy, accelerator, require_gradients
 from partialsgd.engine.rules import choose, forget, project
+from partialsgd.engine.saved_state import check_state, placed, remembered_names
 from partialsgd.engine.step import Step, StepInProgress
 from partialsgd.method import Context, Meter, Method, Remembered
 from partialsgd.optimizers.grad_scaler import Scaler
-from partialsgd.optimizers.param_groups import IS_STEPPING, refuse_direct_steps, unwrapped
+from partialsgd.optimizers.param_groups import IS_STEPPING, refuse_direct_steps
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import NOWHERE, Perturbation
-
-Closure: TypeAlias = Callable[[], Tensor | float] | Callable[[GradientPass], Tensor | float]
-
-_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @final
@@ -66,9 +61,9 @@ class PartialSGD:
         scaler: torch.amp.GradScaler | None = None,
         meter: Meter | None = None,
     ) -> None:
-        optimizers = _check_arguments(model, optimizer, method, clip_norm, scaler, meter)
+        optimizers = check_arguments(model, optimizer, method, clip_norm, scaler, meter)
         self.t = 0
-        self.seed = _require_seed(seed)
+        self.seed = require_seed(seed)
         self.method = method.bind(model)
         self.memory: dict[str, Remembered] = {}
         self.parameters = Parameters(model)
@@ -76,11 +71,18 @@ class PartialSGD:
         self.measured: dict[str, dict[str, Remembered]] = {who: {} for who in self._meters}
         self._update = MaskedUpdate(self.parameters, optimizers, outside)
         is_scaled = scaler is not None and scaler.is_enabled()
+        if is_scaled and self.parameters.is_sharded:
+            raise NotImplementedError(
+                "a gradient scaler looks for overflow in this rank's part of the gradients only, so ranks would skip "
+                "different steps of a sharded model; use bf16, which needs no scaler"
+            )
         self._scaler = Scaler(scaler, self._update.optimizers) if scaler is not None and is_scaled else None
         self._clip_norm = clip_norm
-        ddp = data_parallel(model)
+        ddp = ddp_around(model)
+        self._sender = ddp if isinstance(ddp, SendsActivePart) else None
         policy = nonfinite or ("skip" if is_scaled else "raise")
-        self._nonfinite = NonfinitePolicy(policy, losses_are_local=ddp is not None)
+        losses_are_local = ddp is not None or self.parameters.is_sharded
+        self._nonfinite = NonfinitePolicy(policy, losses_are_local=losses_are_local)
         self._oracle = GradientOracle(
             model,
             self.parameters,
@@ -98,15 +100,20 @@ class PartialSGD:
             require_unused_search(model)
         refuse_direct_steps(self, self._update.optimizers)
 
-    def step(self, closure: Closure) -> Step:
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers, without the wrappers of accelerate and Lightning."""
+        return self._update.optimizers
+
+    def step(self, closure: Closure = None) -> Step:  # type: ignore[assignment]  # so that our error says what to do
         """One iteration of Algorithm 1. A closure that takes an argument is given the pass it runs in."""
         run: Any = closure
-        takes_pass = _takes_pass(closure)
+        wants_pass = takes_pass(closure)
         passes = self._oracle.passes(self._begin(by_closure=True))
         try:
             for g in passes:  # lines 2 and 3: p_t and δx_t are chosen
                 with g:  # line 4: x is x̃_t inside
-                    g.loss = _require_loss(run(g) if takes_pass else run())  # line 5: g_t
+                    g.loss = require_loss(run(g) if wants_pass else run())  # line 5: g_t
             return self.update()  # line 6: x_{t+1}
         except BaseException:
             passes.close()
@@ -164,11 +171,13 @@ class PartialSGD:
             self._is_perturbed = False
 
     def extract(self, level: str | None = None) -> nn.Module:
-        """A copy of the model at x̃_t, without the hooks of this package: pruned weights are zero in it."""
+        """A copy of the model at x̃_t, without the hooks of this package: pruned weights are zero in it.
+
+        Of a sharded model every rank gets a whole copy, so all of them must call it."""
         with self.perturbed(level) as perturbation:
             if perturbation.is_structural:
                 raise ValueError("a level of a nested model is extracted from that model: nested.extract(level)")
-            extracted = copy.deepcopy(self.parameters.model)
+            extracted = gathered_copy(self.parameters.model)
         for module in extracted.modules():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 for key in [key for key, hook in hooks.items() if type(hook).__module__.startswith("partialsgd.")]:
@@ -194,7 +203,8 @@ class PartialSGD:
     def state_dict(self) -> dict[str, Any]:
         """Everything a run needs to continue, beside the state of the model, the optimizer and torch's generators."""
         self._nonfinite.resolve()
-        return self._state()
+        state = self._state()
+        return {**state, "remembers": remembered_names(state)}
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -211,24 +221,14 @@ class PartialSGD:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a run. A state of another method or model raises and changes nothing."""
-        own = self._state()
-        if not isinstance(state, Mapping):
-            raise TypeError(f"a state is what state_dict() returned, got {state!r}")
-        if missing := own.keys() - state.keys() - {"measured"}:
-            raise ValueError(f"this is not a state of PartialSGD: it lacks {', '.join(sorted(missing))}")
-        for key in ("method", "outside"):
-            if state[key] != own[key]:
-                raise ValueError(f"the state was saved with {key}={state[key]!r}, and this has {key}={own[key]!r}")
-        for name in own["parameters"].keys() | state["parameters"].keys():
-            saved, shape = state["parameters"].get(name), own["parameters"].get(name)
-            if saved != shape:
-                raise ValueError(f"the state is of another model: {name!r} has shape {saved} there, {shape} here")
+        check_state(state, self._state())
         self.zero_grad()
         self._nonfinite.forget()
         self._update.load_state_dict(state["left_out"])
-        self.t, self.seed, self._nonfinite.skips = state["t"], _require_seed(state["seed"]), state["skips"]
-        self.memory = dict(state["memory"])
-        self.measured = {who: dict(state.get("measured", {}).get(who, {})) for who in self.measured}
+        self.t, self.seed, self._nonfinite.skips = state["t"], require_seed(state["seed"]), state["skips"]
+        self.memory = placed(self.parameters, state["memory"])
+        measured = state.get("measured", {})
+        self.measured = {who: placed(self.parameters, measured.get(who, {})) for who in self.measured}
 
     def _context(self, level: str | None = None) -> Context:
         measured = dict(self.measured.get("method", {}))
@@ -271,8 +271,12 @@ class PartialSGD:
         if self._pending is not None:
             self._pending.dropped = True
         self._pending = None
+        if self.parameters.is_sharded:
+            self.parameters.reshard()
         if self._scaler is not None:
             self._scaler.forget()
+        if self._sender is not None:
+            self._sender.end_step(moved=False)
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -291,17 +295,18 @@ class PartialSGD:
         if self._nonfinite.is_unread:
             self._nonfinite.resolve()
         gradients = require_gradients(step, self.parameters)
-        norm = None if self._clip_norm is None else torch.nn.utils.get_total_norm(gradients)
+        norm = None if self._clip_norm is None else vectors.total_norm(gradients)
         projection, forgotten = project(step.method, step.context), forget(step.method, step.context)
         if forgotten is not None:
             self._update.check_forget(forgotten)
-        is_elsewhere = bool(gradients) and not gradients[0].is_cpu  # on a CPU the answer is known at once
+        # On a CPU the answer is known at once, and ranks that share parameters must agree on it.
+        is_elsewhere = bool(gradients) and not gradients[0].is_cpu and not self.parameters.is_sharded
         finite = self._watch(step) if is_elsewhere and projection is NOWHERE and forgotten is None else None
         is_checked = self._scaler is not None
         if finite is None and self._nonfinite.check(step, self.parameters, norm, gradient_is_checked=is_checked):
             return True
         if norm is not None and self._clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self._clip_norm, norm)
+            vectors.clip(self.parameters, self._clip_norm, norm)
         if projection is not NOWHERE:
             self._undo.append(partial(self._project, projection))
         self._update.apply(step.mask, step.scale, self._undo, forgotten, finite)
@@ -321,11 +326,14 @@ class PartialSGD:
 
     def _take_back(self, step: StepInProgress) -> Callable[[], None]:
         """What undoes the bookkeeping of a step that turns out, one step later, to have moved nothing."""
-        t, memory, measured = self.t, self.memory, self.measured
+        t, memory, measured, sender = self.t, self.memory, self.measured, self._sender
+        unsent = None if sender is None else sender.unsent
         forget_step = self._update.forget_step(step.mask)
 
         def take_back() -> None:
             self.t, self.memory, self.measured = t, memory, measured
+            if sender is not None and unsent is not None:
+                sender.unsent = unsent
             forget_step()
             self._drop_gradients()  # those of a step that was begun since
 
@@ -337,6 +345,8 @@ class PartialSGD:
             self.t, self.memory = step.context.t + 1, dict(step.context.memory)
             if step.measurement is not None:
                 self.measured = step.measurement.memories
+            if self._sender is not None:
+                self._sender.end_step(moved=True)
         try:
             if self._scaler is not None:
                 self._scaler.update()
@@ -354,65 +364,3 @@ class PartialSGD:
                 raise RuntimeError("a gradient is being taken already: leave its `with` block first")
             if self._pending.complete:
                 raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
-
-
-def _check_arguments(
-    model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
-    method: Method,
-    clip_norm: float | None,
-    scaler: torch.amp.GradScaler | None,
-    meter: Meter | None,
-) -> list[Optimizer]:
-    """Raise for an argument of the wrong kind, and return the optimizers as a list."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"the model comes first and must be an nn.Module, got {type(model).__name__}")
-    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-    if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
-        raise TypeError(f"the optimizer must be a torch.optim.Optimizer or a list of them, got {optimizer!r}")
-    if any(isinstance(unwrapped(o), torch.optim.LBFGS) for o in optimizers):
-        raise NotImplementedError(
-            "LBFGS evaluates the closure itself, so no step can be masked or measured; use another optimizer"
-        )
-    if not isinstance(method, Method):
-        hint = "; call it: methods.sam()" if callable(method) else ""
-        raise TypeError(f"the method must be a Method, got {method!r}{hint}")
-    if isinstance(meter, type) or not (meter is None or (hasattr(meter, "requests") and hasattr(meter, "measure"))):
-        raise TypeError(f"a meter must have the methods requests and measure, like ps.CriteriaMeter(); got {meter!r}")
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm must be positive, got {clip_norm}; for no clipping use None")
-    # accelerate hides a scaler in its optimizers; gradients would be masked and clipped while still scaled.
-    if scaler is None and any(getattr(o, "scaler", None) is not None for o in optimizers):
-        raise ValueError("the optimizer was prepared with a gradient scaler: pass scaler=accelerator.scaler too")
-    return optimizers
-
-
-def _require_seed(seed: int) -> int:
-    """The seed as an int: numpy's integers would draw other masks."""
-    try:
-        return operator.index(seed)
-    except TypeError:
-        raise TypeError(f"seed must be an integer, got {seed!r}") from None
-
-
-def _takes_pass(closure: Closure) -> bool:
-    """True if the closure has one required argument, the pass that it runs in."""
-    if isinstance(closure, FunctionType):  # the quick way: every step asks
-        required = closure.__code__.co_argcount - len(closure.__defaults__ or ())
-    elif callable(closure):
-        parameters = signature(closure).parameters.values()
-        required = sum(p.kind in _POSITIONAL and p.default is p.empty for p in parameters)
-    else:
-        raise TypeError(f"step() takes a closure that runs forward and backward, got {closure!r}")
-    if required > 1:
-        raise TypeError(f"the closure takes {required} arguments; it may take one, the pass it runs in, or none")
-    return required == 1
-
-
-def _require_loss(loss: Any) -> Tensor | float:
-    """The loss that a closure returned, detached; raise if it is not one number."""
-    if loss is None:
-        raise TypeError("the closure returned no loss: end it with `return loss`")
-    if isinstance(loss, Tensor) and loss.numel() != 1:
-        raise TypeError(f"the closure returned a tensor of shape {tuple(loss.shape)}; return the loss, one number")
-    return loss.detach() if isinstance(loss, Tensor) else loss

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partialsgd import theory
-from partialsgd.masks import Entry, Mask
+from partialsgd import theory, vectors
+from partialsgd.masks import Entry, Mask, count_moving
 from partialsgd.method import GradientPair
 from partialsgd.theory import ratio
 from partialsgd.vectors import Vector, masked_products
@@ -193,7 +193,9 @@ def _read_norms(
     others: Sequence[Number],
     process_group: dist.ProcessGroup | None = None,
 ) -> tuple[dict[str, SquaredNorms], list[float]]:
-    """Return the squared norms, averaged over the process group, and the other numbers, in one read."""
+    """Return the squared norms, averaged over the process group, and the other numbers, in one read.
+
+    Of sharded parameters they are added up over the ranks that share them."""
     entries = {
         name: entry
         for name, entry in mask.entries.items()
@@ -203,9 +205,11 @@ def _read_norms(
     tensors = [*(number for row in rows for number in row.values()), *(n for n in others if isinstance(n, Tensor))]
     zero = torch.zeros((), dtype=torch.float64, device=tensors[0].device if tensors else "cpu")
     table = torch.stack([zero, *(row.get(key, zero).to(zero) for row in rows for key in _SUMS)])[1:]
-    if process_group is not None and len(table):
-        dist.all_reduce(table, group=process_group)
-        table /= dist.get_world_size(process_group)
+    if len(table):
+        vectors.add_up(table.view(len(entries), -1), [mask.parameters[name] for name in entries])
+        if process_group is not None:
+            dist.all_reduce(table, group=process_group)
+            table /= dist.get_world_size(process_group)
     in_both = at_x.keys() & at_perturbed.keys()
     counts = [0 if name in in_both else _count(mask, name, entry) for name, entry in entries.items()]
     sums, numbers = _read_together(table, [*counts, *others])
@@ -242,7 +246,7 @@ def _criteria(norms: Iterable[SquaredNorms]) -> Criteria:
 
 
 def _count(mask: Mask, name: str, entry: Entry) -> int | Tensor:
-    return entry.count_nonzero() if isinstance(entry, Tensor) else entry * mask.parameters[name].numel()
+    return count_moving([entry])[0] if isinstance(entry, Tensor) else entry * mask.parameters[name].numel()
 
 
 @final

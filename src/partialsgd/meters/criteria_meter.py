@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
+from partialsgd._util import shards
 from partialsgd._util.randomness import key
 from partialsgd.masks import Mask
 from partialsgd.meters.alerts import Alerts, is_whole
@@ -19,7 +20,7 @@ from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Lo
 from partialsgd.nested.branches import branch_of
 from partialsgd.nested.nested import unwrap_nested
 from partialsgd.parameters import Parameters
-from partialsgd.vectors import Vector, inner
+from partialsgd.vectors import Vector, add_up, inner
 
 if TYPE_CHECKING:
     from partialsgd.engine.partial_sgd import PartialSGD
@@ -208,9 +209,10 @@ def _compare_with_previous(memory: MutableMapping[str, Any], mask: Mask, gradien
     if before:
         zero = torch.zeros((), dtype=torch.float64)
         pairs = [(a.get(name), b.get(name)) for name in names for a, b in ((now, before), (now, now), (before, before))]
-        products = [zero if a is None or b is None else inner(a, b.to(a.device)) for a, b in pairs]
+        products = [zero if a is None or b is None else _product(a, b) for a, b in pairs]
         device = next(product.device for product in products if product is not zero)
-        memory[_PRODUCTS] = torch.stack([product.to(device) for product in products]).view(-1, 3)
+        table = torch.stack([product.to(device) for product in products]).view(-1, 3)
+        memory[_PRODUCTS] = add_up(table, [mask.parameters[name] for name in names])
 
 
 def _inner_and_cosine(products: Sequence[float]) -> tuple[float, float]:
@@ -218,6 +220,11 @@ def _inner_and_cosine(products: Sequence[float]) -> tuple[float, float]:
     inner_product, *squares = (sum(products[kind::3]) for kind in range(3))
     lengths = math.prod(math.sqrt(square) for square in squares)
     return inner_product, inner_product / lengths if lengths > 0 else math.nan
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    a, b = shards.locals_of((a, b))
+    return inner(a, b.to(a.device))
 
 
 def _masked(mask: Mask, name: str, gradient: Tensor) -> Tensor:

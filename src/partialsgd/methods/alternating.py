@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
@@ -15,6 +15,8 @@ from partialsgd.methods._shared.settings import nested_in, require_count, requir
 from partialsgd.nested.branches import branch_of
 
 Order: TypeAlias = Sequence[str] | Literal["criterion"]
+Weights: TypeAlias = Mapping[str, float] | Mapping[int, Mapping[str, float]]
+"""Odds of the levels, or odds by the step from which on they hold."""
 EVEN_SHARE = 1 / 4
 """The share of all steps that `order="criterion"` gives to the levels evenly."""
 _AT, _LEVEL, _CREDIT = "alternating.at", "alternating.level", "alternating.credit."
@@ -23,7 +25,7 @@ _AT, _LEVEL, _CREDIT = "alternating.at", "alternating.level", "alternating.credi
 def alternating(
     *,
     order: Order | None = None,
-    weights: Mapping[str, float] | None = None,
+    weights: Weights | None = None,
     lr: Mapping[str, float] | None = None,
     distill: bool = False,
     every: int | None = None,
@@ -31,21 +33,22 @@ def alternating(
     """Alternating training (Algorithm 2): the whole network at even t, the core at odd t.
 
     With more levels it goes from the largest down and begins again. `order` is another cycle of levels;
-    `weights` draws the level of each step at random instead, with these odds. `lr` multiplies the learning
-    rate of a level's steps (the paper's alternate_lr_coef). With `distill=True` a step of a smaller level runs the
-    whole network first, without a gradient, and the closure finds its outputs in `g.teacher`.
+    `weights` draws the level of each step at random instead, with these odds, or with other odds from certain steps on:
+    `{0: {"full": 1, "core": 1}, 600: {"full": 7, "core": 3}}` trains the whole network more often late. `lr` multiplies
+    the learning rate of a level's steps (the paper's alternate_lr_coef). With `distill=True` a step of a smaller level
+    runs the whole network first, without a gradient, and the closure finds its outputs in `g.teacher`.
 
     `order="criterion"` begins so and then gives a level more or fewer steps as the criteria say, which are measured at
     every `every`-th of its steps (10): in proportion to 1 / (q² · its share of the parameters). A quarter of the steps
     is divided evenly, so that no level is left out.
     """
-    odds, factors = require_numbers(weights, "weights"), require_numbers(lr, "lr")
+    odds, factors = _odds_by_step(weights), require_numbers(lr, "lr")
     by_criterion = order == "criterion"
     if isinstance(order, str) and not by_criterion:
         raise ValueError(f"order must be a list of levels such as ['full', 'core'], or 'criterion'; got {order!r}")
     if order is not None and weights is not None:
         raise ValueError("order says which level is next and weights draws it at random: give one of them")
-    if (order is not None and not order) or (weights is not None and not sum(odds.values()) > 0):
+    if (order is not None and not order) or not all(sum(each.values()) > 0 for each in odds.values()):
         raise ValueError("a step needs a level: order and weights must not be empty")
     if every is not None and not by_criterion:
         raise ValueError(f"every={every} is how often order='criterion' measures, and nothing else measures")
@@ -55,7 +58,7 @@ def alternating(
     def build(model: nn.Module) -> Method:
         nested = nested_in(model)
         cycle = tuple(reversed(nested.levels)) if order is None or by_criterion else tuple(order)
-        for setting, levels in (("order", cycle), ("weights", odds), ("lr", factors)):
+        for setting, levels in (("order", cycle), *(("weights", each) for each in odds.values()), ("lr", factors)):
             require_levels(nested, levels, setting)
         each = {level: branch_of(nested, level, taught=distill) for level in nested.levels}
         counts = {level: sum(p.numel() for p in nested.parameters(level=level) if p.requires_grad) for level in each}
@@ -64,13 +67,16 @@ def alternating(
         def next_level(context: Context) -> str:
             if by_criterion:
                 return _level_by_criterion(context, sizes)
-            return _drawn_level(context, odds) if odds else cycle[context.t % len(cycle)]
+            if odds:
+                return _drawn_level(context, odds[max(step for step in odds if step <= context.t)])
+            return cycle[context.t % len(cycle)]
 
         def branches(context: Context) -> list[Branch]:
             level = context.level or next_level(context)
             return [each[level]] if level in each else []
 
-        settings = f"order=criterion, every={every}" if by_criterion else f"order={list(cycle)}, weights={odds or None}"
+        named_odds = odds[0] if list(odds) == [0] else odds or None
+        settings = f"order=criterion, every={every}" if by_criterion else f"order={list(cycle)}, weights={named_odds}"
         return Method(
             branches=branches,
             scale=lambda context: factors.get(context.level or "", 1.0),
@@ -80,6 +86,21 @@ def alternating(
         )
 
     return Method(build=build, name="alternating")
+
+
+def _odds_by_step(weights: Weights | None) -> dict[int, dict[str, float]]:
+    """Return the odds of the levels by the step from which on they hold, the first from step 0; empty without any."""
+    if weights is None:
+        return {}
+    has_steps = any(isinstance(odds, Mapping) for odds in weights.values())
+    by_step: Mapping[Any, Any] = weights if has_steps else {0: weights}
+    if has_steps and not all(isinstance(odds, Mapping) for odds in by_step.values()):
+        raise ValueError(f"weights must give odds for every step, or for every level; got {weights!r}")
+    for step in by_step:
+        require_count("a step in weights", step, least=0)
+    if 0 not in by_step:
+        raise ValueError(f"weights must say the odds from step 0 on; the first step is {min(by_step)}")
+    return {step: require_numbers(by_step[step], "weights") for step in sorted(by_step)}
 
 
 def _drawn_level(context: Context, odds: Mapping[str, float]) -> str:

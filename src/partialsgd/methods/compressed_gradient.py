@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partialsgd import masks
-from partialsgd._util import randomness
+from partialsgd._util import randomness, shards
 from partialsgd.masks import Mask
 from partialsgd.method import Context, Method
 from partialsgd.methods._shared.pruning import Scope
@@ -41,7 +41,7 @@ def compressed_gradient(
 
     def mask(context: Context) -> Mask:
         total = _with_unsent(context, context.gradient)
-        scores = total if kind == "top-k" else {name: _drawn(context, name, value) for name, value in total.items()}
+        scores = total if kind == "top-k" else {name: _scores(context, name, value) for name, value in total.items()}
         return masks.from_tensors(context.parameters, largest(scores, keep, scope))
 
     return Method(mask=mask, correct=_remember, name=name) if feedback else Method(mask=mask, name=name)
@@ -68,13 +68,23 @@ def _remember(context: Context, gradient: Vector) -> Vector:
     return total
 
 
-def _drawn(context: Context, name: str, value: Tensor) -> Tensor:
-    """Draw a number for each coordinate; the largest are sent. A value that is not finite is sent first, to be seen."""
-    drawn = torch.empty(value.numel(), dtype=torch.int64, device=value.device)
-    for start, words in randomness.words(context.key(name), len(drawn), drawn.device):
-        drawn[start : start + len(words)] = words
-    drawn.bitwise_and_(_LARGEST >> 1)
-    return drawn.view(value.shape).masked_fill_(~value.isfinite(), _LARGEST)
+def drawn(context: Context, name: str, count: int, device: torch.device, first: int = 0) -> Tensor:
+    """Draw a number for each of so many coordinates of a parameter, from the `first` one on; the largest are sent."""
+    scores = torch.empty(count, dtype=torch.int64, device=device)
+    for start, words in randomness.words(context.key(name), count, device, first):
+        scores[start : start + len(words)] = words
+    return scores.bitwise_and_(_LARGEST >> 1)
+
+
+def _scores(context: Context, name: str, value: Tensor) -> Tensor:
+    """A value that is not finite is sent first, to be seen."""
+
+    def draw(shape: torch.Size, first: int) -> Tensor:
+        return drawn(context, name, shape.numel(), value.device, first).view(shape)
+
+    scores = shards.drawn(value, draw)
+    shards.local(scores).masked_fill_(~shards.local(value).isfinite(), _LARGEST)
+    return scores
 
 
 _LARGEST = torch.iinfo(torch.int64).max

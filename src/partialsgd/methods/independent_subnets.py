@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from partialsgd import masks, perturbations
-from partialsgd._util import randomness
 from partialsgd.masks import Mask
 from partialsgd.meters.criteria import latest, times_measured
 from partialsgd.meters.criteria_meter import CriteriaMeter
@@ -112,13 +111,11 @@ class _Split:
         return context.t % len(self.levels) if context.level is None else self.levels.index(context.level)
 
     def block(self, context: Context) -> Chosen:
-        """Select the worker's units in this round: a random split, as even as the numbers allow."""
-        number, worker, workers = self.rounds.of(context)[0], self.worker(context), len(self.levels)
-        generators = [randomness.generator(context.key(units.name, t=number)) for units in self.hidden]
-        orders = [
-            torch.randperm(u.count, generator=g, device="cpu") for u, g in zip(self.hidden, generators, strict=True)
-        ]
-        return [(units, order % workers == worker) for units, order in zip(self.hidden, orders, strict=True)]
+        """Select the worker's units in this round."""
+        number, worker = self.rounds.of(context)[0], self.worker(context)
+        keys = [context.key(units.name, t=number) for units in self.hidden]
+        owners = neurons.random_owners(self.hidden, keys, len(self.levels))
+        return [(units, owner == worker) for units, owner in zip(self.hidden, owners, strict=True)]
 
     def mask(self, context: Context) -> Mask:
         return neurons.mask_of(context.parameters, self.block(context), rest=self.trains_shared)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from partialsgd import masks
+from partialsgd._util import shards
 from partialsgd._util.bitwise_select import over_rows
 from partialsgd.masks import Entry, Mask
 from partialsgd.method import Context, Method, everything
@@ -38,9 +39,11 @@ def meprop(k: int = 30, *, mask: bool = True) -> Method:
     name = f"meprop(k={k}, unified=True, mask={mask})"  # as in checkpoints from when there was a choice
 
     def build(model: nn.Module) -> Method:
-        linear = [module for module in unwrap(model).modules() if type(module) is nn.Linear]
+        linear = [m for m in unwrap(model).modules() if isinstance(m, nn.Linear) and shards.class_of(m) is nn.Linear]
         if not linear:
-            raise ValueError(f"{type(unwrap(model)).__name__} has no nn.Linear whose backward could be truncated")
+            raise ValueError(
+                f"{shards.class_of(unwrap(model)).__name__} has no nn.Linear whose backward could be truncated"
+            )
         layers = [layer for layer in linear[:-1] if layer.out_features > k]
         if not layers:
             _log.warning(
@@ -59,7 +62,7 @@ def meprop(k: int = 30, *, mask: bool = True) -> Method:
                 weight = layer._parameters.get("weight")  # none where it is computed from others, which then move
                 if weight is not None:
                     g = context.gradient.get(names[weight])
-                    entries[names[weight]] = False if g is None else over_rows(truncation.rows(g), g.shape)
+                    entries[names[weight]] = False if g is None else shards.elementwise(truncation.mask, g)
             return masks.from_tensors(context.parameters, entries, rest=True)
 
         @contextmanager
@@ -106,6 +109,10 @@ class Truncation:
         arguments = (x, weight, bias, y.detach(), self)
         replaced: Tensor = _Truncated.apply(*arguments)  # type: ignore[no-untyped-call]  # torch does not annotate it
         return replaced
+
+    def mask(self, gradient: Tensor) -> Tensor:
+        """Return the mask of the rows of dW that received gradient."""
+        return over_rows(self.rows(gradient), gradient.shape)
 
     def rows(self, gradient: Tensor) -> Tensor:
         """Return True at the rows of dW that received gradient."""

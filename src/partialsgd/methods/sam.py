@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from partialsgd import perturbations
+from partialsgd._util import shards
 from partialsgd.method import Context, Method
 from partialsgd.methods._shared.settings import require_count, require_nonnegative
 from partialsgd.parameters import Parameters
@@ -37,15 +38,19 @@ def sam(rho: float = 0.05, *, adaptive: bool = False, interval: int = 1) -> Meth
 
 def _adaptive(parameters: Parameters, gradient: Vector, rho: float) -> Perturbation:
     with torch.no_grad():
-        weighted = [(parameters[name] * g).norm() for name, g in gradient.items()]  # ‖|x| g‖, one tensor at a time
+        products = (shards.local(parameters[name]) * shards.local(g) for name, g in gradient.items())
+        weighted = [product.norm() for product in products]  # ‖|x| g‖, one tensor at a time
         norm = torch.stack(weighted).norm().double() if weighted else torch.zeros(())
+        if parameters.is_sharded and weighted:
+            squares = torch.stack(weighted).double().square()
+            norm = shards.add_up(squares, list(gradient.values())).sum().sqrt()
     if norm.device.type == "cpu" and norm == 0:  # elsewhere than on a CPU, to ask would be to wait
         return perturbations.nowhere()
     factor = torch.where(norm == 0, 0.0, rho / norm)  # δx = 0 where there is no direction
 
     def move(parameters: Parameters) -> None:
         for name, g in gradient.items():
-            x = parameters[name]
-            x.addcmul_(x * x * factor.to(x), g)
+            x = shards.local(parameters[name])
+            x.addcmul_(x * x * factor.to(x), shards.local(g))
 
     return perturbations.function(tuple(gradient), move)

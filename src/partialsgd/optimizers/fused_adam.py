@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from partialsgd._util import shards
 from partialsgd._util.bitwise_select import rows_of
 from partialsgd.optimizers.capabilities import has_step_hooks
 
@@ -28,6 +29,7 @@ def is_piecewise(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tens
     tensors = [parameter, parameter.grad, *optimizer.state.get(parameter, {}).values()]
     return (
         not has_step_hooks(optimizer)
+        and not shards.is_sharded(parameter)
         and parameter.device.type == "cpu"
         and parameter.dtype == torch.float32
         and all(isinstance(t, Tensor) and t.is_contiguous() for t in tensors)

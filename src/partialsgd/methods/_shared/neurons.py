@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from partialsgd import masks
+from partialsgd._util import randomness, shards
 from partialsgd._util.bitwise_select import rows_of
+from partialsgd._util.plain_copy import structure
 from partialsgd._util.snapshots import RandomState
 from partialsgd.masks import Mask
-from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.nested import Nested
 from partialsgd.nested.planning.build import find_hidden_groups
-from partialsgd.nested.planning.groups import UnitGroup, require_disjoint
+from partialsgd.nested.planning.groups import UnitGroup, require_disjoint, unit_slices
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.specs import Hidden, chains_of
 from partialsgd.nested.switch import FULL, Switch
@@ -25,11 +26,19 @@ from partialsgd.parameters import Parameters, matches, unwrap
 
 
 class Place(NamedTuple):
-    """The units in one parameter: along a dimension, each `times` in a row (the places of a flattened image)."""
+    """The units in one parameter: along a dimension, `repeats` times all of them, each `times` in a row."""
 
     parameter: str
     dimension: int
     times: int = 1
+    repeats: int = 1
+    tail: int = 0
+    """The entries behind them, which belong to no unit."""
+
+    def entries(self, is_in: Tensor) -> Tensor:
+        """Return True for the entries of the units that are in, and for those of none."""
+        body = is_in.repeat_interleave(self.times).repeat(self.repeats)
+        return torch.cat([body, body.new_ones(self.tail)]) if self.tail else body
 
 
 @final
@@ -61,7 +70,7 @@ def hidden_units(
     model: nn.Module, hidden: Hidden | None = None, *, where: Sequence[str] | None = None, caller: str
 ) -> tuple[Units, ...]:
     """Find the hidden units as `Width` does, in the layers that `where` covers; tied parameters are left out."""
-    model, prefix = unwrap(model), ""
+    model, prefix = structure(unwrap(model)), ""
     if isinstance(model, Nested):  # its own forward cannot be traced
         model, prefix = model.model, "model."
     plan = NestPlan(model, Switch((FULL,)), caller=caller)
@@ -83,6 +92,15 @@ def hidden_units(
     return tuple(units for units in free if where is None or any(map(units.is_covered, where)))
 
 
+def random_owners(hidden: Sequence[Units], keys: Sequence[int], workers: int) -> list[Tensor]:
+    """Split the units of each layer at random, as evenly as the numbers allow: the worker of each unit."""
+    generators = [randomness.generator(key) for key in keys]
+    return [
+        torch.randperm(units.count, generator=generator, device="cpu") % workers
+        for units, generator in zip(hidden, generators, strict=True)
+    ]
+
+
 def mask_of(parameters: Parameters, chosen: Chosen, *, rest: bool) -> Mask:
     """Return the mask of the chosen units, of which each layer has one at least; `rest` for what belongs to none."""
     return masks.from_tensors(parameters, attached(parameters, chosen), rest=rest).assume_mixed()
@@ -95,9 +113,11 @@ def attached(parameters: Parameters, chosen: Chosen) -> dict[str, Tensor]:
         for place in units.places:
             x = parameters[place.parameter]
             shape = [-1 if dimension == place.dimension else 1 for dimension in range(x.ndim)]
-            entry = is_in.to(x.device).repeat_interleave(place.times).view(shape).expand(x.shape)
+            entry = place.entries(is_in.to(x.device)).view(shape).expand(x.shape)
+            entry = shards.part_of(entry, x)
             entries[place.parameter] = entries[place.parameter] & entry if place.parameter in entries else entry
-    return {name: entry if rows_of(entry) is not None else entry.contiguous() for name, entry in entries.items()}
+    parts = {name: entry if rows_of(entry) is not None else entry.contiguous() for name, entry in entries.items()}
+    return {name: shards.from_part(parameters[name], part) for name, part in parts.items()}
 
 
 def statistics_kept(model: nn.Module, chosen: Chosen) -> AbstractContextManager[None]:
@@ -124,30 +144,13 @@ def _restored(buffers: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
 
 
 def _units(plan: NestPlan, group: UnitGroup, prefix: str) -> Units:
-    places: list[Place] = []
-    for name in group.producer_names:
-        places += _places(plan, name, {"weight": 1 if _linear_map(plan, name).kind == "conv1d_hf" else 0, "bias": 0})
-    for name in group.norms:
-        places += _places(plan, name, {"weight": 0, "bias": 0})
-    for name in group.consumers:
-        linear_map = _linear_map(plan, name)
-        dimension, times = 0 if linear_map.kind == "conv1d_hf" else 1, linear_map.inputs // group.units
-        places += _places(plan, name, {"weight": dimension}, times)
-    layers, norms = (tuple(prefix + name for name in names) for names in (group.producer_names, group.norms))
-    return Units(group.units, layers, tuple(p._replace(parameter=prefix + p.parameter) for p in places), norms)
-
-
-def _places(plan: NestPlan, layer: str, dimensions: dict[str, int], times: int = 1) -> Iterator[Place]:
     names = {p: name for name, p in plan.parameters.items()}
-    for leaf, dimension in dimensions.items():
+    places: list[Place] = []
+    for part in unit_slices(plan, group):
+        layer, _, leaf = part.parameter.rpartition(".")
         parameter = getattr(plan.modules[layer], leaf)
-        if parameter is not None and parameter not in names:
+        if parameter not in names:
             raise ValueError(f"{layer!r} computes its {leaf} from other parameters; {plan.caller} needs it as one")
-        if parameter is not None:
-            yield Place(names[parameter], dimension, times)
-
-
-def _linear_map(plan: NestPlan, name: str) -> LinearMap:
-    linear_map = linear_map_of(plan.modules[name])
-    assert isinstance(linear_map, LinearMap)  # checked when the group was found
-    return linear_map
+        places.append(Place(prefix + names[parameter], part.dim, part.width, part.repeats, part.tail))
+    layers, norms = (tuple(prefix + name for name in names) for names in (group.producer_names, group.norms))
+    return Units(group.units, layers, tuple(places), norms)

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from partialsgd import masks, perturbations
+from partialsgd._util import shards
 from partialsgd._util.bitwise_select import over_rows
 from partialsgd.masks import Mask
 from partialsgd.method import Context
 from partialsgd.methods._shared.settings import require_one_of
+from partialsgd.methods._shared.sharded_top_k import largest_sharded
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import Perturbation
 
@@ -44,14 +46,14 @@ class Pruning:
             return {}
         scores = {name: parameters[name].detach() for name in self._prunable(parameters)}
         if self.unit == "rows":
-            scores = {name: torch.linalg.vector_norm(x.flatten(1), dim=1) for name, x in scores.items()}
+            scores = {name: shards.elementwise(_row_norms, x) for name, x in scores.items()}
         chosen: dict[str, Tensor] = {}
         for group in [scores] if self.scope == "global" else [{name: score} for name, score in scores.items()]:
             n = sum(score.numel() for score in group.values())
             chosen |= largest(group, max(1, n - round(sparsity * n)))  # a layer without weights would end the network
         if self.unit == "weights":
             return chosen
-        return {name: over_rows(rows, parameters[name].shape).contiguous() for name, rows in chosen.items()}
+        return {name: _over_rows(rows, parameters[name]) for name, rows in chosen.items()}
 
     def _prunable(self, parameters: Parameters) -> list[str]:
         trainable = [name for name, p in parameters.items() if p.requires_grad]
@@ -62,11 +64,23 @@ class Pruning:
         return matrices
 
 
+def _row_norms(x: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return norms
+
+
+def _over_rows(rows: Tensor, parameter: Tensor) -> Tensor:
+    part = shards.local(parameter)
+    return shards.from_part(parameter, over_rows(shards.local(rows), part.shape).contiguous())
+
+
 def largest(scores: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
     """Return True at the k largest magnitudes of all tensors together; of equal ones the first are taken.
 
     Hence a smaller k always gives a part of what a larger one gives.
     """
+    if any(map(shards.is_sharded, scores.values())):
+        return largest_sharded(scores, k)
     device = next(iter(scores.values())).device if scores else None
     magnitude = torch.cat([x.detach().abs().reshape(-1).to(device) for x in scores.values()] or [torch.zeros(0)])
     if not 0 < k < len(magnitude):

@@ -1,0 +1,210 @@
+"""Data parallel over slow links: bytes, seconds and weights of ours beside plain DDP.
+
+`python -m benchmarks network --threads 1` measures and stores (it needs root); `python -m benchmarks.network --quick`
+tries it once and stores nothing. `compression` is measured on the same network.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import partialsgd as ps
+from benchmarks.figures import Figure
+from benchmarks.harness import Estimate, Track, estimate
+from benchmarks.links import bytes_sent, shaped_links
+from partialsgd.distributed import data_parallel
+
+SUMMARY = "data parallel over slow links: a core step sends the core (needs root; only when asked for)"
+
+LAYERS = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
+VOCABULARY, LENGTH, SENTENCES = 1000, 16, 8
+NESTS: Mapping[str, Callable[[], ps.LowRank | ps.Width]] = {
+    "LowRank(1/32)": lambda: ps.LowRank(1 / 32, where=LAYERS),
+    "Width(1/4)": lambda: ps.Width(1 / 4),
+}
+SLOW = "100mbit"
+LINKS = {"1gbit": "1 Gbit/s", SLOW: "100 Mbit/s"}
+
+
+def measure(track: Track) -> list[Figure]:
+    return figures_of(track.rounds)
+
+
+def transformer() -> nn.Module:
+    """The paper's Transformer at a small size: 3 + 3 layers, d 256, feed-forward 1024, 4 heads, without dropout."""
+    from transformers import MarianConfig, MarianMTModel
+
+    torch.manual_seed(0)
+    config = MarianConfig(
+        vocab_size=VOCABULARY,
+        d_model=256,
+        encoder_layers=3,
+        decoder_layers=3,
+        encoder_ffn_dim=1024,
+        decoder_ffn_dim=1024,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        activation_function="relu",
+        dropout=0.0,
+        pad_token_id=1,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+        max_position_embeddings=LENGTH,
+    )
+    return MarianMTModel(config).train()
+
+
+def batch(t: int, rank: int) -> dict[str, Tensor]:
+    """Sentences to be copied, so that there is something to learn; different ones on each worker."""
+    draw = torch.Generator().manual_seed(1000 * t + rank)
+    sentences = torch.randint(2, VOCABULARY, (SENTENCES, LENGTH), generator=draw)
+    return {"input_ids": sentences, "labels": sentences}
+
+
+@final
+class Trainer:
+    """One contestant: a model of its own, and `step()`, which gives seconds, bytes and loss."""
+
+    def __init__(self, rank: int, wrapped: nn.Module, model: nn.Module, method: ps.Method, lr: float = 1e-3) -> None:
+        self.rank, self.wrapped, self.model, self.t = rank, wrapped, model, 0
+        optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
+        self.sgd = ps.PartialSGD(wrapped, optimizer, method)
+
+    def step(self) -> tuple[float, int, float]:
+        inputs = batch(self.t, self.rank)
+
+        def closure() -> Tensor:
+            loss: Tensor = self.wrapped(**inputs).loss
+            loss.backward()
+            return loss
+
+        dist.barrier()
+        before, start = bytes_sent(), perf_counter()
+        result = self.sgd.step(closure)
+        seconds = perf_counter() - start
+        dist.barrier()  # what was sent has left the link's queue
+        self.t += 1
+        assert result.loss is not None
+        return seconds, bytes_sent() - before, float(result.loss)
+
+
+def race_levels(rank: int, nest: str, rounds: int, warm_up: int) -> dict[str, Any]:
+    """On each worker: pairs of a full and a core step, ours and plain DDP in turns."""
+    trainers: dict[str, Trainer] = {}
+    for name in ("ddp", "ours"):
+        nested = ps.nest(transformer(), NESTS[nest]())
+        wrapped: nn.Module = data_parallel(nested)
+        if name == "ddp":
+            wrapped = DistributedDataParallel(nested, find_unused_parameters=True)
+        trainers[name] = Trainer(rank, wrapped, nested, ps.methods.alternating())
+    taken: dict[str, list[tuple[float, int, float]]] = {}
+    for number in range(-warm_up, rounds):
+        for name in sorted(trainers, reverse=number % 2 == 1):
+            for level in ("full", "core"):
+                result = trainers[name].step()
+                if number >= 0:
+                    taken.setdefault(f"{name} {level}", []).append(result)
+    ddp, ours = (list(trainers[name].model.parameters()) for name in ("ddp", "ours"))
+    nested = trainers["ours"].model
+    assert isinstance(nested, ps.Nested)
+    return {
+        "taken": taken,
+        "share": nested.mask("core").count() / nested.mask("full").count(),
+        "different bits": sum(not torch.equal(a, b) for a, b in zip(ddp, ours, strict=True)),
+        "difference": max(float((a - b).detach().abs().max()) for a, b in zip(ddp, ours, strict=True)),
+    }
+
+
+def figures_of(
+    rounds: int, links: Sequence[str] = tuple(LINKS), workers: Sequence[int] = (2, 4), warm_up: int = 3
+) -> list[Figure]:
+    figures = []
+    for link in links:
+        for number in workers:
+            for nest in NESTS:
+                with shaped_links(number, link) as hosts:
+                    results = hosts.run(race_levels, nest, rounds_over(link, rounds), warm_up)
+                figures += _level_figures(f"{nest}, {number} workers, {LINKS[link]}", link, number, results)
+    return figures
+
+
+def rounds_over(link: str, rounds: int) -> int:
+    """A third as many over the slow link, which a step waits for: there, steps are long and alike."""
+    return max(1, rounds // 3) if link == SLOW else rounds
+
+
+def _level_figures(where: str, link: str, workers: int, results: Sequence[dict[str, Any]]) -> list[Figure]:
+    seconds, sent = seconds_of(results), bytes_a_step(results)
+    share = results[0]["share"]
+    bytes_ratio = exact(sent["ours core"] / sent["ours full"] / share)
+    core, full = (ratio(seconds[f"ours {level}"], seconds[f"ddp {level}"]) for level in ("core", "full"))
+    pairs = [[a + b for a, b in zip(seconds[f"{name} full"], seconds[f"{name} core"], strict=True)]
+             for name in ("ours", "ddp")]  # fmt: skip
+    medians = {name: estimate(times).value for name, times in seconds.items()}
+    is_slow = link == SLOW
+    different = results[0]["different bits"] if workers == 2 else results[0]["difference"]
+    what = "tensors whose bits differ from" if workers == 2 else "largest difference of a weight from"
+    return [
+        Figure(
+            f"bytes of a core step ÷ full step ÷ its share ({share:.3f}), {where}",
+            bytes_ratio,
+            1.02,
+            medians=sent,
+        ),
+        Figure(f"core step ÷ plain DDP's, {where}", core, 1.15 * share if is_slow else 1.0, medians=medians),
+        Figure(f"full step ÷ plain DDP's, {where}", full, None if is_slow else 1.0, medians=medians),
+        Figure(f"alternating pair ÷ plain DDP's, {where}", ratio(*pairs), medians=medians),
+        Figure(f"{what} plain DDP's, {where}", exact(float(different)), 0.0 if workers == 2 else 1e-3),
+    ]
+
+
+def seconds_of(results: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The seconds of each step: those of the slowest worker."""
+    return {
+        name: [max(times) for times in zip(*([s for s, _, _ in r["taken"][name]] for r in results), strict=True)]
+        for name in results[0]["taken"]
+    }
+
+
+def bytes_a_step(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The bytes that all workers together sent in a step: the median over the steps."""
+    medians = {}
+    for name in results[0]["taken"]:
+        steps = zip(*([sent for _, sent, _ in r["taken"][name]] for r in results), strict=True)
+        medians[name] = estimate([float(sum(sent)) for sent in steps]).value
+    return medians
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+    return estimate([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def exact(value: float) -> Estimate:
+    return Estimate(value, value, value)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.network", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one link and few rounds, to see that it works")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args(arguments)
+    figures = figures_of(6, (SLOW,), (2,), warm_up=2) if options.quick else figures_of(options.rounds)
+    show(figures)
+
+
+def show(figures: Sequence[Figure]) -> None:
+    for figure in figures:
+        print(" | ".join(figure.cells()))
+        print("    ", {name: round(value, 4) for name, value in figure.medians.items()})
+
+
+if __name__ == "__main__":
+    main()
