@@ -29,6 +29,21 @@ def small_transformer(*, dropout: float = 0.0) -> nn.Module:
     return _marian(layers=2, width=256, dropout=dropout)
 
 
+def gpt() -> nn.Module:
+    """GPT-2's architecture: 4 layers, d 768, feed-forward 3072, 12 heads, a vocabulary of 10,000; no dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 4, "n_embd": 768, "n_head": 12, "vocab_size": 10_000, "n_positions": 8 * LENGTH}
+    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).train()
+
+
+def text(tokens: int) -> dict[str, Tensor]:
+    """So many tokens in rows of 256, which a language model predicts."""
+    ids = torch.randint(10_000, (tokens // (8 * LENGTH), 8 * LENGTH), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "labels": ids}
+
+
 def _marian(*, layers: int, width: int, dropout: float) -> nn.Module:
     from transformers import MarianConfig, MarianMTModel
 
@@ -112,10 +127,10 @@ def at(training: Training, level: str) -> Run:
 
 
 def steps(training: Training, method: ps.Method, count: int) -> Run:
-    """So many steps of a method, through PartialSGD."""
-    nested = training.model
+    """So many steps of a method, through PartialSGD, with an optimizer of its own: raw loops may use the training's."""
+    nested, optimizer = training.model, training.optimizer
     assert isinstance(nested, ps.Nested)
-    sgd = ps.PartialSGD(nested, training.optimizer, method)
+    sgd = ps.PartialSGD(nested, type(optimizer)(nested.parameters(), **optimizer.defaults), method)
 
     def run() -> None:
         for _ in range(count):

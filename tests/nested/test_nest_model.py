@@ -101,7 +101,6 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "held in a list": (lambda: Held(lambda a: [a]), one(LowRank(1 / 2, where="a")), ValueError, HELD),
     "held in a tuple": (lambda: Held(lambda a: (a,)), one(LowRank(1 / 2, where="a")), ValueError, HELD),
     "held in a dict": (lambda: Held(lambda a: {"a": a}), one(LowRank(1 / 2, where="a")), ValueError, HELD),
-    "other layers in training": (Auxiliary, one(Width(0.5, order="norm")), ValueError, "runs other layers in training"),
     "hooked blocks": (hooked_blocks, one(Depth("0", keep=1)), ValueError, "'0' cannot be nested: it has hooks"),
     "hooked norm": (
         hooked_norm, one(Width(0.5)) | {"norms": "shared"}, ValueError, "'1' cannot be nested: it has hooks",
@@ -119,7 +118,6 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "everything excluded": (wide, one(LowRank(0.5, exclude="*")), ValueError, "LowRank has no layer left"),
     "all of width excluded": (wide, one(Width(0.5, exclude="*")), ValueError, "Width has no hidden layer left"),
     "grouped": (grouped, one(LowRank(0.5, where="1")), ValueError, r"'1' cannot be nested: .*groups=2"),
-    "grouped in width": (grouped, one(Width(0.5)), ValueError, "'1'"),
     "multihead": (encoder, one(LowRank(0.5, where="*.out_proj")), ValueError, "out_proj' cannot be nested"),
     "subclass": (lambda: nn.Sequential(Sub(3, 3), nn.Linear(3, 3)), one(LowRank(0.5, where="0")), ValueError, "a Sub,"),
     "norm named": (llama, one(LowRank(0.5, where="*.input_layernorm")), ValueError, "is a LlamaRMSNorm; only Linear"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
@@ -10,11 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from partialsgd._util.snapshots import Buffers, Modes, RandomState
+
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 _ROWS = 4
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+_SIDES = (32, *range(3, 32), 36, 40, 48, 56, 64, 96, 112, 128, 160, 192, 224, 256, 299)  # of images, to be tried
 _LARGE = 1_000_000  # bytes; of larger batches only a few rows are stored
 
 
@@ -97,19 +101,96 @@ def as_call(batch: Any) -> Call:
 def from_config(model: nn.Module) -> Example | None:
     """Return an example for a Hugging Face model, from its config."""
     config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
-    if config is None or main is None:
+    if config is None or main is None or not hasattr(config, "to_dict"):
         return None
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)
-    if main == "pixel_values":
-        size = config.image_size
-        sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-        return as_example(
-            {main: torch.randn(_ROWS, config.num_channels, *sides, generator=generator, device="cpu").to(device)}
-        )
-    ids = torch.randint(config.vocab_size, (_ROWS, 7), generator=generator, device="cpu").to(device)
-    both = {main: ids, "decoder_input_ids": ids.flip(1)[:, :5]} if config.is_encoder_decoder else {main: ids}
-    return as_example(both)
+    taken = inspect.signature(model.forward).parameters
+    # A model of text and images has a config for each, and takes both.
+    both = {"input_ids", "pixel_values"} <= taken.keys() and hasattr(config, "vision_config")
+    shapes: dict[str, tuple[int, ...]] = {}
+    if main == "pixel_values" or both:
+        shapes["pixel_values"] = _image_shape(getattr(config, "vision_config", config))
+    if main == "input_values":
+        shapes[main] = (_ROWS, 4000)
+    if main == "input_features":
+        frames, bins = _field(config, "max_source_positions", 20), _field(config, "num_mel_bins", None)
+        features = _field(config, "input_feat_per_channel", _field(config, "feature_size", 16))
+        shapes[main] = (_ROWS, 40, features) if bins is None else (_ROWS, bins, 2 * frames)
+    inputs = {name: torch.randn(s, generator=generator, device="cpu").to(device) for name, s in shapes.items()}
+    if main == "input_ids" or both:
+        tokens = _field(getattr(config, "text_config", config), "vocab_size", None)
+        if tokens is None:
+            return None
+        inputs["input_ids"] = torch.randint(tokens, (_ROWS, 7), generator=generator, device="cpu").to(device)
+    if not inputs:
+        return None
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in taken:
+        tokens = _field(config, "vocab_size", 2)
+        ids = torch.randint(tokens, (_ROWS, 7), generator=generator, device="cpu").to(device)
+        inputs["decoder_input_ids"] = inputs.get("input_ids", ids).flip(1)[:, :5]
+    return as_example(inputs)
+
+
+def _image_shape(config: Any) -> tuple[int, ...]:
+    size = _field(config, "image_size", 32)
+    sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    return (_ROWS, _field(config, "num_channels", 3), *sides)
+
+
+def _field(config: Any, name: str, default: Any) -> Any:
+    value = getattr(config, name, None)
+    return default if value is None else value
+
+
+def guessed(model: nn.Module) -> Example | None:
+    """Return an example for a model that takes one tensor, or several alike, by trying shapes that fit its layers."""
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if first is None:
+        return None
+    parameters = inspect.signature(model.forward).parameters.values()
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    snapshots = RandomState(model), Buffers(model), Modes(model)
+    generator = torch.Generator().manual_seed(0)
+    try:
+        model.eval()
+        for shape, tokens in _shapes(model):
+            if tokens:
+                value = torch.randint(tokens, shape, generator=generator, device="cpu").to(first.device)
+            else:
+                value = torch.randn(shape, generator=generator, device="cpu").to(first)
+            args = (value,) * max(1, len(required))
+            try:
+                with torch.no_grad():
+                    model(*args)
+            except Exception:  # whatever the code of the model raises for inputs that do not fit
+                continue
+            return as_example(args)
+    finally:
+        for snapshot in snapshots:
+            snapshot.restore()
+    return None
+
+
+def _shapes(model: nn.Module) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield shapes of inputs that the first layers of a model may take; with a number of tokens for embeddings."""
+    layers = [module for module in model.modules() if list(module.parameters(recurse=False))]
+    for layer in dict.fromkeys(layers[:8]):
+        if isinstance(layer, nn.Embedding):
+            yield (_ROWS, 7), layer.num_embeddings
+        elif isinstance(layer, (nn.Conv2d, nn.BatchNorm2d)):
+            channels = layer.in_channels if isinstance(layer, nn.Conv2d) else layer.num_features
+            yield from (((_ROWS, channels, side, side), 0) for side in _SIDES)
+        elif isinstance(layer, (nn.Conv1d, nn.BatchNorm1d)):
+            channels = layer.in_channels if isinstance(layer, nn.Conv1d) else layer.num_features
+            yield from ((shape, 0) for shape in ((_ROWS, channels), (_ROWS, channels, 16), (_ROWS, channels, 128)))
+        else:
+            names, weight = ("in_features", "embed_dim", "input_size", "nx"), layer._parameters.get("weight")
+            widths = [width for name in names if isinstance(width := getattr(layer, name, None), int)]
+            widths += [] if weight is None else [weight.shape[-1]]
+            yield from ((shape, 0) for width in widths[:1] for shape in ((_ROWS, width), (_ROWS, 5, width)))
 
 
 def tensors_of(outputs: Any) -> Iterator[Tensor]:

@@ -6,11 +6,14 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
 from torch import nn
 
+from partialsgd._util import shards
+from partialsgd._util.plain_copy import gathered_copy
 from partialsgd._util.snapshots import Buffers, RandomState
 from partialsgd.masks import Mask
 from partialsgd.nested import example_inputs
@@ -31,9 +34,17 @@ from partialsgd.parameters import Parameters, parameters_of, unwrap
 if TYPE_CHECKING:
     from partialsgd.nested.inspect.profile import Profile
 
+Metrics: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Numbers for each level, by name."""
+
 _SAVE_HINT = (
-    "save all levels with partialsgd.export.save(nested, directory), or one with "
+    "save all levels with nested.save_pretrained(directory), or one with "
     "nested.extract(level).save_pretrained(directory)"
+)
+
+_LOAD_HINT = (
+    "The weights of a plain model are loaded before nest: model.load_state_dict(…), then nest(model, …). "
+    "All levels of a nested model are saved by partialsgd.export.save and read by partialsgd.export.load"
 )
 
 
@@ -44,6 +55,7 @@ def nest(
     levels: Mapping[str, Spec | Sequence[Spec]] | None = None,
     norms: Norms = "separate",
     seed: int = 0,
+    example: Any = None,
 ) -> Nested:
     """Turn the model, in place, into a nested model: networks of several sizes that share their weights.
 
@@ -51,7 +63,9 @@ def nest(
     `full`; a list of specs is applied together. `levels={"small": [...], "medium": [...]}` names the levels, smallest
     first, and lists what each has less of than the full network; `levels={}` gives `full` alone. A model that contains
     an `OutputSum` needs no spec. `norms="separate"` gives each level its own BatchNorm, `"shared"` one to all. `seed`
-    decides the weights that are drawn.
+    decides the weights that are drawn. `example` is an input of the model, a tuple of arguments or a dict of named
+    ones: `Width` runs the model once to find its hidden units. It may be left out for Hugging Face models and for
+    models that take one tensor.
 
     If it raises, the model is unchanged. The parameters are new: build the optimizer afterwards.
     """
@@ -67,6 +81,7 @@ def nest(
     require_choice("norms", norms, ("separate", "shared"))
     level_specs = resolve_levels(spec, levels)
     plan = NestPlan(model, Switch((*level_specs, FULL)), seed)
+    plan.example = None if example is None else example_inputs.as_example(example)
     with exact_arithmetic(model):
         fill_plan(plan, level_specs, norms)
         plan.require_registered()
@@ -77,8 +92,9 @@ def nest(
 class Nested(nn.Module):
     """A network with smaller networks inside: `nested(x)` runs the current level, `with nested.at("core"):` another.
 
-    Backward belongs inside the same `at`. `nested.model` is the model that was given to `nest`, so that
-    `nested.model.generate(…)` works at the current level too.
+    Backward belongs inside the same `at`. `nested.model` is the model that was given to `nest`. It answers for public
+    names that a nested model does not have itself, so that `nested.config` is the model's, and `nested.generate(…)`
+    generates at the current level.
     """
 
     def __init__(self, model: nn.Module, plan: NestPlan, specs: Levels, norms: Norms) -> None:
@@ -132,6 +148,18 @@ class Nested(nn.Module):
         self._switch.watch(outputs)
         return outputs
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "model" not in self.__dict__.get("_modules", {}):
+                raise
+        try:
+            return getattr(self.model, name)
+        except AttributeError:
+            pass
+        raise AttributeError(f"neither Nested nor the {type(self.model).__name__} inside it has {name!r}")
+
     def mask(self, level: str, parameters: Parameters | None = None) -> Mask:
         """Return p of the level: True for the parameters that it uses. With all others at zero, full is this level."""
         named = parameters_of(self) if parameters is None else parameters
@@ -151,8 +179,13 @@ class Nested(nn.Module):
         """Return the level as a plain module without anything of this package, checked to compute the same.
 
         `example` is an input for the check: a tensor, a tuple of arguments or a dict of named ones. It may be left
-        out once the nested model was called, and for Hugging Face models.
+        out once the nested model was called, and for Hugging Face models. Of a sharded model every rank gets a whole
+        copy, so all of them must call it.
         """
+        if any(map(shards.is_sharded, super().parameters())):
+            whole = gathered_copy(self)  # on every rank: all of them must call this
+            assert isinstance(whole, Nested)
+            return whole.extract(level, example=example)
         with exact_arithmetic(self.model), self.at(level):
             plain = extract_level(self.model, level, self._fast_path_flags)
             check_extracted(self.model, plain, level, self.example(example), partial(self.inputs_of, level))
@@ -172,6 +205,37 @@ class Nested(nn.Module):
         if isinstance(self.model, OutputSum) and level != FULL:
             return self.model.arguments_of("core", *call)
         return call
+
+    def save_pretrained(self, directory: str | PathLike[str], *, metrics: Metrics | None = None) -> None:
+        """Write all levels to a directory that `from_pretrained` reads: weights, config.json and a model card.
+
+        It is `partialsgd.export.save`, and README.md with a row for each level, unless there is one of your own.
+        """
+        import partialsgd
+
+        partialsgd.export.save_pretrained(self, directory, metrics=metrics)
+
+    @staticmethod
+    def from_pretrained(
+        source: str | PathLike[str], model: nn.Module | None = None, *, revision: str | None = None, **options: Any
+    ) -> Nested:
+        """Return the nested model in a directory, or in a repository of the Hugging Face Hub.
+
+        A model that is not of `transformers` has to be given freshly built, and `spec` or `levels` for a LayerSum, as
+        `partialsgd.export.load` takes them. Nothing in the files is run.
+        """
+        import partialsgd
+
+        return partialsgd.export.from_pretrained(source, model, revision=revision, **options)
+
+    def push_to_hub(self, repository: str, *, metrics: Metrics | None = None, **options: Any) -> str:
+        """Upload what `save_pretrained` writes to the Hugging Face Hub, and return the address of the commit.
+
+        The options are `private`, `revision`, `commit_message` and `token`.
+        """
+        import partialsgd
+
+        return partialsgd.export.push_to_hub(self, repository, metrics=metrics, **options)
 
     def recalibrate(self, level: str, batches: Iterable[Any]) -> None:
         """Replace the BatchNorm statistics of a level by their average over batches of inputs."""
@@ -209,6 +273,13 @@ class Nested(nn.Module):
     def size(self, level: str) -> int:
         """Count the parameters of the extracted level; the nested model may hold more, which are merged then."""
         return extracted_size(self.model, self._switch.require(level))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load the state of a model that was nested in the same way; that of a plain model is loaded before `nest`."""
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n\t{_LOAD_HINT}") from None
 
     def extra_repr(self) -> str:
         return f"levels={self.levels}, level={self.level!r}"

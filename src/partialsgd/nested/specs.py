@@ -41,16 +41,12 @@ class LowRank:
 
     def __post_init__(self) -> None:
         require_choice("init", self.init, get_args(Init))
-        for ratio in (self.ratio, *self.ratios.values()):
-            _require_ratios(ratio)
-        count = len(as_tuple(self.ratio))
-        if any(len(as_tuple(ratio)) != count for ratio in self.ratios.values()):
-            raise ValueError(f"ratios must give each layer as many ratios as `ratio` has ({count}); got {self.ratios}")
+        _require_ratios_of_layers(self.ratio, self.ratios)
 
     def split(self) -> list[tuple[str, LowRank]]:
         """Return one spec for each ratio, with its name."""
         return [
-            (_ratio_name(ratio), replace(self, ratio=ratio, ratios={p: as_tuple(r)[i] for p, r in self.ratios.items()}))
+            (level_name(ratio), replace(self, ratio=ratio, ratios=_ratios_at(self.ratios, i)))
             for i, ratio in enumerate(as_tuple(self.ratio))
         ]
 
@@ -61,25 +57,36 @@ class Width:
     """Fewer hidden units: feed-forward networks of Transformers, channels of convolutional networks, units of MLPs.
 
     A level has max(1, round(ratio · units)) units of each hidden layer; several ratios give several levels.
+    `ratios` gives single hidden layers another ratio, by the names of the layers that make the units.
     `hidden` names the layers where they are not found automatically: in `("*.up", "*.gate", "*.down")` the last takes
     the units that the others make; give several such tuples for several kinds. `query_key=True` also narrows query
-    and key in each head, padded with zeros to the head's width. `order` puts the most important units into the core:
-    by the norm of their weights, or of the gradients that the parameters hold when `nest` is called.
+    and key in each head, padded with zeros to the head's width; `heads=True` also removes whole attention heads, with
+    their queries, keys, values and the columns that take them. `order` puts the most important units into the core:
+    by the norm of their weights, or of the gradients that the parameters hold when `nest` is called; a mapping gives
+    the units of single hidden layers in their order, by the name of the first layer that makes them.
     """
 
     ratio: Ratio
     hidden: Hidden | None = field(default=None, kw_only=True)
     exclude: Patterns = field(default=(), kw_only=True)
+    ratios: Mapping[str, Ratio] = field(default_factory=dict, kw_only=True)
     query_key: bool = field(default=False, kw_only=True)
-    order: Order = field(default="first", kw_only=True)
+    heads: bool = field(default=False, kw_only=True)
+    order: Order | Mapping[str, Sequence[int]] = field(default="first", kw_only=True)
 
     def __post_init__(self) -> None:
-        require_choice("order", self.order, get_args(Order))
-        _require_ratios(self.ratio)
+        if not isinstance(self.order, Mapping):
+            require_choice("order", self.order, get_args(Order))
+        _require_ratios_of_layers(self.ratio, self.ratios)
         chains_of(self.hidden)
+        if self.heads and self.query_key:
+            raise ValueError("heads=True and query_key=True both cut the queries and keys; choose one of them")
 
     def split(self) -> list[tuple[str, Width]]:
-        return [(_ratio_name(ratio), replace(self, ratio=ratio)) for ratio in as_tuple(self.ratio)]
+        return [
+            (level_name(ratio), replace(self, ratio=ratio, ratios=_ratios_at(self.ratios, i)))
+            for i, ratio in enumerate(as_tuple(self.ratio))
+        ]
 
 
 @final
@@ -113,7 +120,7 @@ class Depth:
 
     def split(self) -> list[tuple[str, Depth]]:
         keeps = as_tuple(self.keep)
-        return [(_ratio_name(k) if isinstance(k, float) else str(k), replace(self, keep=k)) for k in keeps]
+        return [(level_name(k) if isinstance(k, float) else str(k), replace(self, keep=k)) for k in keeps]
 
 
 @final
@@ -213,11 +220,13 @@ def _as_specs(specs: Spec | Sequence[Spec]) -> tuple[Spec, ...]:
         if not isinstance(spec, Spec):
             hint = "; for named levels write levels={…}" if isinstance(spec, Mapping) else ""
             hint = "; an OutputSum is the model: nest(OutputSum(…))" if isinstance(spec, nn.Module) else hint
+            hint = "; call it: Width(1 / 2)" if isinstance(spec, type) else hint
+            hint = f"; write Width({spec}) or LowRank({spec})" if isinstance(spec, int | float) else hint
             raise TypeError(f"a spec must be LowRank, Width, Depth or LayerSum, got a {type(spec).__name__}{hint}")
     return specs
 
 
-def _ratio_name(ratio: float) -> str:
+def level_name(ratio: float) -> str:
     """Return "1/32" for 0.03125."""
     return str(Fraction(ratio).limit_denominator(100_000))
 
@@ -227,4 +236,18 @@ def _require_ratios(ratio: Ratio) -> None:
         raise ValueError("at least one ratio is needed, and the list is empty")
     for value in as_tuple(ratio):
         if isinstance(value, (bool, str)) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-            raise ValueError(f"a ratio must be in (0, 1], got {value!r}")
+            raise ValueError(
+                f"a ratio must be in (0, 1], got {value!r}; it is the share that a level keeps, such as 1/2"
+            )
+
+
+def _require_ratios_of_layers(ratio: Ratio, ratios: Mapping[str, Ratio]) -> None:
+    for one in (ratio, *ratios.values()):
+        _require_ratios(one)
+    count = len(as_tuple(ratio))
+    if any(len(as_tuple(one)) != count for one in ratios.values()):
+        raise ValueError(f"ratios must give each layer as many ratios as `ratio` has ({count}); got {ratios}")
+
+
+def _ratios_at(ratios: Mapping[str, Ratio], i: int) -> dict[str, Ratio]:
+    return {pattern: as_tuple(ratio)[i] for pattern, ratio in ratios.items()}

@@ -100,7 +100,8 @@ class Switch:
         if self.level != level:
             raise RuntimeError(
                 f"backward began at level {self.level!r}, its forward ran at level {level!r}: "
-                f"call backward inside the same `with nested.at({level!r}):`"
+                f"call both inside the same `with nested.at({level!r}):`, "
+                "and in training both inside the closure or `with g:`"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -179,3 +180,19 @@ def test_ties_stay_ties() -> None:
         assert plain.head.weight is plain.embedding.weight
     plain = nest(t5(), Width(1 / 2)).extract("core")
     assert plain.lm_head.weight is plain.shared.weight is plain.encoder.embed_tokens.weight
+
+
+def test_noise_from_another_generator_than_torchs_does_not_fail_the_check() -> None:
+    """Some networks of speech mask time steps in training by numpy's generator."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.random = nn.Linear(4, 6), nn.Linear(6, 2), random.Random(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.b(self.a(x).relu())
+            return y * self.random.random() if self.training else y
+
+    nested = nest(Masked(), Width(1 / 2))
+    assert nested.extract("core", example=torch.randn(3, 4)).a.out_features == 3

@@ -195,3 +195,40 @@ def test_the_full_step_of_the_papers_transformer_costs_at_most_a_twentieth_more_
     where = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
     nested = nest(model, LowRank(1 / 4, where=where, init="zero"))
     assert training(plain) < training(nested) <= 1.05 * training(plain)
+
+
+class ReadsTheLayer(nn.Module):
+    """Code that reads what a layer is and not only calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert (self.conv.stride, self.conv.padding, self.conv.kernel_size) == ((2, 2), (1, 1), (3, 3))
+        assert (self.conv.in_channels, self.conv.out_channels, self.conv.groups) == (3, 4, 1)
+        assert (self.fc.in_features, self.fc.out_features) == (4, 2)
+        y: torch.Tensor = self.fc(self.conv(x).mean((2, 3))) + self.fc.bias + self.conv.bias.sum()
+        return y
+
+
+def test_a_layer_of_low_rank_answers_what_code_reads_of_a_layer() -> None:
+    nested, x = nest(ReadsTheLayer(), LowRank(1 / 2, where=("conv", "fc"))), torch.randn(2, 3, 8, 8)
+    for level in nested.levels:
+        plain = nested.extract(level, example=x)
+        again = copy.deepcopy(plain).double().float()
+        with nested.at(level):
+            torch.testing.assert_close(plain(x), nested(x))
+        torch.testing.assert_close(again(x), plain(x))
+        assert [key for key in plain.state_dict() if key.endswith("bias")] == [
+            key for key, _ in plain.named_parameters() if key.endswith("bias")
+        ], "the bias is registered once"
+
+
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_a_layer_whose_weight_is_computed_is_left_and_refused_by_name(norm) -> None:
+    model = nn.Sequential(norm(nn.Linear(6, 6)), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+    with pytest.raises(ValueError, match="'0' cannot be nested: its weight is computed from other parameters"):
+        nest(model, LowRank(1 / 2, where="0"))
+    assert list(nest(model, LowRank(1 / 2)).nested_by) == ["2"]

@@ -155,14 +155,10 @@ def test_padded_outputs_have_their_width_and_zeros_in_the_places_of_missing_unit
             assert made.out_features == axis.length("full"), "whoever reads it sees the width of the outputs"
 
 
-@pytest.mark.parametrize("joins", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(6,), (0, 6), (4, 6), (2, 3, 6), (2, 1, 3, 6)])
-def test_the_sum_over_columns_is_the_joined_product(
-    shape: tuple[int, ...], bias: bool, joins: bool, monkeypatch
-) -> None:
-    """If only the inputs are nested, the blocks are joined for many positions and summed over for few."""
-    monkeypatch.setattr(LinearMap, "is_worth_merging", lambda self, x: joins)
+def test_the_sum_over_columns_is_the_joined_product(shape: tuple[int, ...], bias: bool) -> None:
+    """If only the inputs are nested, the products with their blocks are added up."""
     layer = nn.Linear(6, 5, bias=bias).double()
     form = linear_map_of(layer)
     assert isinstance(form, LinearMap)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from torch import nn
 from partialsgd import Depth, LowRank, Nested, Width, nest
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.narrow import NarrowLayer
+from partialsgd.nested.planning.build import width_groups
+from partialsgd.nested.planning.groups import unit_slices
+from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.nested.switch import Switch
 from tests.nested.checks import assert_one_function, shaken, untouched
 from tests.zoo import gpt2, llama, marian, normal, resnet18
 
@@ -145,3 +150,33 @@ def test_axes_combine_at_each_level() -> None:
     assert counts == sorted(counts) and len(set(counts)) == 3
     for inner, outer in zip(nested.levels, nested.levels[1:], strict=False):
         assert set(nested.parameters(level=inner)) < set(nested.parameters(level=outer))
+
+
+def test_single_hidden_layers_have_a_width_of_their_own() -> None:
+    nested = nest(chain(), Width((1 / 4, 1 / 2), ratios={"2": (1 / 10, 1), "0": (1 / 8, 1 / 4)}))
+    assert [sizes(nested, "1/4")[name][0] for name in ("0", "2", "4")] == [1, 1, 3]
+    assert [sizes(nested, "1/2")[name] for name in ("0", "2", "4")] == [(2, 6), (10, 2), (6, 10)]
+    gated = nest(llama(), Width(1 / 5, ratios={"layers.1.mlp.up_proj": 2 / 5, "layers.2": 1}))
+    assert [sizes(gated, "core")[f"model.layers.{i}.mlp.gate_proj"][0] for i in range(3)] == [5, 10, 25]
+    model = chain()
+    with untouched(model), pytest.raises(ValueError, match="pattern '6' of ratios matches no layer that makes"):
+        nest(model, Width(1 / 2, ratios={"6": 1 / 4}))
+
+
+@pytest.mark.parametrize(("build", "query_key"), [(chain, False), (gpt2, True)])
+def test_the_slices_of_a_group_are_what_a_level_lacks(build: Callable[[], nn.Module], query_key: bool) -> None:
+    model, spec = build(), Width(1 / 2, query_key=query_key)
+    plan = NestPlan(model, Switch(("core", "full")))
+    kept: dict[tuple[str, int], int] = {}
+    for group in width_groups(plan, spec):
+        for cut in unit_slices(plan, group):
+            size = cut.repeats * cut.width * group.units + cut.tail
+            assert size == model.get_parameter(cut.parameter).shape[cut.dim]
+            kept[cut.parameter, cut.dim] = cut.repeats * cut.width * round(group.units / 2) + cut.tail
+    nested = nest(model, spec)
+    narrow = {n: m for n, m in nested.nested_modules().items() if isinstance(m, NarrowLayer)}
+    assert {name.rpartition(".")[0] for name, _ in kept} == set(narrow)
+    for (name, dim), size in kept.items():
+        layer, _, leaf = name.rpartition(".")
+        tensor = narrow[layer].weight_at("core") if leaf == "weight" else narrow[layer].bias_at("core")
+        assert tensor is not None and tensor.shape[dim] == size, name

@@ -13,16 +13,17 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from partialsgd import Depth, LayerSum, LowRank, Width, nest
+from partialsgd.nested.example_inputs import Example, as_example
 from partialsgd.nested.planning.groups import Producer
 from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.planning.transformers import feed_forward_groups, query_key_groups
+from partialsgd.nested.planning.tracing import find_units
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import assert_one_function, few, shaken
 from tests.zoo import ZOO, again, gpt2, llama, t5, tokens
 
 
-def site(model: nn.Module) -> NestPlan:
-    return NestPlan(model, Switch(("core", "full")))
+def site(model: nn.Module, example: Example | None = None) -> NestPlan:
+    return NestPlan(model, Switch(("core", "full")), example=example)
 
 
 LAYERS = {"bert": 12, "gpt2": 9, "llama": 15, "t5": 30, "t5_gated": 36, "marian": 30, "vit": 12}
@@ -35,7 +36,7 @@ def test_every_feed_forward_network_query_and_key_is_narrowed(name: str) -> None
 
 def test_a_transformer_of_torch_with_a_decoder() -> None:
     model = shaken(nn.Transformer(8, 2, 1, 2, 12, dropout=0.0, batch_first=True))
-    assert [g.name for g in feed_forward_groups(site(model))] == [
+    assert [g.name for g in find_units(site(model)).feed_forward] == [
         "encoder.layers.0.linear1", "decoder.layers.0.linear1", "decoder.layers.1.linear1",
     ]  # fmt: skip
     before = copy.deepcopy(model)
@@ -74,12 +75,13 @@ def test_torchs_fast_path_with_padding(spec: Any, norm_first: bool) -> None:
 def test_query_key_with_attention_to_another_sequence_in_gpt2() -> None:
     model = shaken(gpt2(n_embd=12, n_layer=2, n_head=3, n_inner=10, add_cross_attention=True))
     before = copy.deepcopy(model)
-    groups = query_key_groups(site(model))
+    encoded = torch.randn(2, 4, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": tokens(2), "encoder_hidden_states": encoded}
+    groups = find_units(site(model, as_example(inputs))).query_key
     assert [len(group.producers) for group in groups] == [1, 2, 1, 2]
     assert groups[1].producers[1] == Producer("transformer.h.0.crossattention.c_attn", 3, 12)
-    nested = nest(model, Width(1 / 2, query_key=True, order="norm"))
-    encoded = torch.randn(2, 4, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert_one_function(before, nested, {"input_ids": tokens(2), "encoder_hidden_states": encoded})
+    nested = nest(model, Width(1 / 2, query_key=True, order="norm"), example=inputs)
+    assert_one_function(before, nested, inputs)
 
 
 ratios = st.lists(st.sampled_from([0.01, 0.2, 1 / 3, 0.5, 0.7, 1.0]), min_size=1, max_size=2, unique=True).map(sorted)
@@ -114,8 +116,8 @@ def test_llama_is_one_function(data: st.DataObject) -> None:
     kv_heads, shared, width = data.draw(st.sampled_from([(1, 1, 2), (1, 3, 4), (2, 2, 2), (3, 1, 6), (2, 1, 4)]))
     layers, heads = data.draw(st.integers(1, 3)), kv_heads * shared
     model = llama(
-        hidden_size=heads * data.draw(st.integers(1, 3)), num_hidden_layers=layers, head_dim=width,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=data.draw(st.integers(1, 9)),
+        hidden_size=heads * data.draw(st.integers(2, 3)), num_hidden_layers=layers, head_dim=width,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=data.draw(st.integers(2, 9)),
         attention_bias=data.draw(st.booleans()), mlp_bias=data.draw(st.booleans()),
         tie_word_embeddings=data.draw(st.booleans()), use_cache=False,
     )  # fmt: skip
@@ -127,7 +129,7 @@ def test_llama_is_one_function(data: st.DataObject) -> None:
 def test_t5_is_one_function(data: st.DataObject) -> None:
     layers = data.draw(st.sampled_from([1, 1, 2]))
     model = t5(
-        d_model=data.draw(st.integers(2, 7)), d_kv=data.draw(st.integers(1, 4)), d_ff=data.draw(st.integers(1, 9)),
+        d_model=data.draw(st.integers(2, 7)), d_kv=data.draw(st.integers(2, 4)), d_ff=data.draw(st.integers(2, 9)),
         num_layers=layers, num_decoder_layers=layers, use_cache=False, num_heads=data.draw(st.integers(1, 3)),
         feed_forward_proj=data.draw(st.sampled_from(["relu", "gated-gelu"])),
         tie_word_embeddings=data.draw(st.booleans()),
@@ -139,7 +141,7 @@ def test_t5_is_one_function(data: st.DataObject) -> None:
 @given(st.data())
 def test_gpt2_is_one_function(data: st.DataObject) -> None:
     layers, heads, width = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
-    inner = data.draw(st.one_of(st.none(), st.integers(1, 9)))
+    inner = data.draw(st.one_of(st.none(), st.integers(2, 9)))
     model = gpt2(n_embd=heads * width, n_layer=layers, n_head=heads, n_inner=inner, use_cache=False)
     init = data.draw(st.sampled_from(["svd", "matched", "zero", None]))
     if init is None:

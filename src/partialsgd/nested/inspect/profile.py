@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -34,6 +35,8 @@ class Row:
     """The paper's count: forward only, with BatchNorm."""
     latency: float
     """Median seconds of a forward pass in evaluation mode."""
+    spread: tuple[float, float] = (0.0, 0.0)
+    """The quartiles of those seconds."""
 
 
 @final
@@ -52,22 +55,43 @@ class Profile:
 
 
 def profile(nested: Nested, call: Call, repeats: int) -> Profile:
-    full = nested.size(nested.levels[-1])
-    return Profile(tuple(_measure(nested, level, call, repeats, full) for level in nested.levels))
+    full, seconds = nested.size(nested.levels[-1]), _latencies(nested, call, repeats)
+    return Profile(tuple(_measure(nested, level, call, full, seconds[level]) for level in nested.levels))
 
 
-def _measure(nested: Nested, level: str, call: Call, repeats: int, full: int) -> Row:
+def _measure(nested: Nested, level: str, call: Call, full: int, seconds: Sequence[float]) -> Row:
     args, kwargs = call
-    size, modes = nested.size(level), Modes(nested)
+    size = nested.size(level)
     with nested.at(level):
         counted = flops.count(nested.model, *args, **kwargs)
-        nested.eval()
-        try:
-            with torch.inference_mode():
-                latency = statistics.median(_seconds(nested, call) for _ in range(repeats + 1))
-        finally:
-            modes.restore()
-    return Row(level, size, size / full, counted.forward, counted.training, counted.multiply_adds, latency)
+    costs = (counted.forward, counted.training, counted.multiply_adds)
+    return Row(level, size, size / full, *costs, statistics.median(seconds), quartiles(seconds))
+
+
+def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """Return the first and the third quartile; of a single number twice that number."""
+    if len(seconds) == 1:
+        return seconds[0], seconds[0]
+    first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    return first, third
+
+
+def _latencies(nested: Nested, call: Call, repeats: int) -> dict[str, list[float]]:
+    """Time all levels in turns, after a round to warm up, so that a load on the machine meets all of them alike."""
+    seconds: dict[str, list[float]] = {level: [] for level in nested.levels}
+    modes = Modes(nested)
+    nested.eval()
+    try:
+        with torch.no_grad():  # inference tensors cannot be transposed on every backend
+            for turn in range(repeats + 1):
+                for level in nested.levels:
+                    with nested.at(level):
+                        taken = _seconds(nested, call)
+                    if turn > 0 or repeats == 0:
+                        seconds[level].append(taken)
+    finally:
+        modes.restore()
+    return seconds
 
 
 def _seconds(nested: Nested, call: Call) -> float:
@@ -84,4 +108,6 @@ def _seconds(nested: Nested, call: Call) -> float:
 
 def _cells(row: Row) -> tuple[str, ...]:
     counts = (f"{n:.3g}" for n in (row.forward, row.training, row.multiply_adds))
-    return (row.level, f"{row.parameters:,}", f"{row.share:.1%}", *counts, f"{1e3 * row.latency:.2f} ms")
+    low, high = (f"{1e3 * seconds:.2f}" for seconds in row.spread)
+    latency = f"{1e3 * row.latency:.2f} ms ({low} to {high})"
+    return (row.level, f"{row.parameters:,}", f"{row.share:.1%}", *counts, latency)

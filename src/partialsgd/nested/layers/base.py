@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from partialsgd.nested.layers.shares import Share
 from partialsgd.nested.switch import Switch
+from partialsgd.parameters import SHARE
 
 Member: TypeAlias = nn.Parameter | nn.Module
 
@@ -42,8 +45,13 @@ class NestedModule(nn.Module):
 
     def blocks(self, name: str, count: int) -> list[nn.Parameter]:
         """Return the parameters `name0`, `name1`, … up to `count`; a level may add no block of a name."""
-        blocks = (self._parameters.get(f"{name}{i}") for i in range(count))
+        parameters = self.shared_parameters() if self._modules else self._parameters
+        blocks = (parameters.get(f"{name}{i}") for i in range(count))
         return [block for block in blocks if block is not None]
+
+    def shared_parameters(self) -> Mapping[str, nn.Parameter | None]:
+        """Return the parameters that lie in shares, by their names in the layer."""
+        return {}
 
 
 class NestedLayer(NestedModule):
@@ -57,6 +65,56 @@ class NestedLayer(NestedModule):
         self.switch = switch
         self.block_counts = dict(block_counts)
         """The number of blocks that each level uses; the first blocks are the smallest level's."""
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Return the outputs of the current level, whose parameters can be read."""
+        raise NotImplementedError
+
+    def split_into_shares(self) -> list[Share]:
+        """Move the parameters into modules of their own, one for each set of levels that uses them."""
+        users: dict[nn.Parameter, set[str]] = {}
+        for level in self.switch.levels:
+            for member in self.members(level):
+                assert isinstance(member, nn.Parameter)  # a layer has no child modules
+                users.setdefault(member, set()).add(level)
+        shares: dict[frozenset[str], Share] = {}
+        for name, parameter in list(self._parameters.items()):
+            if parameter is not None:
+                levels = frozenset(users[parameter])
+                shares.setdefault(levels, Share(levels)).register_parameter(name, parameter)
+                del self._parameters[name]
+        ordered = sorted(shares.values(), key=lambda share: -len(share.levels))
+        for i, share in enumerate(ordered):
+            self.add_module(f"{SHARE}{i}", share)
+        return ordered
+
+    def run_in_shares(self, x: Tensor) -> Tensor:
+        """Run `compute` inside the shares of the current level, which gather their parameters for it."""
+        compute, level = self.compute, self.switch.level
+        for share in self._modules.values():
+            if isinstance(share, Share) and level in share.levels:
+                compute = partial(share, compute)
+        return compute(x)
+
+    def shared_parameters(self) -> Mapping[str, nn.Parameter | None]:
+        return {name: p for share in self._modules.values() if share for name, p in share._parameters.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        """Find a parameter that lies in a share, or an option such as the stride, as if it were the layer's own."""
+        for share in self.__dict__.get("_modules", {}).values():
+            if name in share._parameters:
+                return share._parameters[name]
+        linear = self.__dict__.get("linear")
+        if linear is not None and name in linear.attributes:
+            return linear.attributes[name]
+        return super().__getattr__(name)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name, share in self._modules.items():
+            for leaf in () if share is None else share._parameters:
+                if prefix + leaf in state_dict:
+                    state_dict[f"{prefix}{name}.{leaf}"] = state_dict.pop(prefix + leaf)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def weight(self) -> Tensor:

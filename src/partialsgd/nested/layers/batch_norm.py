@@ -65,6 +65,8 @@ class SharedBatchNorm(NestedModule):
     def __init__(self, norm: _BatchNorm, axis: Axis, switch: Switch) -> None:
         if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             raise ValueError(f"levels of different widths cannot share a {type(norm).__name__}; use norms='separate'")
+        if axis.groups > 1:
+            raise ValueError("levels cannot share a BatchNorm after a grouped convolution; use norms='separate'")
         super().__init__()
         self.switch, self.axis = switch, axis
         self.eps, self.momentum = norm.eps, norm.momentum
@@ -181,7 +183,7 @@ def _narrowed(norm: _BatchNorm, axis: Axis, level: str) -> nn.Module:
     values = {name: first_units(tensor) for name, tensor in {**norm._parameters, **buffers}.items()}
     if level != FULL and (batches := values["num_batches_tracked"]) is not None:
         values["num_batches_tracked"] = torch.zeros_like(batches)
-    return _resized(norm, units, values)
+    return _resized(norm, axis.length(level), values)
 
 
 def _resized(norm: _BatchNorm, units: int, values: Mapping[str, Tensor | None]) -> nn.Module:

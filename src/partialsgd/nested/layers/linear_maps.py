@@ -53,6 +53,14 @@ class LinearMap:
         """Return the weight of a layer as (outputs, inputs, *kernel)."""
         return self.stored(layer.get_parameter("weight").detach())
 
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What code may read of a layer of the class, besides its parameters and sizes."""
+        if self.kind != "conv2d":
+            return {}
+        options = {key: value for key, value in self.options.items() if key != "pads"}
+        return {**options, "kernel_size": self.kernel, "groups": 1, "transposed": False}
+
     def build(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Return a plain layer of the class with these values; it is trained if they require gradients."""
         outputs, inputs, has_bias = weight.shape[0], weight.shape[1], bias is not None
@@ -76,6 +84,8 @@ class LinearMap:
 
 def linear_map_of(layer: nn.Module) -> LinearMap | str:
     """Return the linear map of a layer that can be nested, or the reason why it cannot."""
+    if isinstance(layer, (nn.Linear, nn.Conv2d)) and layer._parameters.get("weight") is None:
+        return "its weight is computed from other parameters, as by weight_norm"
     if type(layer) is nn.Linear:
         return LinearMap("linear", layer.out_features, layer.in_features)
     if type(layer) is nn.Conv2d:

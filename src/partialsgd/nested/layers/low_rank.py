@@ -54,6 +54,9 @@ class LowRankLayer(NestedLayer):
         self.register_parameter("bias", layer._parameters["bias"])
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.run_in_shares(x) if self._modules else self.compute(x)
+
+    def compute(self, x: Tensor) -> Tensor:
         level, linear = self.switch.level, self.linear
         u, v = self._factors(level)
         if level in self.low_rank_levels:
@@ -99,6 +102,11 @@ class LowRankLayer(NestedLayer):
         pair = nn.Sequential(self.linear.build(u, None), self.linear.build_pointwise(v, self.bias))
         # T5 and patch embeddings read the dtype or device of a layer's `weight`, which a Sequential does not have.
         pair.register_buffer("weight", u.new_empty(0).detach(), persistent=False)
+        linear = self.linear
+        sizes = ("channels", "features")[linear.kind != "conv2d"]
+        attributes = {f"in_{sizes}": linear.inputs, f"out_{sizes}": linear.outputs, **linear.attributes}
+        # Plain attributes, so that the bias is not registered twice.
+        vars(pair).update(attributes, bias=pair[1].bias)
         return pair
 
     def describe(self) -> str:

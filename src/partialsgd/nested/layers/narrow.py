@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, final
+from collections.abc import Callable, Iterator
+from typing import Any, Self, final
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,9 @@ from torch import Tensor, fx, nn
 
 from partialsgd.nested.layers.axes import Axis
 from partialsgd.nested.layers.base import NestedLayer
+from partialsgd.nested.layers.blocks import is_packed, pack_rows, packed_rows, sum_over_columns
 from partialsgd.nested.layers.linear_maps import LinearMap, parameter_like
+from partialsgd.nested.layers.shares import Share
 from partialsgd.nested.switch import Switch
 
 
@@ -19,12 +21,16 @@ from partialsgd.nested.switch import Switch
 class NarrowLayer(NestedLayer):
     """The weight is stored in rectangles: the smallest level's, then the rows and columns that each larger level adds.
 
+    They are joined, by a copy, only where both rows and columns are cut. Where only rows are, the blocks lie behind
+    each other in memory; where only columns are, their products are added up.
     With `pads=True` (query and key) the outputs keep their width and are zero where the level has no unit.
     """
 
     spec_name = "Width"
 
     rows0: nn.Parameter
+    _memory: Tensor | None = None
+    """Where blocks of rows lie behind each other."""
 
     def __init__(
         self, layer: nn.Module, linear: LinearMap, rows: Axis, columns: Axis, switch: Switch, *, pads: bool = False
@@ -47,12 +53,15 @@ class NarrowLayer(NestedLayer):
                     block = rows.between(rows.permuted(bias.detach(), 0), 0, old_rows, m)
                     self.register_parameter(f"bias{i}", parameter_like(bias, block))
             old_rows, old_columns = m, n
+        self._pack()
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.run_in_shares(x) if self._modules else self.compute(x)
+
+    def compute(self, x: Tensor) -> Tensor:
         level, bias = self.switch.level, self.bias
-        has_column_blocks = self.linear.kind != "conv2d" and self.block_counts[level] > 1 and not self.rows.sizes
-        if has_column_blocks and not self.linear.is_worth_merging(x):
-            y = self._sum_over_columns(x, level, bias)
+        if self.linear.kind != "conv2d" and self.block_counts[level] > 1 and not self.rows.sizes:
+            y = sum_over_columns(x, [self.rows0, *self.blocks("columns", self.block_counts[level])], bias)
         else:
             y = self.linear.apply(x, self._joined(level), bias)
         return self.rows.pad(y, level) if self.pads else y
@@ -96,25 +105,44 @@ class NarrowLayer(NestedLayer):
             return self.rows0
         rows, columns = self.blocks("rows", count), self.blocks("columns", count)
         if not columns:
-            return self.rows.join(rows, 0)
+            packed = packed_rows(self._memory, rows)
+            return self.rows.join(rows, 0) if packed is None else packed
         if len(rows) == 1:
             return self.columns.join([*rows, *columns], 1)
         joined: Tensor = self.rows0
         for i in range(1, count):
             for axis, dim, name in ((self.columns, 1, f"columns{i}"), (self.rows, 0, f"rows{i}")):
-                block = self._parameters.get(name)
+                block = getattr(self, name, None)
                 if block is not None:
                     joined = axis.join([joined, block], dim)
         return joined
 
-    def _sum_over_columns(self, x: Tensor, level: str, bias: Tensor | None) -> Tensor:
-        """Return Σ W_i x_i over the column blocks: for few positions this is cheaper than joining, which copies."""
-        blocks = [self.rows0, *self.blocks("columns", self.block_counts[level])]
-        inputs = torch.split(x.reshape(-1, x.shape[-1]), [block.shape[1] for block in blocks], 1)
-        y = F.linear(inputs[0], blocks[0], bias)
-        for block, columns in zip(blocks[1:], inputs[1:], strict=True):
-            y = torch.addmm(y, columns, block.t())
-        return y.view(*x.shape[:-1], y.shape[-1])
+    def split_into_shares(self) -> list[Share]:
+        self._memory = None  # each share is gathered by itself
+        return super().split_into_shares()
+
+    def _pack(self) -> None:
+        """Lay blocks of rows behind each other, so that `_joined` need not copy them."""
+        blocks = self.blocks("rows", max(self.block_counts.values()))
+        is_cut_in_rows_only = not self.columns.sizes and self.rows.groups == 1 and self.rows.tail == 0
+        if is_cut_in_rows_only and len(blocks) > 1 and not is_packed(self._memory, blocks):
+            self._memory = pack_rows(blocks)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped
+        self._pack()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._pack()  # with assign=True the blocks are other tensors than before
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memory": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # untyped
+        self._pack()
 
 
 def _padded(layer: nn.Module, axis: Axis, units: int) -> nn.Module:

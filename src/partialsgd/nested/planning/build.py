@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from partialsgd._util import randomness
@@ -15,11 +16,12 @@ from partialsgd.nested.layers.depth import ShortenedBlocks, ShortenedModuleList,
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.narrow import NarrowLayer
+from partialsgd.nested.layers.narrow_module import NarrowModule
 from partialsgd.nested.layers.sums import SumLayer, require_same_signature
-from partialsgd.nested.planning.channels import channel_groups
 from partialsgd.nested.planning.groups import Cut, UnitGroup, hidden_groups, require_disjoint
 from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.planning.transformers import feed_forward_groups, query_key_groups
+from partialsgd.nested.planning.proof import kind_of, refused_layers, refuted
+from partialsgd.nested.planning.tracing import example_of, find_units, require_groups, require_same_shapes
 from partialsgd.nested.specs import Depth, LayerSum, Levels, LowRank, Width, as_patterns, as_tuple, chains_of
 from partialsgd.parameters import matches
 
@@ -36,8 +38,13 @@ def fill_plan(plan: NestPlan, levels: Levels, norms: Norms) -> None:
 
 
 def find_hidden_groups(plan: NestPlan, chains: Sequence[tuple[str, ...]]) -> list[UnitGroup]:
-    """Return the hidden units that the patterns name; without patterns, all that can be found automatically."""
-    return hidden_groups(plan, chains) if chains else feed_forward_groups(plan) or channel_groups(plan)
+    """Return the hidden units that the patterns name; without patterns, all that a run of the model shows."""
+    if chains:
+        return hidden_groups(plan, chains)
+    found = find_units(plan)
+    require_groups(plan, found)
+    plan.skipped |= found.refused
+    return found.feed_forward
 
 
 def _of_type(spec_type: type[S], levels: Levels) -> list[tuple[str, S]]:
@@ -56,7 +63,7 @@ def _specs_by_layer(specs: Sequence[tuple[str, S]], find: Callable[[S], list[str
 
 
 def _plan_low_rank(plan: NestPlan, specs: Sequence[tuple[str, LowRank]]) -> None:
-    for name, by_level in _specs_by_layer(specs, partial(_low_rank_layers, plan)).items():
+    for name, by_level in _specs_by_layer(specs, partial(low_rank_layers, plan)).items():
         linear, inits = plan.linear_map(name), {spec.init: level for level, spec in by_level.items()}
         if len(inits) > 1:
             raise ValueError(f"{name!r} has init={' and init='.join(map(repr, inits))}; all levels must have the same")
@@ -70,7 +77,7 @@ def _plan_low_rank(plan: NestPlan, specs: Sequence[tuple[str, LowRank]]) -> None
         plan.replace(name, LowRankLayer(layer, linear, ranks, plan.switch, init=init, key=key))
 
 
-def _low_rank_layers(plan: NestPlan, spec: LowRank) -> list[str]:
+def low_rank_layers(plan: NestPlan, spec: LowRank) -> list[str]:
     excluded = set(plan.match(as_patterns(spec.exclude)))
     linear_maps = {name: linear_map_of(module) for name, module in plan.modules.items()}
     nestable = [name for name, linear in linear_maps.items() if isinstance(linear, LinearMap)]
@@ -99,30 +106,69 @@ def _low_rank_layers(plan: NestPlan, spec: LowRank) -> list[str]:
 
 def _plan_width(plan: NestPlan, specs: Sequence[tuple[str, Width]]) -> None:
     cuts: dict[str, Cut] = {}
+    traced: dict[str, Cut] = {}
     for level, spec in specs:
-        for group in _width_groups(plan, spec):
+        for group in width_groups(plan, spec):
             cut = cuts.setdefault(group.name, Cut(group, {}, spec.order))
             if cut.group != group or level in cut.sizes or cut.order != spec.order:
                 raise ValueError(f"{group.name!r} is matched by two Width specs that do not agree")
-            cut.sizes[level] = max(1, round(as_tuple(spec.ratio)[0] * group.units))
+            cut.sizes[level] = max(1, round(ratio_of(group, spec) * group.units))
+            if spec.hidden is None and not group.pads:
+                traced[group.name] = cut
     for name, cut in cuts.items():
         _require_growing(plan, name, {level: range(size) for level, size in cut.sizes.items()}, cut.group.units)
     require_disjoint([cut.group for cut in cuts.values()])
-    rows = {p.name: (cut, cut.producer_axis(plan, p)) for cut in cuts.values() for p in cut.group.producers}
-    columns = {name: cut.consumer_axis(plan, name) for cut in cuts.values() for name in cut.group.consumers}
+    for name in _refuted(plan, list(traced.values())):
+        del cuts[name]
+    _replace_widths(plan, list(cuts.values()))
+
+
+def _refuted(plan: NestPlan, cuts: Sequence[Cut]) -> list[str]:
+    """Return the groups that a run of the model shows but that cannot be cut; if none is left, raise."""
+    if not cuts:
+        return []
+    call = example_of(plan, plan.model).drawn(None, torch.Generator().manual_seed(1))
+    kinds = refuted(plan, cuts, call, _replace_widths)
+    plan.skipped |= refused_layers(cuts, kinds)
+    names = [cut.group.name for cut in cuts if kind_of(cut.group.name) in kinds]
+    if len(names) == len(cuts):
+        reason = next(iter(kinds.values()))
+        raise ValueError(f"{plan.caller} cannot narrow {type(plan.model).__name__}: at {names[0]!r}, {reason}")
+    remaining = [cut for cut in cuts if cut.group.name not in names]
+    if names and (left := refuted(plan, remaining, call, _replace_widths)):
+        raise ValueError(f"{plan.caller} cannot narrow {type(plan.model).__name__}: {next(iter(left.values()))}")
+    return names
+
+
+def _replace_widths(plan: NestPlan, cuts: Sequence[Cut]) -> None:
+    """Plan the narrow layers for some cuts."""
+    rows = {p.name: (cut, cut.producer_axis(plan, p)) for cut in cuts for p in cut.group.producers}
+    columns = {name: cut.consumer_axis(plan, name) for cut in cuts for name in cut.group.consumers}
     for name in dict.fromkeys([*rows, *columns]):
         linear = plan.linear_map(name)
         row_axis = rows[name][1] if name in rows else Axis(linear.outputs)
         column_axis = columns.get(name, Axis(linear.inputs))
         pads = name in rows and rows[name][0].group.pads
         plan.replace(name, NarrowLayer(plan.modules[name], linear, row_axis, column_axis, plan.switch, pads=pads))
-    plan.norm_axes |= {name: cut.norm_axis(plan) for cut in cuts.values() for name in cut.group.norms}
+    others: dict[str, dict[str, dict[int, Axis]]] = {}
+    for cut in cuts:
+        for other in cut.group.others:
+            name, _, leaf = other.parameter.rpartition(".")
+            others.setdefault(name, {}).setdefault(leaf, {})[other.dim] = cut.other_axis(plan, other)
+    for name, axes in others.items():
+        if (reason := plan.why_not_replaceable(name)) is not None:
+            raise ValueError(f"{name!r} cannot be nested: {reason}; exclude it, or name other layers")
+        plan.replace(name, NarrowModule(plan.modules[name], axes, plan.switch))
+    plan.norm_axes |= {name: cut.norm_axis(plan) for cut in cuts for name in cut.group.norms}
 
 
-def _width_groups(plan: NestPlan, spec: Width) -> list[UnitGroup]:
+def width_groups(plan: NestPlan, spec: Width) -> list[UnitGroup]:
+    """Return the groups of units that a spec narrows; `ratios` names each of them by the layers that make its units."""
     groups = find_hidden_groups(plan, chains_of(spec.hidden))
+    if spec.heads:
+        groups = [*groups, *_head_groups(plan)]
     if spec.query_key:
-        groups = [*groups, *query_key_groups(plan)]
+        groups = [*groups, *_query_key_groups(plan)]
     excluded = set(plan.match(as_patterns(spec.exclude)))
     chosen = [group for group in groups if not excluded & set(group.members)]
     for group in groups:
@@ -130,7 +176,39 @@ def _width_groups(plan: NestPlan, spec: Width) -> list[UnitGroup]:
             plan.skipped |= {name: "its hidden units belong to an excluded layer too" for name in group.members}
     if not chosen:
         raise ValueError(f"Width has no hidden layer left in {type(plan.model).__name__}; change `exclude`")
+    for pattern in spec.ratios:
+        plan.match([pattern])
+        if not any(group.is_named_by(pattern) for group in chosen):
+            raise ValueError(f"the pattern {pattern!r} of ratios matches no layer that makes hidden units")
     return chosen
+
+
+def _head_groups(plan: NestPlan) -> list[UnitGroup]:
+    found = find_units(plan)
+    if not found.heads:
+        attention = [f"{name!r}: {why}" for name, why in found.refused.items() if "ttention" in why or "attn" in name]
+        raise ValueError(
+            f"heads=True: {type(plan.model).__name__} has no attention heads that could be fewer"
+            + (f" ({attention[0]})" if attention else "")
+        )
+    return found.heads
+
+
+def _query_key_groups(plan: NestPlan) -> list[UnitGroup]:
+    packed = [name for name, module in plan.modules.items() if isinstance(module, nn.MultiheadAttention)]
+    if packed:
+        raise ValueError(
+            f"query_key=True: {packed[0]!r} is an nn.MultiheadAttention, whose query and key are packed in one tensor"
+        )
+    groups = find_units(plan).query_key
+    if not groups:
+        raise ValueError(f"query_key=True: {type(plan.model).__name__} has no attention of a known structure")
+    return groups
+
+
+def ratio_of(group: UnitGroup, spec: Width) -> float:
+    """Return the share of a group's units that the one level of a spec has."""
+    return as_tuple(next((r for pattern, r in spec.ratios.items() if group.is_named_by(pattern)), spec.ratio))[0]
 
 
 def _plan_depth(plan: NestPlan, specs: Sequence[tuple[str, Depth]]) -> None:
@@ -143,6 +221,8 @@ def _plan_depth(plan: NestPlan, specs: Sequence[tuple[str, Depth]]) -> None:
             indices[level] = block_indices(total, keep, even=spec.pick == "even")
         _require_growing(plan, name, indices, total)
         plan.require_no_hooks(name)
+        left_out = {i for own in indices.values() for i in set(range(total)) - set(own)}
+        require_same_shapes(plan, [f"{name}.{child}" for i, child in enumerate(blocks._modules) if i in left_out])
         shortened = ShortenedModuleList if isinstance(blocks, nn.ModuleList) else ShortenedSequential
         plan.replace(name, shortened(blocks, indices, plan.switch))
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partialsgd.nested.layers.axes import Axis
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.parameters import matches
 
 Order = Literal["first", "norm", "gradient"]
 _WILDCARD = r"(\*|\?|\[[^\]]+\])"
@@ -24,13 +25,33 @@ _WILDCARD = r"(\*|\?|\[[^\]]+\])"
 @final
 @dataclass(frozen=True)
 class Producer:
-    """A layer whose outputs are the units of a group, in each of `heads` heads, followed by `tail` other outputs."""
+    """A layer whose outputs are the units of a group, in each of `heads` heads, followed by `tail` other outputs.
+
+    Each unit is `width` outputs in a row.
+    """
 
     name: str
     heads: int = 1
     tail: int = 0
     stacked: int = 1
     """How many projections the heads belong to: 2 if query and key are packed in one layer."""
+    width: int = 1
+
+
+@final
+@dataclass(frozen=True)
+class UnitSlice:
+    """Where the units of a group lie in one dimension of a parameter.
+
+    The dimension has `repeats` times all units, one after the other, each unit `width` entries in a row; `tail`
+    entries that belong to no unit follow.
+    """
+
+    parameter: str
+    dim: int
+    repeats: int = 1
+    width: int = 1
+    tail: int = 0
 
 
 @final
@@ -45,24 +66,61 @@ class UnitGroup:
     pads: bool = False
     """True for query and key: they are narrowed in each head and padded with zeros, so they have no consumers."""
     can_be_ordered: bool = True
+    norm_layout: tuple[int, int] = (1, 1)
+    """How often the norms have all units, one after the other, and how many entries in a row each unit has."""
+    others: tuple[UnitSlice, ...] = ()
+    """Parameters of other modules than linear layers and BatchNorm: experts, depth-wise convolutions, subclasses."""
 
     @property
     def name(self) -> str:
-        return self.producers[0].name
+        return self.producer_names[0]
 
     @property
     def producer_names(self) -> tuple[str, ...]:
-        return tuple(producer.name for producer in self.producers)
+        """The layers that make the units; modules of other kinds may both make and take them."""
+        return tuple(producer.name for producer in self.producers) + self.other_names
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(other.parameter.rpartition(".")[0] for other in self.others))
 
     @property
     def members(self) -> tuple[str, ...]:
         """The names of producers and consumers."""
         return self.producer_names + self.consumers
 
+    def is_named_by(self, pattern: str) -> bool:
+        """True if the pattern matches a layer that makes the units."""
+        return any(matches(name, pattern) for name in self.producer_names)
+
+
+def unit_slices(plan: NestPlan, group: UnitGroup) -> list[UnitSlice]:
+    """Return the dimensions of parameters that become smaller with the units of a group."""
+    slices = []
+    for producer in group.producers:
+        is_transposed = _linear_map(plan, producer.name).kind == "conv1d_hf"
+        for leaf, dim in (("weight", int(is_transposed)), ("bias", 0)):
+            if getattr(plan.modules[producer.name], leaf) is not None:
+                name = f"{producer.name}.{leaf}"
+                slices.append(UnitSlice(name, dim, producer.heads, producer.width, producer.tail))
+    for name in group.norms:
+        leaves, layout = plan.modules[name]._parameters, group.norm_layout
+        slices += [UnitSlice(f"{name}.{leaf}", 0, *layout) for leaf in ("weight", "bias") if leaves[leaf] is not None]
+    slices += group.others
+    for name in group.consumers:
+        linear = _linear_map(plan, name)
+        dim = 0 if linear.kind == "conv1d_hf" else 1
+        slices.append(UnitSlice(f"{name}.weight", dim, width=linear.inputs // group.units))
+    return slices
+
 
 def require_disjoint(groups: Sequence[UnitGroup]) -> None:
     """Refuse a layer that makes the units of two groups, or takes those of two."""
-    for names in zip(*((g.producer_names, g.consumers, g.norms) for g in groups), strict=True):
+    names_of_groups = [
+        ([p.name for p in g.producers], g.consumers, g.norms, [f"{o.parameter} {o.dim}" for o in g.others])
+        for g in groups
+    ]
+    for names in zip(*names_of_groups, strict=True):
         twice = [name for name, count in Counter(itertools.chain(*names)).items() if count > 1]
         if twice:
             raise ValueError(f"{twice[0]!r} belongs to two groups of hidden units; a layer can be narrowed in one way")
@@ -129,48 +187,72 @@ class Cut:
 
     group: UnitGroup
     sizes: dict[str, int]
-    order: Order
+    order: Order | Mapping[str, Sequence[int]]
 
     def producer_axis(self, plan: NestPlan, producer: Producer) -> Axis:
-        order = self._permutation(plan)
-        if order is not None:
-            order = _over_heads(order, producer)
-        return Axis(self.group.units, self.sizes, producer.heads, producer.tail, order)
+        return self._axis(plan, producer)
 
     def consumer_axis(self, plan: NestPlan, name: str) -> Axis:
         """Return the axis of a consumer's inputs; after flattening, each unit is several inputs in a row."""
-        times = plan.linear_map(name).inputs // self.group.units
-        order = self._permutation(plan)
-        if order is not None:
-            order = (order[0][:, None] * times + torch.arange(times, device="cpu")).flatten()
-        return Axis(self.group.units * times, {level: n * times for level, n in self.sizes.items()}, order=order)
+        return self._axis(plan, Producer(name, width=plan.linear_map(name).inputs // self.group.units))
 
     def norm_axis(self, plan: NestPlan) -> Axis:
-        order = self._permutation(plan)
-        return Axis(self.group.units, self.sizes, order=None if order is None else order[0])
+        repeats, width = self.group.norm_layout
+        return self._axis(plan, Producer("", repeats, width=width))
+
+    def other_axis(self, plan: NestPlan, other: UnitSlice) -> Axis:
+        return self._axis(plan, Producer("", other.repeats, other.tail, width=other.width))
+
+    def _axis(self, plan: NestPlan, producer: Producer) -> Axis:
+        order, width = self._permutation(plan), producer.width
+        if order is not None:
+            order = _over_heads(order, producer)
+        sizes = {level: size * width for level, size in self.sizes.items()}
+        return Axis(self.group.units * width, sizes, producer.heads, producer.tail, order)
 
     def _permutation(self, plan: NestPlan) -> Tensor | None:
         """Return the units of each head, the most important first."""
+        if isinstance(self.order, Mapping):
+            return self._given_permutation(self.order)
         if self.order == "first" or not self.group.can_be_ordered:
             return None
         return torch.argsort(_importance(plan, self.group, self.order), dim=1, descending=True, stable=True)
 
+    def _given_permutation(self, orders: Mapping[str, Sequence[int]]) -> Tensor | None:
+        if (order := orders.get(self.group.name)) is None:
+            return None
+        units = self.group.units
+        if sorted(order) != list(range(units)):
+            raise ValueError(
+                f"order must list each of the {units} units of {self.group.name!r} once, from 0 to {units - 1}; "
+                f"it lists {len(order)}"
+            )
+        if not self.group.can_be_ordered and list(order) != list(range(units)):
+            raise ValueError(f"the units of {self.group.name!r} cannot be reordered; leave it out of `order`")
+        return torch.tensor(list(order), device="cpu")[None]
+
 
 def _importance(plan: NestPlan, group: UnitGroup, order: Order) -> Tensor:
     """Return for each unit the squared norm of its weights (for a small δx) or gradients (for a small c_norm)."""
-    heads = min(producer.heads // producer.stacked for producer in group.producers)
+    # Only query and key are ordered in each head; units that lie several times in a dimension are the same ones.
+    heads = min(producer.heads // producer.stacked for producer in group.producers) if group.pads else 1
     total = torch.zeros(heads, group.units, dtype=torch.float64, device="cpu")
     for producer in group.producers:
         for values in _values(plan, producer.name, order):
-            squares = values[: producer.heads * group.units].double().pow(2).flatten(1).sum(1)
+            squares = values[: producer.heads * group.units * producer.width].double().pow(2).flatten(1).sum(1)
             # Several query heads may share one key head; their units are ordered together.
-            total += squares.view(producer.stacked, heads, -1, group.units).sum((0, 2)).cpu()
+            total += squares.view(producer.stacked, heads, -1, group.units, producer.width).sum((0, 2, 4)).cpu()
     for name in group.consumers:
         weight = _values(plan, name, order)[0].double().pow(2)
-        total += weight.transpose(0, 1).flatten(1).sum(1).view(heads, group.units, -1).sum(2).cpu()
+        total += weight.transpose(0, 1).flatten(1).sum(1).view(1, group.units, -1).sum(2).cpu()
     for name in group.norms:
         for values in _values(plan, name, order):
-            total += values.double().pow(2).view(1, -1).cpu()
+            total += values.double().pow(2).view(1, -1, group.units, group.norm_layout[1]).sum((1, 3)).cpu()
+    for other in group.others:
+        values = _of_order(plan.model.get_parameter(other.parameter), order, other.parameter)
+        squares = values.double().pow(2).movedim(other.dim, 0).reshape(values.shape[other.dim], -1).sum(1)
+        body = squares[: other.repeats * group.units * other.width]
+        total += body.view(1, other.repeats, group.units, other.width).sum((1, 3)).cpu()
     return total
 
 
@@ -178,14 +260,21 @@ def _values(plan: NestPlan, name: str, order: Order) -> list[Tensor]:
     """Return weight and bias, or their gradients, with the outputs in the first dimension."""
     layer, linear = plan.modules[name], linear_map_of(plan.modules[name])
     parameters = [p for p in (layer._parameters.get("weight"), layer._parameters.get("bias")) if p is not None]
-    if order == "gradient" and any(p.grad is None for p in parameters):
-        raise ValueError(f'order="gradient" needs gradients and {name!r} has none: run loss.backward() before nest')
-    values = [p.grad if order == "gradient" and p.grad is not None else p.detach() for p in parameters]
+    values = [_of_order(p, order, name) for p in parameters]
     return [v[:, None] if v.ndim == 1 else linear.stored(v) if isinstance(linear, LinearMap) else v for v in values]
+
+
+def _of_order(parameter: nn.Parameter, order: Order, name: str) -> Tensor:
+    if order == "norm":
+        return parameter.detach()
+    if parameter.grad is None:
+        raise ValueError(f'order="gradient" needs gradients and {name!r} has none: run loss.backward() before nest')
+    return parameter.grad
 
 
 def _over_heads(order: Tensor, producer: Producer) -> Tensor:
     heads, units = order.shape
     each = order.repeat_interleave(producer.heads // producer.stacked // heads, 0).repeat(producer.stacked, 1)
-    body = (each + units * torch.arange(producer.heads, device="cpu")[:, None]).flatten()
+    each = each + units * torch.arange(producer.heads, device="cpu")[:, None]
+    body = (each[:, :, None] * producer.width + torch.arange(producer.width, device="cpu")).flatten()
     return torch.cat([body, torch.arange(producer.tail, device="cpu") + len(body)])

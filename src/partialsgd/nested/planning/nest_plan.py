@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
+from partialsgd.nested.example_inputs import Example
 from partialsgd.nested.layers.axes import Axis
 from partialsgd.nested.layers.base import NestedModule
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.switch import Switch
 from partialsgd.parameters import Parameters, closest, matches
+
+if TYPE_CHECKING:
+    from partialsgd.nested.planning.found import FoundUnits
 
 
 @final
@@ -30,6 +35,10 @@ class NestPlan:
     """The BatchNorm modules that have fewer units at some level."""
     caller: str = "Width"
     """The spec or method that asks for hidden units, for error messages."""
+    example: Example | None = None
+    """Inputs on which the model is run to find its hidden units."""
+    found: FoundUnits | None = None
+    """The hidden units, once they were looked for."""
 
     def __post_init__(self) -> None:
         self.modules = dict(self.model.named_modules())
@@ -105,6 +114,17 @@ class NestPlan:
             if isinstance(module, NestedModule):
                 module.switch = self.switch
         return root
+
+    @contextmanager
+    def carried_out(self) -> Iterator[nn.Module]:
+        """Carry the plan out for a while; afterwards the model has its own modules again."""
+        parents = [*self.model.modules()]
+        before = [(parent, child, module) for parent in parents for child, module in parent._modules.items()]
+        try:
+            yield self.carry_out()
+        finally:
+            for parent, child, module in before:
+                parent._modules[child] = module
 
 
 def _has_hooks(layer: nn.Module) -> bool:

@@ -1,0 +1,1 @@
+"""Ours beside whittle and Torch-Pruning, in an environment of their own."""

@@ -1,0 +1,95 @@
+"""Which sizes fit a budget: units are removed one by one, those first that are worth least for what they cost."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from partialsgd.nested.budgets.choices import Choice
+from partialsgd.nested.budgets.costs import Cost, Sizes
+
+_TEMPERS = (0.0, 0.5, 1.0)
+_STEPS = 64  # a choice is made smaller in at most so many steps
+
+
+def candidates(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes) -> Iterator[dict[str, int]]:
+    """Yield sizes within the limit and not above `start`: the same share everywhere, and what greedy removal leaves.
+
+    Worths of different layers are compared as measured (temper 1), only within layers (0), or in between: estimates
+    of single removals say less about layers of which much is removed.
+    """
+    for temper in _TEMPERS:
+        yield _greedy(choices, cost, limit, start, temper)
+    yield _uniform(choices, cost, limit, start)
+
+
+def _greedy(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes, temper: float) -> dict[str, int]:
+    sizes = dict(start)
+    worths = {choice.name: _tempered(choice, temper) for choice in choices}
+    steps = {choice.name: cost.steps.get(choice.name, max(1, choice.largest // _STEPS)) for choice in choices}
+
+    def price(name: str) -> float:
+        """Return the worth of the next units to go, divided by what they cost."""
+        smaller = max(1, sizes[name] - steps[name])
+        saved = cost.saved(sizes, name, smaller)
+        return sum(worths[name][smaller : sizes[name]]) / saved if saved > 0 else float("inf")
+
+    queue = [(price(name), name) for name in sizes if sizes[name] > 1]
+    heapq.heapify(queue)
+    total = cost.at(sizes)
+    while queue and total > limit:
+        old_price, name = heapq.heappop(queue)
+        if sizes[name] <= 1:
+            continue
+        now = price(name)
+        if queue and now > max(old_price, queue[0][0]):  # another choice was made smaller since, which changed it
+            heapq.heappush(queue, (now, name))
+            continue
+        sizes[name] = max(1, sizes[name] - steps[name])
+        total = cost.at(sizes)
+        if sizes[name] > 1:
+            heapq.heappush(queue, (price(name), name))
+    return _refilled(choices, cost, limit, start, sizes, worths)
+
+
+def _refilled(
+    choices: Sequence[Choice],
+    cost: Cost,
+    limit: float,
+    start: Sizes,
+    sizes: dict[str, int],
+    worths: dict[str, list[float]],
+) -> dict[str, int]:
+    """Give back single units that still fit, the most valuable for their cost first."""
+    open_names = [choice.name for choice in choices]
+    while open_names:
+        room = limit - cost.at(sizes)
+        gains: list[tuple[float, str]] = []
+        for name in open_names:
+            if sizes[name] < start[name]:
+                extra = -cost.saved(sizes, name, sizes[name] + 1)
+                if extra <= room:
+                    gains.append((worths[name][sizes[name]] / max(extra, 1e-30), name))
+        if not gains:
+            return sizes
+        sizes[max(gains)[1]] += 1
+        open_names = [name for _, name in gains]
+    return sizes
+
+
+def _uniform(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes) -> dict[str, int]:
+    def at(share: float) -> dict[str, int]:
+        return {c.name: min(start[c.name], max(1, round(share * c.largest))) for c in choices}
+
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost.at(at(middle)) <= limit else (low, middle)
+    return at(low)
+
+
+def _tempered(choice: Choice, temper: float) -> list[float]:
+    """Return the worths divided by a power of their mean."""
+    mean = sum(choice.worth) / len(choice.worth)
+    factor = (mean + 1e-300) ** (temper - 1.0)
+    return [worth * factor for worth in choice.worth]

@@ -1,0 +1,304 @@
+"""Groups of hidden units from a trace: which dimensions of which parameters are cut together, and what is not cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
+from partialsgd.nested.planning.groups import Producer, UnitGroup, UnitSlice
+from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.nested.planning.ties import NO_UNIT, Solution, connected, unique
+from partialsgd.nested.planning.trace import Attention, Trace
+
+
+class Layout(NamedTuple):
+    """How the units of a group lie in one dimension; see `UnitSlice`."""
+
+    repeats: int
+    width: int
+    tail: int
+
+
+@final
+@dataclass
+class FoundUnits:
+    """The groups that a trace shows, and the reasons why other layers are in none."""
+
+    feed_forward: list[UnitGroup] = field(default_factory=list)
+    """The groups that `Width` narrows by default."""
+    heads: list[UnitGroup] = field(default_factory=list)
+    """Attention heads, with their queries, keys, values and the columns that take them."""
+    query_key: list[UnitGroup] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """The layers whose outputs are not narrowed, each with the reason."""
+    unknown: list[str] = field(default_factory=list)
+    """The operations that have no rule, each with the module that ran it."""
+
+
+def found_units(plan: NestPlan, trace: Trace) -> FoundUnits:
+    """Return what the trace shows about the model of a plan."""
+    finder = _Finder(plan, trace, trace.ties.solve(with_attention=True))
+    found = FoundUnits(query_key=list(_query_key_groups(plan, trace)))
+    for dims in finder.components():
+        result = finder.group(dims)
+        if isinstance(result, str):
+            found.refused |= {finder.layer(name): result for name, dim in dims if finder.is_made(name, dim)}
+        elif finder.is_attention(dims):
+            found.heads.append(result)
+        elif finder.is_default(dims):
+            found.feed_forward.append(result)
+        else:
+            why = "it is not between two layers of the residual stream"
+            found.refused |= {finder.layer(name): why for name, dim in dims if finder.is_made(name, dim)}
+    finder.explain(found)
+    order = {name: i for i, name in enumerate(plan.modules)}
+    for groups in (found.feed_forward, found.heads):
+        groups.sort(key=lambda group: order[group.name])
+    return found
+
+
+@final
+@dataclass
+class _Finder:
+    plan: NestPlan
+    trace: Trace
+    solution: Solution
+
+    def __post_init__(self) -> None:
+        self.owners = dict(self._owners())
+        attention = self.solution.unit_of[self.trace.ties.attention_entries()]
+        self.attention_units = unique(attention)
+        self.has_attention = any(attention.has_values for attention in self.trace.attentions)
+
+    def _owners(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield each parameter, and each BatchNorm's running_mean, with the names of the modules that hold it."""
+        for name in self.plan.parameters:
+            yield name, [alias.rpartition(".")[0] for alias in self.plan.parameters.aliases(name)]
+        for name, _ in self.trace.ties.offsets:
+            if name.rpartition(".")[2] == "running_mean":
+                yield name, [name.rpartition(".")[0]]
+
+    def numbers(self, name: str, dim: int) -> Tensor:
+        first, length = self.trace.ties.offsets[name, dim]
+        return torch.arange(first, first + length, device="cpu")
+
+    def units(self, name: str, dim: int) -> Tensor:
+        return self.solution.units(self.numbers(name, dim))
+
+    def layer(self, name: str) -> str:
+        return name.rpartition(".")[0]
+
+    def is_made(self, name: str, dim: int) -> bool:
+        return self._is_in(self.trace.made, name, dim)
+
+    def is_taken(self, name: str, dim: int) -> bool:
+        return self._is_in(self.trace.taken, name, dim)
+
+    def _is_in(self, entries: set[int], name: str, dim: int) -> bool:
+        first, length = self.trace.ties.offsets[name, dim]
+        return any(first <= entry < first + length for entry in entries)
+
+    def components(self) -> list[list[tuple[str, int]]]:
+        """Return the dimensions of parameters that share units, of each set that has two units or more."""
+        dims = [key for key in self.trace.ties.offsets if key[0] in self.owners]
+        pairs, count = [], self.trace.ties.count
+        for i, key in enumerate(dims):
+            units = unique(self.units(*key))
+            units = units[units != NO_UNIT]
+            pairs.append(torch.stack([units, torch.full_like(units, count + i)]))
+        joined = connected(count + len(dims), torch.cat(pairs, 1)) if pairs else torch.zeros(0, dtype=torch.long)
+        components: dict[int, list[tuple[str, int]]] = {}
+        for key, root in zip(dims, joined[count:].tolist(), strict=True):
+            components.setdefault(root, []).append(key)
+        return [
+            keys
+            for keys in components.values()
+            if any(self.is_made(*key) for key in keys) and any(self.is_taken(*key) for key in keys)
+        ]
+
+    def is_attention(self, dims: Sequence[tuple[str, int]]) -> bool:
+        return any(bool(torch.isin(self.units(*key), self.attention_units).any()) for key in dims)
+
+    def is_default(self, dims: Sequence[tuple[str, int]]) -> bool:
+        """In a network with attention, hidden layers between two layers of the residual stream; else all."""
+        if not self.has_attention:
+            return True
+        read, written = (
+            [
+                self.solution.unit_of[self.numbers(name, other)]
+                for name, dim in dims
+                if is_one(name, dim)
+                for (known, other) in self.trace.ties.offsets
+                if known == name and other != dim
+            ]
+            for is_one in (self.is_made, self.is_taken)
+        )
+        return bool(read) and bool(written) and bool(torch.isin(torch.cat(read), torch.cat(written)).any())
+
+    def group(self, dims: Sequence[tuple[str, int]]) -> UnitGroup | str:
+        """Return the group of some dimensions, or the reason why they cannot be cut."""
+        order = {name: i for i, name in enumerate([*self.plan.parameters, *self.owners])}
+        dims = sorted(dims, key=lambda key: (not self.is_made(*key), order[key[0]]))
+        units = list(dict.fromkeys(self.units(*dims[0]).tolist()))
+        units = [unit for unit in units if unit != NO_UNIT]
+        if len(units) < 2:
+            return self._why_mixed(dims)
+        if (reason := self._why_not_replaceable(dims)) is not None:
+            return reason
+        place = torch.full((self.trace.ties.count,), -1, device="cpu")
+        place[torch.tensor(units, device="cpu")] = torch.arange(len(units), device="cpu")
+        layouts: dict[tuple[str, int], Layout] = {}
+        for name, dim in sorted(dims, key=lambda key: order[key[0]]):
+            own = self.units(name, dim)
+            layout = _layout(torch.where(own == NO_UNIT, -1, place[own]), len(units))
+            if layout is None or (bool((own != NO_UNIT).any()) and bool((place[own[own != NO_UNIT]] < 0).any())):
+                return f"its units lie in {name!r} in an order that cannot be cut"
+            layouts[name, dim] = layout
+        return self._assembled(layouts, len(units))
+
+    def _why_mixed(self, dims: Sequence[tuple[str, int]]) -> str:
+        reason = self.trace.ties.reason(torch.cat([self.numbers(*key) for key in dims]), self.solution)
+        return f"its outputs are mixed by {reason}"
+
+    def _why_not_replaceable(self, dims: Sequence[tuple[str, int]]) -> str | None:
+        members = {self.layer(name) for name, _ in dims}
+        for name, _ in dims:
+            if len(owners := self.owners[name]) > 1:
+                return f"{name!r} is tied to {owners[1]!r}"
+        for branch in self.trace.branches:
+            inside = [name for name in members if not branch or name == branch or name.startswith(f"{branch}.")]
+            children = {name.removeprefix(f"{branch}.").partition(".")[0] for name in inside}
+            if inside and members != {branch} and (len(inside) < len(members) or len(children) > 1):
+                return f"the code of {branch or 'the model'!r} depends on numbers that the network computes"
+        return None
+
+    def _assembled(self, layouts: dict[tuple[str, int], Layout], units: int) -> UnitGroup | str:
+        """Sort the dimensions by the kind of their modules."""
+        producers: dict[str, Layout] = {}
+        consumers: list[str] = []
+        norms: dict[str, Layout] = {}
+        others: list[UnitSlice] = []
+        for (name, dim), layout in layouts.items():
+            layer, leaf = self.layer(name), name.rpartition(".")[2]
+            module = self.plan.modules[layer]
+            linear = linear_map_of(module)
+            if isinstance(module, _BatchNorm):
+                if norms.setdefault(layer, layout) != layout or layout.tail:
+                    return f"its units lie in {layer!r} in an order that cannot be cut"
+            elif isinstance(linear, LinearMap) and leaf in ("weight", "bias"):
+                is_rows = leaf == "bias" or dim == (1 if linear.kind == "conv1d_hf" else 0)
+                if is_rows and producers.setdefault(layer, layout) != layout:
+                    return f"weight and bias of {layer!r} have other units"
+                if not is_rows:
+                    if layout.repeats > 1 or layout.tail:
+                        return f"its units lie in {name!r} in an order that cannot be cut"
+                    consumers.append(layer)
+            elif (reason := _why_not_cut(module, layer, self.plan)) is not None:
+                return f"{name!r} cannot be cut: {reason}"
+            else:
+                others.append(UnitSlice(name, dim, *layout))
+        norm_layouts = set(norms.values())
+        if len(norm_layouts) > 1:
+            return f"{next(iter(norms))!r} and {list(norms)[-1]!r} normalise units that lie in another order"
+        made = tuple(Producer(name, own.repeats, own.tail, width=own.width) for name, own in producers.items())
+        layout = next(iter(norm_layouts), Layout(1, 1, 0))
+        return UnitGroup(
+            units, made, tuple(consumers), tuple(norms), norm_layout=layout[:2], others=tuple(others)
+        )  # fmt: skip
+
+    def explain(self, found: FoundUnits) -> None:
+        """Give the reason for each layer that makes units which are in no group."""
+        known = {name for group in (*found.feed_forward, *found.heads) for name in group.producer_names}
+        for name, dim in self.trace.ties.offsets:
+            layer = self.layer(name)
+            if name in self.owners and self.is_made(name, dim) and layer not in known | found.refused.keys():
+                reason = self.trace.ties.reason(self.numbers(name, dim), self.solution)
+                found.refused[layer] = (
+                    f"its outputs keep their number: {reason}" if reason else "nothing takes its outputs"
+                )
+
+
+def _layout(places: Tensor, units: int) -> Layout | None:
+    """Return how units lie in a dimension whose entries are the units at `places`, -1 for none."""
+    in_units = (places >= 0).nonzero().flatten()
+    length = int(in_units[-1]) + 1 if len(in_units) else 0
+    body = places[:length]
+    if len(in_units) != length or length % units:
+        return None
+    change = (body != body[0]).nonzero().flatten()
+    width = int(change[0]) if len(change) else length
+    repeats = length // (units * width)
+    expected = torch.arange(units, device="cpu").repeat_interleave(width).repeat(repeats)
+    return Layout(repeats, width, len(places) - length) if torch.equal(body, expected) else None
+
+
+def _why_not_cut(module: nn.Module, name: str, plan: NestPlan) -> str | None:
+    """Return why the parameters of a module that is no linear layer cannot be cut, or None."""
+    if isinstance(module, nn.MultiheadAttention):
+        return "nn.MultiheadAttention packs its weights and knows its width"
+    parent = plan.modules[name.rpartition(".")[0]] if name else None
+    if isinstance(parent, nn.MultiheadAttention):
+        return "it belongs to nn.MultiheadAttention, which reads its children's weights without calling them"
+    if not name:
+        return "it belongs to the model itself"
+    if any(list(child.parameters()) or list(child.buffers()) for child in module.children()):
+        return f"a {type(module).__name__} has other layers inside"
+    if list(module.buffers(recurse=False)):
+        return f"a {type(module).__name__} has buffers"
+    return None
+
+
+def _query_key_groups(plan: NestPlan, trace: Trace) -> Iterator[UnitGroup]:
+    """Yield the units of query and key of each attention whose projections hold them head by head."""
+    before_attention = trace.ties.solve(with_attention=False)
+    seen: set[tuple[str, ...]] = set()
+    for attention in trace.attentions:
+        if not attention.has_values:
+            continue
+        group = _query_key_group(plan, trace, attention, before_attention)
+        if group is not None and group.producer_names not in seen:
+            seen.add(group.producer_names)
+            yield group
+
+
+def _query_key_group(plan: NestPlan, trace: Trace, attention: Attention, solution: Solution) -> UnitGroup | None:
+    (query, query_rows), (key, key_rows) = (_rows(plan, trace, n) for n in (attention.query, attention.key))
+    if query is None or key is None:
+        return None
+    width = attention.query.shape[1]
+    if query == key:
+        rows, stacked = torch.cat([query_rows, key_rows]), 2
+        if len(query_rows) != len(key_rows):
+            return None
+        producers = [(query, rows, stacked)]
+    else:
+        producers = [(query, query_rows, 1), (key, key_rows, 1)]
+    made = []
+    for name, rows, stacked in producers:
+        if not torch.equal(rows.flatten(), torch.arange(rows.numel(), device="cpu")):
+            return None
+        tail = plan.linear_map(name).outputs - rows.numel()
+        made.append(Producer(name, len(rows), tail, stacked))
+    # Units that are tied within a head, as by rotary embeddings, must stay where they are.
+    units = solution.unit_of[attention.query]
+    can_be_ordered = all(len(unique(row)) == width for row in units)
+    return UnitGroup(width, tuple(made), pads=True, can_be_ordered=can_be_ordered)
+
+
+def _rows(plan: NestPlan, trace: Trace, numbers: Tensor) -> tuple[str | None, Tensor]:
+    """Return the layer whose rows the numbers are, and the rows."""
+    lowest, highest = int(numbers.min()), int(numbers.max())
+    for (name, dim), (first, length) in trace.ties.offsets.items():
+        if first <= lowest and highest < first + length:
+            layer, _, leaf = name.rpartition(".")
+            linear = linear_map_of(plan.modules[layer]) if layer in plan.modules else ""
+            is_rows = isinstance(linear, LinearMap) and dim == (1 if linear.kind == "conv1d_hf" else 0)
+            if is_rows and leaf == "weight" and plan.why_not_nestable(layer) is None:
+                return layer, numbers - first
+    return None, numbers

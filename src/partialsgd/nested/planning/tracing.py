@@ -1,0 +1,119 @@
+"""Running a model on an example to find its hidden units."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from partialsgd._util.snapshots import Buffers, Modes, RandomState
+from partialsgd.nested import example_inputs
+from partialsgd.nested.example_inputs import Example, tensors_of
+from partialsgd.nested.layers import fast_paths
+from partialsgd.nested.planning.found import FoundUnits, found_units
+from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.nested.planning.trace import Trace
+
+_HINT = 'name the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
+
+
+def find_units(plan: NestPlan) -> FoundUnits:
+    """Run the model of a plan in training and in evaluation mode, leave it as it was, and return its units."""
+    if plan.found is None:
+        plan.found = _found(plan)
+    return plan.found
+
+
+def example_of(plan: NestPlan, model: nn.Module) -> Example:
+    """Return the example that was given, one that fits a Hugging Face config, or a guess."""
+    if plan.example is None:
+        plan.example = example_inputs.from_config(model) or example_inputs.guessed(model)
+    if plan.example is None and not any(list(module.parameters(recurse=False)) for module in _layers(model)):
+        raise ValueError(f"{type(model).__name__} has no hidden units: it has no layers")
+    if plan.example is None:
+        hint = f"give nest(…, example=x), or {_HINT}" if plan.caller == "Width" else _HINT
+        raise ValueError(
+            f"{plan.caller} finds no hidden units in {type(model).__name__}: it runs the network once, and "
+            f"no input for it is known; {hint}"
+        )
+    return plan.example
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if module is not model]
+
+
+def _found(plan: NestPlan) -> FoundUnits:
+    model = plan.model
+    if any(p.is_meta for p in model.parameters()):  # a sharded model's shapes: buffers too
+        model = copy.deepcopy(model).to("meta")
+    args, kwargs = example_of(plan, model).call
+    if hasattr(model, "config") and "use_cache" in inspect.signature(model.forward).parameters:
+        kwargs = {"use_cache": False, **kwargs}  # keys and values in a cache are no outputs that must keep their size
+    snapshots = RandomState(model), Buffers(model), Modes(model)
+    trace = Trace(model)
+    try:
+        with fast_paths.disabled():
+            for training in (True, False):
+                trace.run(model.train(training), args, kwargs)
+    except Exception as error:
+        raise ValueError(
+            f"{plan.caller} finds no hidden units in {type(model).__name__}: it runs the network once, and "
+            f"the network raised {error!r}; {_HINT}"
+        ) from error
+    finally:
+        for snapshot in snapshots:
+            snapshot.restore()
+    found = found_units(plan, trace)
+    found.unknown = [str(reason) for reason in trace.unknown]
+    return found
+
+
+def require_same_shapes(plan: NestPlan, blocks: Sequence[str]) -> None:
+    """Raise if a block that a level leaves out changes the shape of what runs through it, where an input is known."""
+    model = plan.model
+    example = plan.example or example_inputs.from_config(model)
+    if example is None or not blocks:
+        return
+    shapes: dict[str, tuple[Any, Any]] = {}
+
+    def note(name: str, block: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+        before, after = next(tensors_of((args, kwargs)), None), next(tensors_of(outputs), None)
+        if before is not None and after is not None:
+            shapes[name] = tuple(before.shape), tuple(after.shape)
+
+    with ExitStack() as restored:
+        for snapshot in (RandomState(model), Buffers(model), Modes(model)):
+            restored.callback(snapshot.restore)
+        for name in blocks:
+            hook = partial(note, name)
+            restored.callback(plan.modules[name].register_forward_hook(hook, with_kwargs=True).remove)
+        args, kwargs = example.call
+        try:
+            with torch.no_grad(), fast_paths.disabled():
+                model.eval()(*args, **kwargs)
+        except Exception:  # whatever the model raises: it is the user's to see when it runs
+            return
+    for name, (before, after) in shapes.items():
+        if before != after:
+            raise ValueError(
+                f"Depth cannot leave out {name!r}: it makes {list(after)} of {list(before)}, and the next block "
+                "takes what it makes; name lists whose blocks keep the shape, such as the blocks inside a stage"
+            )
+
+
+def require_groups(plan: NestPlan, found: FoundUnits) -> None:
+    """Raise if no group of units was found, with the reasons."""
+    if not found.feed_forward:
+        reasons = [f"{name!r}: {reason}" for name, reason in found.refused.items()]
+        shown = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
+        raise ValueError(
+            f"{type(plan.model).__name__} has no hidden units that could be fewer: they lie between two layers, which "
+            f"hidden=('first', 'second') names where they are not found ({shown or 'it has no layers'})"
+        )

@@ -1,0 +1,55 @@
+"""The table of latencies: exact at its points, growing with the size, and a sum that begins at the whole network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partialsgd as ps
+from partialsgd.nested.budgets.choices import find_choices
+from partialsgd.nested.budgets.latency import Table, latency_cost
+from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.nested.switch import Switch
+
+
+def test_a_table_is_exact_at_its_points_and_interpolates_between_them() -> None:
+    table = Table((2, 4), (1, 3, 5), ((1.0, 2.0, 3.0), (2.0, 4.0, 8.0)))
+    for i, rows in enumerate(table.rows):
+        for j, columns in enumerate(table.columns):
+            assert table.at(rows, columns) == table.seconds[i][j]
+    assert table.at(3, 1) == 1.5 and table.at(2, 2) == 1.5 and table.at(3, 4) == (2 + 3 + 4 + 8) / 4
+    assert table.at(1, 1) == 1.0 and table.at(9, 9) == 8.0, "outside the grid the nearest point counts"
+
+
+def network() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 24, 3), nn.ReLU(), nn.Flatten(), nn.Linear(864, 5)
+    )
+    return model, torch.randn(2, 3, 10, 10)
+
+
+@pytest.mark.parametrize("spec", [ps.Width(1.0), ps.LowRank(1.0)])
+def test_the_cost_begins_at_the_whole_network_and_falls_with_every_unit(spec: ps.Width | ps.LowRank) -> None:
+    model, x = network()
+    plan = NestPlan(model, Switch(("full",)))
+    choices = find_choices(plan, [spec], [lambda: model(x).pow(2).mean()])["gradient"]
+    cost = latency_cost(model, choices, ((x,), {}))
+    full = {choice.name: choice.full for choice in choices}
+    if isinstance(spec, ps.Width):
+        assert cost.at(full) == pytest.approx(cost.full)
+    start = {choice.name: choice.largest for choice in choices}
+    for choice in choices:
+        seconds = [cost.at({**start, choice.name: size}) for size in range(1, choice.largest + 1)]
+        assert seconds == sorted(seconds), f"a larger {choice.name} seems faster"
+    assert cost.full > 0
+
+
+def test_a_budget_of_latency_is_kept_by_the_table_and_shown_beside_the_measurement() -> None:
+    model, x = network()
+    fitted = ps.fit_budget(model, x, [lambda: model(x).pow(2).mean()], budget=ps.Budget(latency=0.9))
+    promise = fitted.promises[0]
+    assert promise.latency is not None and promise.latency <= promise.limit
+    shown = fitted.compare(ps.nest(model, fitted), x, repeats=1)
+    assert "promised latency" in shown and "measured latency" in shown
