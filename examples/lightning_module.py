@@ -1,9 +1,7 @@
-"""Lightning: manual optimization around `self.optimizers()`, so that Lightning still counts the steps.
+"""Lightning: one callback and one line in the module give two sizes of a network; each is validated and saved.
 
 python examples/lightning_module.py
 """
-
-from typing import Any
 
 import lightning
 import torch
@@ -11,57 +9,43 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import partialsgd as ps
+from partialsgd.integrations import PartialSGDCallback
 
 
-class PartialModule(lightning.LightningModule):
-    def __init__(self, method: ps.Method) -> None:
+class Classifier(lightning.LightningModule):
+    def __init__(self) -> None:
         super().__init__()
-        self.automatic_optimization = False
-        self.method, self.saved = method, None
-        self.network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+        network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+        self.network = ps.nest(network, ps.Width(1 / 4))  # before: network
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)}
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)}
 
-    def on_train_start(self) -> None:
-        self.sgd = ps.PartialSGD(self.trainer.model, self.optimizers(), self.method, clip_norm=1.0)
-        if self.saved is not None:
-            self.sgd.load_state_dict(self.saved)
-            self.saved = None
+    def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+        self.log("loss", loss, prog_bar=True)
+        return loss
 
-    def training_step(self, batch: list[Tensor], _: int) -> None:
-        x, y = batch
-
-        def closure() -> Tensor:  # runs twice with sam, on the same batch
-            loss = nn.functional.cross_entropy(self.network(x), y)
-            self.manual_backward(loss)
-            return loss
-
-        step = self.sgd.step(closure)
-        self.lr_schedulers().step()
-        self.log("loss", step.loss, prog_bar=True)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["partialsgd"] = self.sgd.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.saved = checkpoint["partialsgd"]  # the optimizer does not exist yet; see on_train_start
+    def validation_step(self, batch: list[Tensor], _: int) -> None:
+        self.log("accuracy", (self.network(batch[0]).argmax(dim=1) == batch[1]).float().mean())
 
 
-def batches() -> DataLoader:
-    x = torch.randn(1024, 20, generator=torch.Generator().manual_seed(0))
+def batches(seed: int) -> DataLoader:
+    x = torch.randn(1024, 20, generator=torch.Generator().manual_seed(seed))
     y = (x[:, :10].sum(dim=1) > x[:, 10:].sum(dim=1)).long()
     return DataLoader(TensorDataset(x, y), batch_size=32)
 
 
-def main(method: ps.Method, trainer: lightning.Trainer, *, resume: str | None = None) -> PartialModule:
+def main(**settings: object) -> tuple[lightning.Trainer, Classifier]:
     torch.manual_seed(0)
-    module = PartialModule(method)
-    trainer.fit(module, batches(), ckpt_path=resume)
-    return module
+    module, callbacks = Classifier(), [PartialSGDCallback(ps.methods.alternating())]  # before: no callback
+    trainer = lightning.Trainer(callbacks=callbacks, gradient_clip_val=1.0, **settings)
+    trainer.fit(module, batches(0), batches(1))
+    return trainer, module
 
 
 if __name__ == "__main__":
-    trainer = lightning.Trainer(max_epochs=5, log_every_n_steps=10, default_root_dir="runs/lightning")
-    main(ps.methods.sam(rho=0.05), trainer)
+    trainer, module = main(max_epochs=5, log_every_n_steps=10, default_root_dir="runs/lightning")
+    print({name: round(float(value), 3) for name, value in trainer.callback_metrics.items()})
+    small = module.network.extract("core")  # a plain module

@@ -69,7 +69,7 @@ def made_up(t: int = 0, losses: tuple[tuple[str | None, float], ...] = ((None, 1
 
 def on_two_ranks(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    with MetricsLog(Path(folder) / "metrics.jsonl", tensorboard=Path(folder) / "board") as log:
+    with MetricsLog(Path(folder) / "metrics.jsonl", trackers=("tensorboard",)) as log:
         for t in range(2):
             log.write(made_up(t, losses=((None, float(rank)),)))
             dist.barrier()

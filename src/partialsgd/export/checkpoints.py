@@ -6,17 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
 
 from torch import nn
 
 from partialsgd.export import files, hugging_face, spec_json, states
 from partialsgd.export.files import Record
 from partialsgd.nested import Nested, nest
-from partialsgd.nested.nested import unwrap_nested
+from partialsgd.nested.nested import Metrics, unwrap_nested
 from partialsgd.nested.specs import Levels, Spec, resolve_levels
-
-Metrics: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
 def save(nested: nn.Module, directory: str | PathLike[str], *, metrics: Metrics | None = None) -> None:
@@ -61,6 +58,14 @@ def load(
     states.fill(nested.model, record["state"], tensors)
     nested.specs = specs
     return nested
+
+
+def restore(nested: Nested, directory: str | PathLike[str]) -> None:
+    """Load the weights that `save` wrote into a nested model that exists already, and was nested in the same way."""
+    record, tensors = files.read(Path(directory))
+    if record["levels"] != list(nested.levels) or record["specs"] != spec_json.levels_as_json(nested.specs):
+        raise states.other_model(f"its levels are {record['levels']} with the specs {record['specs']}")
+    states.fill(nested.model, record["state"], tensors)
 
 
 def _nest(model: nn.Module, specs: Levels, record: Record) -> Nested:

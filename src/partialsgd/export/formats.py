@@ -1,4 +1,4 @@
-"""`export`: one level as files for other programs, in safetensors, ONNX or Hugging Face format."""
+"""`export`: one level as files for other programs, in safetensors, ONNX, torch.export or Hugging Face format."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 from partialsgd._util import tensor_files
 from partialsgd._util.files import json_text, staged
-from partialsgd.export import files, hugging_face, onnx_graph, states
+from partialsgd.export import files, hugging_face, onnx_graph, states, torch_program
 from partialsgd.nested.nested import unwrap_nested
 from partialsgd.nested.specs import require_choice
 
-Format = Literal["safetensors", "onnx", "transformers"]
+Format = Literal["safetensors", "onnx", "pt2", "transformers"]
 
 
 def export(
@@ -29,10 +29,11 @@ def export(
     """Extract a level, checked as by `extract`, and write it in evaluation mode; all files are written or none.
 
     `"safetensors"` writes `model.safetensors`, the state dict with tied tensors once, and `config.json`. `"onnx"`
-    writes `model.onnx`, for any batch size if the model's code allows it. `"transformers"` writes what
+    writes `model.onnx`, and `"pt2"` writes `model.pt2`, which `torch.export.load` reads without the model's code; both
+    take any batch size, and texts of any length, if the model's code allows it. `"transformers"` writes what
     `from_pretrained` reads, for levels that are a model of their own class. `example` is an input, as for `extract`.
 
-    `dynamic` names the dimensions of an ONNX graph's inputs that may have any size, beside the batch:
+    `dynamic` names the dimensions of a graph's inputs that must have any size, beside the batch:
     `{"input_ids": {1: "length"}, "attention_mask": {1: "length"}}`. In the example their size must be at least 2.
     """
     require_choice("format", format, get_args(Format))
@@ -48,7 +49,9 @@ def export(
         hugging_face.require_same_class(extracted, level)
     with staged(path, last=files.CONFIG) as stage:
         if format == "onnx":
-            onnx_graph.write(nested, level, extracted, example, dynamic or {}, stage / "model.onnx")
+            onnx_graph.write(nested, level, extracted, example, dynamic, stage / "model.onnx")
+        elif format == "pt2":
+            torch_program.write(nested, level, extracted, example, dynamic, stage / "model.pt2")
         elif format == "transformers":
             hugging_face.save_pretrained(extracted, stage)
         else:

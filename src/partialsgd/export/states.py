@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partialsgd._util import shards
+
 
 def stored(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict on the CPU, with tied tensors once and no shared memory."""
@@ -80,6 +82,11 @@ def _state_dict(model: nn.Module) -> dict[str, Tensor]:
             raise TypeError(
                 f"{name!r} of the state dict is a {type(value).__name__}, and a checkpoint holds tensors only: "
                 "nothing is pickled; put it in a buffer, or save it yourself"
+            )
+        if shards.is_sharded(value):
+            raise ValueError(
+                f"{name!r} is sharded, and this rank has a part of it only; save the run by ps.distributed.save, or a "
+                "level as nested.extract(level), which all ranks must call"
             )
         if value.is_meta:
             raise ValueError(f"{name!r} is on the meta device and has no values to save or to load into")

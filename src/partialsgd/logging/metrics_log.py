@@ -12,8 +12,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -22,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partialsgd._util.extras import missing
 from partialsgd._util.files import open_to_change, write_bytes
 from partialsgd.engine.step import Step
+from partialsgd.logging.trackers import Tracker, open_tracker, require_trackers
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 Record: TypeAlias = dict[str, Any]  # one line of a metrics file, with floats in place of "inf" and "nan"
@@ -47,27 +46,27 @@ class MetricsLog:
     its checkpoint. If steps may be skipped, pass `skips=sgd.state_dict()["skips"]` to keep the attempts from before the
     checkpoint. `t=0` starts over; without `t` a file that is not empty is refused. Every line is flushed at once.
 
-    `tensorboard` is a directory for the same numbers as TensorBoard events: `loss/core`, `lr`, `criteria/core/c_norm`.
+    `trackers` names who is given the same numbers, as `loss/core`, `lr`, `criteria/core/c_norm`: `"tensorboard"` and
+    `"wandb"`, which write into folders of that name beside the file.
     """
 
-    def __init__(
-        self, path: AnyPath, *, t: int | None = None, skips: int = 0, tensorboard: AnyPath | None = None
-    ) -> None:
+    def __init__(self, path: AnyPath, *, t: int | None = None, skips: int = 0, trackers: Sequence[str] = ()) -> None:
         self._file = None
-        self._board: Any = None
+        self._trackers: list[Tracker] = []
         if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
             return
-        if tensorboard is not None and find_spec("tensorboard") is None:
-            raise missing("to write TensorBoard events, tensorboard is needed", "lab")
+        require_trackers(trackers)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         _keep_lines_before(t, path, skips)
         self._file = open_to_change(path)
         self._file.seek(0, os.SEEK_END)
-        if tensorboard is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(os.fspath(tensorboard), purge_step=t)  # hides the events of later steps
+        try:
+            for name in trackers:
+                self._trackers.append(open_tracker(name, path, t))
+        except BaseException:  # such as Weights & Biases without a login
+            self.close()
+            raise
 
     def write(self, step: Step, **numbers: float | Tensor) -> None:
         """Append a step, with numbers of your own. The host waits for the losses, in one read a step."""
@@ -76,15 +75,16 @@ class MetricsLog:
         written = record(step, **numbers)
         self._file.write(to_line(written))
         self._file.flush()
-        if self._board is not None and not step.skipped:
-            for name, value in scalars(written):
-                self._board.add_scalar(name, value, step.t)
+        if self._trackers and not step.skipped:
+            numbers_by_tag = dict(scalars(written))
+            for tracker in self._trackers:
+                tracker.write(step.t, numbers_by_tag)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def __enter__(self) -> MetricsLog:
         return self
