@@ -42,12 +42,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def store(folder: Path, about: About, to: Path = RESULTS) -> Path:
     """Write the finished runs of a reproduction to a file of its name, which replaces an earlier one."""
     folder = folder.resolve()
-    runs = [path for kind in ("grid", "rows") for path in sorted((folder / kind).glob("*/*")) if _is_finished(path)]
+    runs = packed_runs(folder)
     if not runs:
         raise SystemExit(f"{folder} has no finished run; give the directory of a reproduction")
     file = to / f"{folder.name}.jsonl"
-    results.write(file, [{"about": about}, *({"run": str(run.relative_to(folder)), **_packed(run)} for run in runs)])
+    results.write(file, [{"about": about}, *runs])
     return file
+
+
+def packed_runs(folder: Path) -> list[Record]:
+    """A record for each finished run of a folder, without paths and without any text of the data."""
+    runs = [path for kind in ("grid", "rows") for path in sorted((folder / kind).glob("*/*")) if _is_finished(path)]
+    return [{"run": str(run.relative_to(folder)), **_packed(run)} for run in runs]
+
+
+def unpack(runs: Sequence[Record], folder: Path) -> None:
+    """Write the files of stored runs into a folder."""
+    for run in runs:
+        path = folder / run["run"]
+        path.mkdir(parents=True)
+        for part in ("config", "summary", "failed"):
+            if part in run:
+                (path / f"{part}.json").write_text(json.dumps(run[part]), encoding="utf-8")
+        (path / "metrics.jsonl").write_bytes(b"".join(map(metrics_log.to_line, run["metrics"])))
 
 
 def _is_finished(run: Path) -> bool:
@@ -79,13 +96,7 @@ def unpacked(file: Path) -> Iterator[tuple[Experiment, RunFolder]]:
     about, *runs = results.read(file)
     plan = make_experiment(about["about"]["name"], Request(**about["about"]["request"]))
     with tempfile.TemporaryDirectory() as name:
-        for run in runs:
-            path = Path(name) / run["run"]
-            path.mkdir(parents=True)
-            for part in ("config", "summary", "failed"):
-                if part in run:
-                    (path / f"{part}.json").write_text(json.dumps(run[part]), encoding="utf-8")
-            (path / "metrics.jsonl").write_bytes(b"".join(map(metrics_log.to_line, run["metrics"])))
+        unpack(runs, Path(name))
         folder = RunFolder(Path(name), plan)
         require_all(plan, folder)
         yield plan, folder

@@ -126,4 +126,5 @@ def _summary(path: Path) -> Any:
         summary.pop(name, None)
     for level in summary["levels"].values():
         del level["latency"]
+        level.pop("latency_spread", None)
     return summary

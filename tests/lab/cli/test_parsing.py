@@ -77,6 +77,7 @@ WRONG = [
     (["train", "--lr", "inf"], "--lr must be positive and finite, got inf"),
     (["train", "--epochs", "0"], "--epochs must be a whole number of at least 1, got 0"),
     (["train", "--checkpoint-every", "-1"], "--checkpoint-every must be a whole number of at least 1, got -1"),
+    (["train", "--out", "\n"], "--out is blank, '\\n'; name a folder"),
     (["train", "--probe", "plain"], "--probe has no effect without measure_every; set both, or neither"),
     (["train", "--config", "none.toml"], "none.toml does not exist"),
     (["train", "--config"], "--config"),
@@ -161,10 +162,10 @@ def test_the_options_reach_the_training(call: Call, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, name, lambda what, **options: calls.append((what, options)))
     run = Run.new(read("images", "--out", str(tmp_path / "run")))
     assert call("train", "images", "--seed", "3") == (0, "", "")
-    assert call("compare", "images", "--seeds", "2", "--budget", "updates", "--jobs", "3") == (0, "", "")
+    assert call("compare", "images", "--seeds", "2", "--budget", "each", "--jobs", "3") == (0, "", "")
     assert call("resume", str(run.path)) == (0, "", "")
     assert calls[0] == (read("images", "--seed", "3"), {})
-    assert calls[1] == (read("images"), {"budget": "updates", "seeds": 2, "jobs": 3})
+    assert calls[1] == (read("images"), {"budget": "each", "seeds": 2, "jobs": 3})
     assert calls[2][0].path == run.path
 
 

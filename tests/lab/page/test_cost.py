@@ -34,6 +34,8 @@ def test_cost_of_levels_without_a_run_is_computed_for_as_many_steps(tmp_path: Pa
     ]
     sentences, note = texts(part, "p")
     assert "would take 4.40 × 10¹¹ FLOPs, 2 times as many" in sentences and "Computed means" in note
+    assert comparison.steps_at_equal_sum == 20
+    assert "For the same total FLOPs, separate runs would have 20 steps each, where this one had 40." in sentences
     assert "With the same number of updates for each level, the FLOPs would be about the same" in note
 
 

@@ -95,16 +95,18 @@ def test_lead_says_how_good_the_levels_are_and_what_they_cost_or_the_best_run_of
     joint, core, full = example_runs.three(tmp_path)
     assert lead([joint]) == (
         "core reaches BLEU 21.50 with 1,000 parameters, 10 % of the full network. full reaches BLEU 30.12 with 10,000 "
-        "parameters. One run for 2 levels took 2.20 × 10¹¹ FLOPs and 1 min 30 s. Training each level alone would take "
-        "4.40 × 10¹¹ FLOPs, 2 times as many (computed for the same number of epochs)."
+        "parameters. One run for 2 levels took 2.20 × 10¹¹ FLOPs and 1 min 30 s. For the same total FLOPs, separate "
+        "runs would have 20 steps each, where this one had 40. Training each level alone would take 4.40 × 10¹¹ FLOPs, "
+        "2 times as many (computed for the same number of epochs)."
     )
     assert lead([core]) == (
         "core reaches BLEU 20.00 with 1,000 parameters. The training took 4.00 × 10¹⁰ FLOPs and 1 min 30 s."
     )
     assert lead([joint, core, full, example_runs.run(tmp_path, "half", ends=False)]) == (
         "The best of each level: core, BLEU 21.50 (joint), full, BLEU 30.12 (joint). joint: One run for 2 levels took "
-        "2.20 × 10¹¹ FLOPs and 1 min 30 s. Training each level alone took 4.40 × 10¹¹ FLOPs, 2 times as many, and "
-        "3 min. BLEU of joint minus separate training: core +1.5, full +0."
+        "2.20 × 10¹¹ FLOPs and 1 min 30 s. For the same total FLOPs, separate runs would have 20 steps each, where "
+        "this one had 40. Training each level alone took 4.40 × 10¹¹ FLOPs, 2 times as many, and 3 min. BLEU of joint "
+        "minus separate training: core +1.5, full +0."
     )
 
 

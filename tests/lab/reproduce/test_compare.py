@@ -50,27 +50,35 @@ def joint(**levels: tuple[int, float]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_budget_is_epochs_or_updates_or_flops() -> None:
+def test_a_budget_is_a_sum_of_flops_or_epochs_or_the_flops_for_each() -> None:
     """An epoch of the toy is 7 batches of 4, 5, 4, … points, one FLOP a point at the core and two at full."""
     settings, done = Toy(epochs=2), joint(core=(6, 100.0), full=(8, 208.0))
-    assert within_budget(settings, "core", done, "epochs") == settings
-    assert within_budget(settings, "core", done, "updates") == replace(settings, max_steps=6)
+    alone: dict[str, Any] = {level: replace(settings, method=f"only('{level}')") for level in LEVELS}
+    assert within_budget(alone, done, "epochs") == alone
     per_step = (4 * 4 + 3 * 5) / 7
-    steps = round(308 / per_step)
-    assert within_budget(settings, "core", done, "flops") == replace(settings, max_steps=steps, epochs=-(-steps // 7))
-    two, steps = replace(settings, accumulate=2), round(308 / (2 * 2 * per_step))
-    assert within_budget(two, "full", done, "flops") == replace(two, max_steps=steps, epochs=5)
+    expected = {"sum": {"core": 308 / (3 * per_step), "full": 308 / (3 * per_step)}}
+    expected["each"] = {"core": 308 / per_step, "full": 308 / (2 * per_step)}
+    for budget in ("sum", "each"):
+        for level, within in within_budget(alone, done, budget).items():  # type: ignore[arg-type]
+            steps = round(expected[budget][level])
+            assert within == replace(alone[level], max_steps=steps, epochs=-(-steps // 7)), (budget, level)
+    two = {"full": replace(settings, accumulate=2)}
+    steps = round(308 / (2 * 2 * per_step))
+    assert within_budget(two, done, "each") == {"full": replace(two["full"], max_steps=steps, epochs=5)}
 
 
 @pytest.mark.usefixtures("toy")
-@pytest.mark.parametrize("budget", ["epochs", "updates", "flops"])
-def test_every_level_gets_its_budget(tmp_path: Path, budget: Any) -> None:
-    rows = {(row.level, row.trained): row for row in compare(Toy(out=str(tmp_path)), budget=budget)}
+@pytest.mark.parametrize("budget", ["sum", "epochs", "each"])
+@pytest.mark.parametrize("method", ["alternating", "alternating(order=['full', 'full', 'core'])", "slimmable"])
+def test_every_level_gets_its_budget(tmp_path: Path, budget: Any, method: str) -> None:
+    settings = Toy(out=str(tmp_path), method=method)
+    rows = {(row.level, row.trained): row for row in compare(settings, budget=budget)}
     core, full, both = rows["core", "alone"], rows["full", "alone"], rows["all", "jointly"]
-    if budget == "epochs":
-        assert core.updates == full.updates == both.updates == 14
-    elif budget == "updates":
-        assert core.updates == rows["core", "jointly"].updates == 7
+    if budget == "sum":
+        assert rows["all", "alone"].flops == pytest.approx(both.flops, abs=15)  # to a step of both
+        assert core.updates == full.updates
+    elif budget == "epochs":
+        assert core.updates == full.updates == 14
     else:
         for row in (core, full):
             assert row.flops == pytest.approx(both.flops, abs=10)  # to a step
@@ -156,10 +164,14 @@ def test_the_table_says_the_budget_and_the_seeds_in_markdown_in_the_terminal_and
     Console(file=page, width=80).print(to_rich(table))
     shown = [[cell.strip() for cell in row.split("│")[1:-1]] for row in page.getvalue().splitlines()]
     assert all(line in shown for line in lines[2:])
-    assert table.title == "images: jointly and alone; alone each level gets the same epochs"
-    assert table.note == "accuracy on the test data, seeds 0, 1; means ± deviations of 2 runs"
-    table = to_table(summarize(PAIRS[1:]), PAIRS[1:], "flops")
-    assert table.title.endswith("gets the FLOPs of the whole joint run") and table.note.endswith("data, seed 1")
-    stored = json.loads(json.dumps(to_json(summarize(PAIRS), PAIRS, "flops")))
-    assert (stored["budget"], stored["seeds"], stored["score"]) == ("flops", [0, 1], "accuracy")
+    assert table.title == "images: jointly and alone; each level alone has the epochs of the joint run"
+    assert table.note.startswith("accuracy on the test data, seeds 0, 1; means ± deviations of 2 runs. ")
+    assert "Jointly less alone: core +0 ± 1.3; full +0 ± 1.3. " in table.note
+    assert "This answers: how much do I lose if I pay for one run" in table.note
+    table = to_table(summarize(PAIRS[1:]), PAIRS[1:], "each")
+    assert table.title.endswith("each level alone has all FLOPs of the joint run")
+    assert "data, seed 1. Jointly less alone: core +0.1 (one seed); full +0.1 (one seed). " in table.note
+    assert "for the same total cost?" in to_table(summarize(PAIRS), PAIRS, "sum").note
+    stored = json.loads(json.dumps(to_json(summarize(PAIRS), PAIRS, "sum")))
+    assert (stored["budget"], stored["seeds"], stored["score"]) == ("sum", [0, 1], "accuracy")
     assert stored["rows"][0]["scores"] == [0.5, 0.7]

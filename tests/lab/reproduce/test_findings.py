@@ -22,7 +22,7 @@ def line(network: str, trained: str, scores: list[float], paper: str | None = No
 
 
 def read(*lines: dict[str, Any], score: str = "BLEU", **more: Any) -> list[str]:
-    return sentences({"score": score, "lines": list(lines), "costs": [], "grid": [], **more})
+    return sentences({"score": score, "lines": list(lines), "sums": [], "costs": [], "grid": [], **more})
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from partialsgd import logging as report
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
+from partialsgd.lab.training.errors import WrongCall
 from tests.lab.nursery import ROOT, Child
 from tests.lab.remains import leftovers, remains
 from tests.lab.toy import Toy
@@ -203,3 +204,46 @@ def test_a_nan_on_one_of_them_stops_both_with_its_step(tmp_path: Path) -> None:
         assert (
             "FloatingPointError: the loss is NaN or infinite at step t = 2, level 'full'. What to try" in child.output
         )
+
+
+SHARDED: dict[str, Any] = {**DRY, "shard": True, "checkpoint_every": 3, "measure_every": 3}
+
+
+@pytest.mark.usefixtures("toy")
+def test_two_processes_with_a_part_of_the_network_each_are_one_process(tmp_path: Path) -> None:
+    """Stopped on the way and resumed, to the bit of a run that was not; and to rounding one process."""
+    place, other = tmp_path / "run", tmp_path / "straight"
+    children = pair("train", json.dumps({**SHARDED, "out": str(place)}), tmp_path / "log", TOY_PAUSE=0.3)
+    while lines(place) < 2:
+        assert children[0].code is None, children[0].output
+    children[0].signal(signal.SIGTERM)
+    assert [child.join() for child in children] == [STOPPED, STOPPED], children[0].output + children[1].output
+    children = pair("resume", str(place), tmp_path / "log")
+    assert [child.join() for child in children] == [0, 0], children[0].output + children[1].output
+    children = pair("train", json.dumps({**SHARDED, "out": str(other)}), tmp_path / "log")
+    assert [child.join() for child in children] == [0, 0], children[0].output + children[1].output
+    assert remains(place) == remains(other), "stopping changed something"
+    alone = {**SHARDED, "shard": False}
+    require_same(place, loop.train(Toy(**alone, accumulate=2, out=str(tmp_path / "one"))))
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("accelerate", marks=pytest.mark.slow)])
+def test_sharding_is_started_by_a_launcher(tmp_path: Path, launcher: str) -> None:
+    place = tmp_path / "run"
+    process = launch(launcher, "train", json.dumps({**SHARDED, "out": str(place)}))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert Run.open(place).summary is not None and "Warning" not in err
+
+
+@pytest.mark.usefixtures("toy")
+def test_sharding_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
+    with pytest.raises(WrongCall, match="several processes, and this is one alone"):
+        loop.train(Toy(**SHARDED, out=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+    first, second = pair(
+        "train", json.dumps({**SHARDED, "precision": "bf16", "out": str(tmp_path / "b")}), tmp_path / "l"
+    )
+    assert first.join() != 0 and second.join() != 0
+    assert 'shard trains with precision "fp32"' in first.output and not (tmp_path / "b").exists()

@@ -114,9 +114,17 @@ def test_a_row_says_what_a_level_is_and_took_extras_are_shown_and_another_networ
     extras = {"samples": samples, "signature": "nrefs:1|case:mixed", "notes": ["first", "second"], "empty": []}
     out = printed(use_run.show, {**run.summary, "extras": extras})
     accuracy = f"{full['test']['accuracy']:.4g}"
-    assert rows_of(out)[1] == ["full", "41", "100.0%", "3", "24", accuracy, "1", "ms"]
+    assert rows_of(out)[1] == ["full", "41", "100.0%", "3", "24", accuracy, "1", "ms", "(1", "to", "1)"]
     assert "signature: nrefs:1|case:mixed" in out and "notes: first\nnotes: second" in out
     assert "one [red]" in out and "zwei" in out and "samples" in out
+    scores = {level: f"{row['test']['accuracy']:.4g}" for level, row in run.summary["levels"].items()}
+    expected = (
+        "One run gave 2 networks: core has 51% of the parameters of full and reaches accuracy "
+        f"{scores['core']}, full {scores['full']}. `partialsgd compare` trains each alone"
+    )
+    assert expected in " ".join(out.split())
+    alone = {"core": {**core, "updates": 0}, "full": full}
+    assert use_run.takeaway({**run.summary, "levels": alone}) == ""
     with pytest.raises(ValueError, match="the model given is not the one saved"):
         load_weights(toys.build(Toy(width=12)).network, run.best)
     (run.best / files.WEIGHTS).write_bytes(b"")

@@ -77,6 +77,7 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert "toy: every level on the test data" in out and "said: nothing more" in out
     assert f"The run is in {run.path}" in err
+    assert f"Next:\n  partialsgd report {run.path} --open\n  partialsgd export {run.path} --level core\n" in err
     lines = report.read(run.metrics)
     assert [line["t"] for line in lines] == list(range(14))
     assert [line["level"] for line in lines] == ["full", "core"] * 7
@@ -410,7 +411,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
     [
         ({"method": "smooth"}, "there is no method 'smooth'"),
         ({"precision": "fp16"}, '"fp16" needs a GPU'),
-        ({"track": ("wandb",)}, "track: 'wandb' is not installed or unknown to accelerate"),
+        ({"track": ("mlflow",)}, "track: 'mlflow' is not installed or unknown to accelerate"),
         ({"probe": "only('small')"}, "^probe: level: there is no level 'small'; there are 'core', 'full'"),
         ({"probe": "only(level"}, r"^probe: the method 'only\(level' cannot be read"),
         ({"probe": "dropout(keep=2)"}, r"^probe: keep must be in \(0, 1\], got 2"),

@@ -58,7 +58,8 @@ SPECIAL: dict[str, Any] = {
     "heads": st.sampled_from([1, 2, 4]),
     "source": st.sampled_from(["fr", "es"]),
     "target": st.sampled_from(["it", "pt_BR"]),
-    "out": WORDS,
+    "out": WORDS.filter(str.strip),
+    "level_budget": st.sampled_from(["parameters=1/4", "flops=0.25,1/2"]),
     "data": WORDS,
     "start": WORDS,
     "teacher": WORDS,
@@ -92,6 +93,8 @@ def made(draw: Any) -> Settings:
     values = {name: draw(values_of(recipe, name)) for name in sorted(names)}
     if names & MEASURING:
         values["measure_every"] = draw(BY_TYPE[int])
+    if values.get("level_budget") is not None:
+        values["nest"] = draw(st.sampled_from(["width", "low-rank"]))  # what a budget can choose
     if values.get("start") is not None:
         values["init"] = draw(st.sampled_from(["svd", "matched"]))  # zero would overwrite it
     return resolve(recipe, values)

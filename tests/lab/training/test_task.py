@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 from partialsgd.lab.recipes import RECIPES, build
+from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.training.recipe_tools import MakeSpec, latency, nest_model
-from partialsgd.lab.training.settings import LevelOptions
+from partialsgd.lab.training.settings import LevelOptions, parse_budget
 from partialsgd.lab.training.task import Batches, Task
 from partialsgd.nested import Nested
 from tests.lab.made_runs import TINY
@@ -109,3 +110,23 @@ def test_levels_are_named_smallest_first_and_one_alone_starts_as_it_does_among_t
     drawn = (nested("low-rank", seed=seed).parameters() for seed in (1, 1, 2))
     one, two, three = (torch.cat([p.flatten() for p in parameters]) for parameters in drawn)
     assert torch.equal(one, two) and not torch.equal(one, three), "and so does the seed"
+
+
+def test_a_budget_chooses_the_sizes_and_several_give_several_levels() -> None:
+    network, x = model(), torch.randn(16, 6)
+    losses = [lambda: network(x).pow(2).mean()]
+    options = LevelOptions(nest="width", level_budget="parameters=1/2,3/4")
+    small = nest_model(network, options, SPECS, seed=0, example=x[:2], losses=losses)
+    assert small.levels == ("1/2", "3/4", "full")
+    assert small.size("1/2") <= small.size("full") / 2 < small.size("3/4") <= 3 * small.size("full") / 4
+
+
+@pytest.mark.parametrize("text", ["1/4", "parameters", "parameters=", "latency=1/2", "flops=half", "flops=1/4,"])
+def test_a_budget_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be written like"):
+        parse_budget(text)
+
+
+def test_a_budget_needs_a_dimension_that_it_can_choose() -> None:
+    with pytest.raises(ValueError, match="budget chooses units or ranks"):
+        Images(nest="depth", level_budget="parameters=1/2")

@@ -61,7 +61,7 @@ class Compare:
     """Train all levels at once and each level alone, and compare their scores.
 
     $ partialsgd compare images --seeds 3 --out runs/comparison
-    $ partialsgd compare --budget flops --max-steps 2000
+    $ partialsgd compare --budget each --max-steps 2000
 
     Every training is a run in the directory of --out, with a table in compare.md and compare.json. The same call again
     keeps the finished runs and continues the others.
@@ -69,9 +69,12 @@ class Compare:
 
     config: Path | None = None
     """A TOML file with settings, or the config.json of a run; options of the command line take precedence."""
-    budget: Literal["epochs", "updates", "flops"] = "epochs"
-    """The budget of a level alone: the epochs of the joint training (as in the paper), that level's updates in it,
-    or the training FLOPs of all levels in it."""
+    budget: Literal["sum", "epochs", "each"] = "sum"
+    """The budget of the levels alone. With "sum", runs of equal length have the training FLOPs of the joint run
+    together: for all levels, one run or several?
+    With "epochs" (the paper's), each has the epochs of the joint run: what is lost if one run is paid in place of
+    several?
+    With "each", each has all FLOPs of the joint run: is one level better trained alone?"""
     seeds: int = 1
     """Trainings of each kind, with the seeds --seed, --seed + 1, and so on."""
     jobs: int = 1

@@ -54,6 +54,12 @@ class Comparison:
         return any(one.run is None for one in self.separate)
 
     @property
+    def steps_at_equal_sum(self) -> int:
+        """The steps of each separate run if all of them, of equal length, had the FLOPs of the joint run together."""
+        of_one_step = sum(one.flops / one.updates for one in self.separate if one.updates)
+        return round(self.joint.flops / of_one_step) if of_one_step else 0
+
+    @property
     def has_fewer_updates(self) -> bool:
         """True if a level gets fewer updates in the joint run than alone."""
         return any(one.joint.updates < one.updates for one in self.separate)

@@ -28,6 +28,8 @@ class Level:
     share: float | None = None
     flops: float | None = None
     latency: float | None = None
+    latency_spread: Sequence[float] = ()
+    """The least and the largest measured latency; older runs have none."""
     test: Mapping[str, float] = field(default_factory=dict)
     score: float | None = None
     """The test number by which levels are compared."""
@@ -174,7 +176,7 @@ def _read_config(path: Path) -> Json:
 
 def _missing_config(path: Path) -> str:
     if not path.exists():
-        return "it does not exist"
+        return "it does not exist; `partialsgd train` makes one and prints its path"
     if not path.is_dir():
         return "it is a file; give the directory that `partialsgd train` made"
     depths = ("*/config.json", "*/*/config.json", "*/*/*/config.json")  # a reproduction has rows/ROW/SEED

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, TypeAlias, final
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from partialsgd._util.files import read_json, write_json, write_text
 from partialsgd.lab.recipes import build
+from partialsgd.lab.reproduce import paired
 from partialsgd.lab.reproduce.jobs import RunJob, run_here, run_jobs
 from partialsgd.lab.reproduce.run_folder import Summary, total_flops
 from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
@@ -26,13 +28,24 @@ from partialsgd.lab.training.batch_plan import BatchPlan
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.settings import Settings, require_at_least
 
-Budget: TypeAlias = Literal["epochs", "updates", "flops"]
+Budget: TypeAlias = Literal["sum", "epochs", "each"]
 
 _MULTI_LEVEL = ("alternating", "slimmable", "sandwich")
 """The methods that train several levels."""
 _COUNTED_BATCHES = 64
 """Batches over which the FLOPs of a step are averaged."""
-_BUDGETS = {"epochs": "the same epochs", "updates": "the same updates", "flops": "the FLOPs of the whole joint run"}
+_BUDGETS = {
+    "sum": "the separate runs, of equal length, have the FLOPs of the joint run together",
+    "epochs": "each level alone has the epochs of the joint run",
+    "each": "each level alone has all FLOPs of the joint run",
+}
+_QUESTIONS = {
+    "sum": "This answers: I want every level; do I train them in one run, or each in a run of its own, for the same "
+    "total cost?",
+    "epochs": "This answers: how much do I lose if I pay for one run in place of one for each level? (It is the "
+    "paper's comparison; in the joint run a level has only a part of the updates.)",
+    "each": "This answers: I want one level only; would the cost of the joint run be better spent on that level alone?",
+}
 
 
 @final
@@ -60,7 +73,7 @@ class Pair:
     alone: Mapping[str, Summary]
 
 
-def compare(settings: Settings, *, budget: Budget = "epochs", seeds: int = 1, jobs: int = 1) -> list[Row]:
+def compare(settings: Settings, *, budget: Budget = "sum", seeds: int = 1, jobs: int = 1) -> list[Row]:
     """Train jointly and alone, `seeds` times each, in the directory `settings.out`; finished runs are kept.
 
     The joint run has the settings as they are. A smaller level alone is the same nested model from the same start, of
@@ -106,9 +119,9 @@ def _ready(settings: Settings, budget: Budget, out: Path) -> Iterator[RunJob]:
         yield joint
         return
     levels = list(summary["levels"])
-    for level in levels:
-        alone = within_budget(alone_settings(settings, level, levels), level, summary, budget)
-        if _summary(job := _job(f"{level}-alone", alone, out)) is None:
+    alone = {level: alone_settings(settings, level, levels) for level in levels}
+    for level, within in within_budget(alone, summary, budget).items():
+        if _summary(job := _job(f"{level}-alone", within, out)) is None:
             yield job
 
 
@@ -160,18 +173,27 @@ def _alone_method(method: str, alone: str) -> str:
     )
 
 
-def within_budget(settings: Settings, level: str, joint: Summary, budget: Budget) -> Settings:
-    """The settings with as many steps as the budget gives a level alone."""
+def within_budget(alone: Mapping[str, Settings], joint: Summary, budget: Budget) -> dict[str, Settings]:
+    """The settings of each level alone, with as many steps as the budget gives it."""
     if budget == "epochs":
-        return settings
-    if budget == "updates":
-        return replace(settings, max_steps=max(1, joint["levels"][level]["updates"]))
-    task, ranks = build(settings), launch.processes().num_processes
+        return dict(alone)
+    ranks = launch.processes().num_processes
+    lengths = {level: _step_and_epoch(settings, level, ranks) for level, settings in alone.items()}
+    together = sum(flops for flops, _ in lengths.values())
+    within = {}
+    for level, (flops, per_epoch) in lengths.items():
+        steps = max(1, round(total_flops(joint) / (together if budget == "sum" else flops)))
+        within[level] = replace(alone[level], max_steps=steps, epochs=math.ceil(steps / per_epoch))
+    return within
+
+
+@cache
+def _step_and_epoch(settings: Settings, level: str, ranks: int) -> tuple[float, int]:
+    """The FLOPs of a step of the level, a mean over batches, and the steps of an epoch."""
+    task = build(settings)
     count = len(task.batches)
     flops = [task.flops(level, task.batches.make(0, k)) for k in range(0, count, max(1, count // _COUNTED_BATCHES))]
-    per_epoch = len(BatchPlan(task.batches, settings.accumulate, 0, ranks))
-    steps = max(1, round(total_flops(joint) / (fmean(flops) * settings.accumulate * ranks)))
-    return replace(settings, max_steps=steps, epochs=math.ceil(steps / per_epoch))
+    return fmean(flops) * settings.accumulate * ranks, len(BatchPlan(task.batches, settings.accumulate, 0, ranks))
 
 
 def summarize(pairs: Sequence[Pair]) -> list[Row]:
@@ -200,13 +222,23 @@ def _total(rows: Sequence[Row], trained: str, seconds: float) -> Row:
 def to_table(rows: Sequence[Row], pairs: Sequence[Pair], budget: str) -> Table:
     first, seeds = pairs[0].joint, ", ".join(str(pair.seed) for pair in pairs)
     means = f"; means ± deviations of {len(pairs)} runs" if len(pairs) > 1 else ""
+    scores = f"{first['score']} on the test data, seed{'s' if len(pairs) > 1 else ''} {seeds}{means}."
     return Table(
-        title=f"{first['recipe']}: jointly and alone; alone each level gets {_BUDGETS[budget]}",
+        title=f"{first['recipe']}: jointly and alone; {_BUDGETS[budget]}",
         head=("level", "trained", first["score"], "updates", "training FLOPs", "time"),
         rows=tuple(_cells(row) for row in rows),
         words=2,
-        note=f"{first['score']} on the test data, seed{'s' if len(pairs) > 1 else ''} {seeds}{means}",
+        note=f"{scores} {differences(rows)} {_QUESTIONS[budget]}",
     )
+
+
+def differences(rows: Sequence[Row]) -> str:
+    """Jointly less alone, for each level, seed by seed."""
+    by_level = {(row.level, row.trained): row.scores for row in rows if row.scores}
+    levels = dict.fromkeys(level for level, _ in by_level)
+    pairs = [(level, zip(by_level[level, "jointly"], by_level[level, "alone"], strict=True)) for level in levels]
+    each = [f"{level} {paired.difference([joint - alone for joint, alone in scores])}" for level, scores in pairs]
+    return f"Jointly less alone: {'; '.join(each)}."
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from partialsgd.lab.reproduce import equal_sum
 from partialsgd.lab.reproduce.experiment import Comparison, Experiment, Figure
 from partialsgd.lab.reproduce.numbers import Numbers, shown_comparisons, validation_curve
-from partialsgd.lab.reproduce.run_folder import RunFolder
+from partialsgd.lab.reproduce.run_folder import RunFolder, total_flops
 from partialsgd.logging import figures
 from partialsgd.logging.series import Series
 
@@ -30,6 +31,8 @@ def draw(experiment: Experiment, folder: RunFolder, numbers: Numbers) -> Iterato
         yield "size", against_size(numbers)
     if curves := along_the_training(experiment, folder):
         yield "curves", curves
+    if together := along_the_training(experiment, folder, together=True):
+        yield "sum", together
 
 
 def write(figure: Drawn, to: Path, name: str) -> list[Path]:
@@ -92,13 +95,19 @@ def against_size(numbers: Numbers) -> Drawn:
     return figures.finish_figure(sheet, None)
 
 
-def along_the_training(experiment: Experiment, folder: RunFolder) -> Drawn | None:
-    """The validation score over the training FLOPs, joint and alone; a panel for each ratio."""
+def along_the_training(experiment: Experiment, folder: RunFolder, *, together: bool = False) -> Drawn | None:
+    """The validation score over the training FLOPs, joint and alone; a panel for each ratio.
+
+    With `together=True` the FLOPs of networks alone are those of all of them together, which is fair where the learning
+    rate does not depend on the length of the training; other comparisons are left out.
+    """
     from matplotlib.figure import Figure as NewFigure
     from matplotlib.ticker import EngFormatter
 
     joint = [each for each in shown_comparisons(experiment, folder) if folder.scored(each.joint)]
-    drawn = [(each.label, dict(_curves(experiment, folder, each))) for each in joint]
+    if together:
+        joint = [each for each in joint if _has_sum(folder, each)]
+    drawn = [(each.label, dict(_curves(experiment, folder, each, together))) for each in joint]
     shown = [(label, curves) for label, curves in drawn if any(curves.values())]
     if not shown:
         return None
@@ -108,18 +117,28 @@ def along_the_training(experiment: Experiment, folder: RunFolder) -> Drawn | Non
     for axes, (label, curves) in zip(sheet.axes, shown, strict=True):
         lines = {name: curves[name] or [Series({})] for name in names}
         figures.draw_curves(axes, lines, f"{experiment.score} (validation)", log=False)
-        axes.set_xlabel(f"training FLOPs, {label}", fontsize=figures.LARGE)
+        axes.set_xlabel(f"{'FLOPs for both' if together else 'training FLOPs'}, {label}", fontsize=figures.LARGE)
         axes.label_outer()
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return figures.finish_figure(sheet, None)
 
 
-def _curves(experiment: Experiment, folder: RunFolder, rows: Comparison) -> Iterator[tuple[str, list[Series]]]:
+def _has_sum(folder: RunFolder, comparison: Comparison) -> bool:
+    runs = equal_sum.common_seeds(folder, comparison).values()
+    return bool(runs) and all(equal_sum.looks(joint, alone) for joint, alone in runs)
+
+
+def _curves(
+    experiment: Experiment, folder: RunFolder, rows: Comparison, together: bool
+) -> Iterator[tuple[str, list[Series]]]:
     """By label, the same labels for every ratio; those without a finished run have no series."""
+    costs = {row: [total_flops(summary) for _, summary in folder.scored(row)] for row in rows.alone.values()}
+    all_alone = sum(fmean(each) for each in costs.values() if each)
     for level, alone in rows.alone.items():
         for trained, row, name in (("jointly", rows.joint, level), ("alone", alone, "full")):
+            factor = all_alone / fmean(costs[row]) if together and trained == "alone" and costs[row] else 1.0
             curves = [validation_curve(experiment, scored, name) for scored in folder.scored(row)]
-            yield f"{level} {trained}", _series(curves)
+            yield f"{level} {trained}", _series([[(factor * place, score) for place, score in each] for each in curves])
 
 
 def _series(curves: Sequence[Sequence[tuple[float, float]]]) -> list[Series]:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+from partialsgd.lab.reproduce import paired
 from partialsgd.lab.reproduce.numbers import Numbers
 
-_STUDENT = {2: 12.71, 3: 4.31, 4: 3.19, 5: 2.78}
-"""Standard errors that a mean difference must exceed to be called one, at 5 %, by seeds; beyond these a little less."""
-_MANY = 2.58
 _OURS = {"jointly": "jointly trained", "alternating": "by alternating training"}
 _OTHERS = {"alone": "the one trained alone", "slimmable": "that of slimmable training"}
 
 
 def sentences(numbers: Numbers) -> list[str]:
     """A sentence for each comparison that finished runs allow, for each cost, and for each edge of the grid."""
-    return [*_compared(numbers), *_costs(numbers), *_edges(numbers)]
+    return [*_sums(numbers), *_compared(numbers), *_costs(numbers), *_edges(numbers)]
+
+
+def _sums(numbers: Numbers) -> Iterator[str]:
+    for row in numbers["sums"]:
+        if row.get("jointly_scores") and row.get("alone_scores"):
+            difference, doubt = _difference(row["jointly_scores"], row["alone_scores"], numbers["score"])
+            yield (
+                f"{row['label']}, {row['level']}: for the same total FLOPs the joint run is {difference} separate runs "
+                f"on the validation data{doubt}."
+            )
 
 
 def _compared(numbers: Numbers) -> Iterator[str]:
@@ -59,13 +66,12 @@ def _diverged(numbers: Numbers, *lines: Mapping[str, Any]) -> str:
 
 def _difference(ours: Mapping[str, float], other: Mapping[str, float], score: str) -> tuple[str, str]:
     """How far ahead, seed by seed with those that both have, and what is to be text if that may be chance."""
-    differences = [ours[seed] - other[seed] for seed in ours if seed in other]
-    seeds, difference = len(differences), fmean(differences)
-    if seeds < 2:
+    difference = paired.difference([ours[seed] - other[seed] for seed in ours if seed in other])
+    points = _points(difference.mean, score)
+    if difference.pairs < 2:
         has_more = len(ours) > 1 or len(other) > 1
-        return _points(difference, score), ", with the one seed that both have" if has_more else ", by one seed"
-    is_clear = abs(difference) > _STUDENT.get(seeds, _MANY) * stdev(differences) / math.sqrt(seeds)
-    return _points(difference, score), "" if is_clear else f", which {seeds} seeds cannot tell from chance"
+        return points, ", with the one seed that both have" if has_more else ", by one seed"
+    return points, "" if difference.is_clear else f", which {difference.pairs} seeds cannot tell from chance"
 
 
 def _points(difference: float, score: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Any, TypeAlias
 
+from partialsgd.lab.reproduce import equal_sum
 from partialsgd.lab.reproduce.experiment import Comparison, Experiment, Figure, Line
 from partialsgd.lab.reproduce.run_folder import AT, FinishedRun, RunFolder, Scored, total_flops
 from partialsgd.lab.reproduce.schedule import rows_at_other_cells, stored_other_cells
@@ -30,6 +31,7 @@ def collect(experiment: Experiment, folder: RunFolder) -> Numbers:
         "title": experiment.title,
         "score": experiment.score,
         "lines": [_line(experiment, folder, line) for line in lines],
+        "sums": equal_sum.collect(experiment.score, experiment.factor, folder, comparisons),
         "costs": [_cost(folder, each) for each in comparisons],
         "near": [row for each in comparisons for row in _near(experiment, folder, each)],
         "starts": list(_starts(experiment, folder)),

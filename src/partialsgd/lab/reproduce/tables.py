@@ -9,8 +9,9 @@ from typing import Any, Literal, final
 
 from rich.table import Table as RichTable
 
-from partialsgd.lab.reproduce import findings
+from partialsgd.lab.reproduce import findings, paired
 from partialsgd.lab.reproduce.numbers import NEAR, Numbers
+from partialsgd.lab.reproduce.paired import Difference
 
 _TERMINAL = 80
 
@@ -57,10 +58,10 @@ def to_rich(table: Table) -> RichTable:
 
 
 def tables(numbers: Numbers) -> list[Table]:
-    """The paper's table, then costs and tuning; tables without a row are left out."""
+    """Equal totals first, the paper's table, then costs and tuning; tables without a row are left out."""
     if numbers["criteria"]:
         return [_criteria(numbers)]
-    every = (_main, _epochs, _costs, _near, _starts, _grid, _other_cells)
+    every = (_sums, _main, _epochs, _costs, _near, _starts, _grid, _other_cells)
     return [table for make in every if (table := make(numbers)).rows]
 
 
@@ -99,6 +100,35 @@ def _shown(numbers: Numbers) -> list[Mapping[str, Any]]:
     lines = [line for line in numbers["lines"] if any(line[key] for key in _OUTCOMES)]
     groups = {line["group"] for line in lines if line["row"] != _SHARED} or {line["group"] for line in lines[:1]}
     return [line for line in lines if line["group"] in groups]
+
+
+def _sums(numbers: Numbers) -> Table:
+    rows = tuple(
+        (
+            row["label"].removeprefix("r = "),
+            row["level"],
+            *(spread(row.get(f"{trained}_scores", {}).values()) for trained in ("alone", "jointly")),
+            *(str(paired_difference(row, name)) for name in ("scores", "losses")),
+        )
+        for row in numbers["sums"]
+    )
+    head = ("r", "network", "alone", "jointly", "jointly less alone", "loss, jointly less alone")
+    note = (
+        f"{numbers['score']} on the validation data, at the end of the joint run, and of a network alone when both "
+        "networks alone had used the FLOPs of the joint run together. The learning rate does not depend on the length "
+        "of the training, so that this is what shorter runs would have reached; but the joint run takes more steps for "
+        "the same FLOPs, and the rate falls with the steps, which may be a part of the difference. Mean (deviation) of "
+        "the seeds, and mean difference ± its 95 % interval. This answers: I want both networks; one run or two, for "
+        "the same total cost? Below, alone each network has as many epochs as the joint run: how much is lost for half "
+        "of the cost? And at equal FLOPs each has all FLOPs of the joint run: I want one network only."
+    )
+    return Table("One joint run, or one run for each network: the same total FLOPs", head, rows, words=2, note=note)
+
+
+def paired_difference(row: Mapping[str, Any], name: str) -> Difference:
+    """Jointly less alone of one of the records that `equal_sum.collect` makes, in "scores" or "losses"."""
+    jointly, alone = row[f"jointly_{name}"], row[f"alone_{name}"]
+    return paired.difference([jointly[seed] - alone[seed] for seed in jointly])
 
 
 def _main(numbers: Numbers) -> Table:

@@ -21,8 +21,9 @@ _START_RATIO = "1/32"
 _BEST_START = "the starts at r = 1/32, or --start"
 
 _SIZES = Translation(layers=3, d_model=64, ffn=256, heads=4, vocabulary=3000, max_tokens=1500)
-_SMALL = replace(_SIZES, schedule="inverse-sqrt", epochs=8, look_bleu=500, keep=1, threads=1)
-_TINY = replace(_SMALL, layers=1, d_model=32, ffn=64, vocabulary=400, size=240, valid_size=30, test_size=15)
+LAPTOP = replace(_SIZES, schedule="inverse-sqrt", epochs=8, look_bleu=500, keep=1, threads=1)
+"""The settings of Tables 1 and 2 at laptop scale."""
+_TINY = replace(LAPTOP, layers=1, d_model=32, ffn=64, vocabulary=400, size=240, valid_size=30, test_size=15)
 _SMOKE = replace(_TINY, max_tokens=600, epochs=2, look_bleu=10, beam=2)
 _RATES = (3e-3, 6e-3, 1.2e-2)
 """For the depth of the scale; a deeper network needs smaller ones."""
@@ -102,7 +103,7 @@ class _Plan:
         starts = _STARTS if request.start is None else (request.start,)
         self.starts: tuple[str, ...] = starts if self.is_low_rank else ()
         preset = PRESETS[_CORPUS[name]]
-        scale = {"smoke": _SMOKE, "laptop": _SMALL, "paper": preset}[request.scale]
+        scale = {"smoke": _SMOKE, "laptop": LAPTOP, "paper": preset}[request.scale]
         self.base = replace(
             scale,
             look_bleu=scale.look_bleu or 500,

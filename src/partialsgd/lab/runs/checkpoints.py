@@ -5,16 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
-
-from torch import Tensor
+from typing import Any
 
 from partialsgd._util import files, tensor_files
+from partialsgd._util.packing import pack, unpack
 from partialsgd._util.tensor_files import DamagedFile
-
-Json: TypeAlias = Any
 
 _log = logging.getLogger("partialsgd")
 
@@ -77,42 +73,3 @@ def _read(path: Path) -> tuple[int, Any]:
             "1; the run was left as it is: resume it with the version that wrote it"
         )
     return record["position"], unpack(record["state"], tensors)
-
-
-def pack(state: Any) -> tuple[Json, dict[str, Tensor]]:
-    """Split a state of dicts, lists, tuples, plain values and tensors into JSON and named tensors."""
-    tensors: dict[str, Tensor] = {}
-
-    def pack_value(value: Any, path: str) -> Json:
-        if isinstance(value, Tensor):
-            name = f"{len(tensors)} {path}"  # numbered, because keys contain dots and two paths may be equal
-            tensors[name] = value.detach().cpu().contiguous().clone()
-            return {"tensor": name}
-        if isinstance(value, Mapping):  # as pairs, because JSON keys cannot be the numbers of an optimizer's state
-            for key in value:
-                if not isinstance(key, (str, int)):
-                    raise TypeError(f"{path} has the key {key!r}; a checkpoint holds only str and int keys")
-            return {"dict": [[key, pack_value(inner, f"{path}.{key}")] for key, inner in value.items()]}
-        if isinstance(value, tuple):
-            return {"tuple": [pack_value(inner, f"{path}.{k}") for k, inner in enumerate(value)]}
-        if isinstance(value, list):
-            return [pack_value(inner, f"{path}.{k}") for k, inner in enumerate(value)]
-        if isinstance(value, (str, int, float, bool, type(None))):
-            return value
-        raise TypeError(f"{path} is a {type(value).__name__}, which a checkpoint cannot hold: nothing is pickled")
-
-    return pack_value(state, "state"), tensors
-
-
-def unpack(structure: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Rebuild the state that `pack` took apart, with the same types."""
-    if isinstance(structure, list):
-        return [unpack(inner, tensors) for inner in structure]
-    if not isinstance(structure, dict):
-        return structure
-    ((kind, content),) = structure.items()
-    if kind == "tensor":
-        return tensors[content].clone()  # aligned in memory, as in the run that saved it: vectorised sums depend on it
-    if kind == "tuple":
-        return tuple(unpack(inner, tensors) for inner in content)
-    return {key: unpack(inner, tensors) for key, inner in content}

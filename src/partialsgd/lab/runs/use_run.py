@@ -5,6 +5,7 @@ An exported level is a directory of weights, sidecar files and a README that wor
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,9 @@ Checkpoint: TypeAlias = Literal["best", "last"]
 
 _EXPORT = "export.json"
 """The file that says which level of which run a directory holds, and which of its files the export wrote."""
+
+
+_TURNS = 3  # measurements of the latency of each level
 
 
 def open_task(run: Run, checkpoint: Checkpoint = "best") -> Task:
@@ -100,10 +104,11 @@ def profile(run: Run, console: Console) -> None:
     network = task.network
     example = example_on_device(task)
     shown = _table("level", "parameters", "share", "forward", "training", "paper", "latency")
-    for row in network.profile(example).rows:
-        latency = task.latency(network.extract(row.level, example=example).eval())
+    seconds = latencies(task)
+    for row in network.profile(example, repeats=1).rows:
         counts = (f"{count:.3g}" for count in (row.forward, row.training, row.multiply_adds))
-        shown.add_row(row.level, f"{row.parameters:,}", f"{row.share:.1%}", *counts, f"{1e3 * latency:.3g} ms")
+        latency = latency_text(*seconds[row.level])
+        shown.add_row(row.level, f"{row.parameters:,}", f"{row.share:.1%}", *counts, latency)
     console.print(shown)
     args, kwargs = as_call(example)
     named = [("an input of", value) for value in args] + list(kwargs.items())
@@ -111,9 +116,28 @@ def profile(run: Run, console: Console) -> None:
     console.print(
         f"forward, training: FLOPs of a pass over {shapes}, as torch counts them\n"
         "paper: multiply-adds of the forward pass, as the paper counts them\n"
-        "latency: one example through the extracted level",
+        "latency: one example through the extracted level; the median and the extremes of "
+        f"{_TURNS} measurements, in which the levels take turns",
         highlight=False,
     )
+
+
+def latencies(task: Task) -> dict[str, tuple[float, float, float]]:
+    """Return the median, the least and the largest latency of each level, in seconds.
+
+    The extracted levels take turns, so that a load on the machine meets all of them alike.
+    """
+    example, network = example_on_device(task), task.network
+    extracted = {level: network.extract(level, example=example).eval() for level in network.levels}
+    seconds: dict[str, list[float]] = {level: [] for level in extracted}
+    for _ in range(_TURNS):
+        for level, plain in extracted.items():
+            seconds[level].append(task.latency(plain))
+    return {level: (statistics.median(taken), min(taken), max(taken)) for level, taken in seconds.items()}
+
+
+def latency_text(median: float, low: float, high: float) -> str:
+    return f"{1e3 * median:.3g} ms ({1e3 * low:.3g} to {1e3 * high:.3g})"
 
 
 Summary: TypeAlias = dict[str, Any]
@@ -134,6 +158,8 @@ def summarise(run: Run, state: TrainingState, method: Method, console: Console) 
     }
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
         line = progress.add_task("")
+        progress.update(line, description="measuring latencies")
+        seconds = latencies(task)
         full = task.network.size(task.network.levels[-1])
         for level in task.network.levels:
             progress.update(line, description=f"scoring {level} on the test data")
@@ -143,7 +169,8 @@ def summarise(run: Run, state: TrainingState, method: Method, console: Console) 
                 "share": size / full,
                 "updates": state.updates.get(level, 0),
                 "flops": state.flops.get(level, 0.0),
-                "latency": task.latency(task.network.extract(level, example=example_on_device(task)).eval()),
+                "latency": seconds[level][0],
+                "latency_spread": seconds[level][1:],
                 "test": task.scores(level, "test"),
             }
         progress.update(line, description="computing further numbers")
@@ -162,6 +189,22 @@ def show(summary: Summary, console: Console) -> None:
     console.print(shown)
     for name, value in summary["extras"].items():
         _show_extra(name, value, console)
+    if line := takeaway(summary):
+        console.print(line, highlight=False, markup=False)
+
+
+def takeaway(summary: Summary) -> str:
+    """What a joint run gave, in one line; empty for a run that trained one network."""
+    trained = {level: row for level, row in summary["levels"].items() if row["updates"]}
+    if len(trained) < 2:
+        return ""
+    score, (small, *_, large) = summary["score"], trained
+    reached = {level: f"{row['test'][score]:.4g}" for level, row in trained.items()}
+    return (
+        f"One run gave {len(trained)} networks: {small} has {trained[small]['share']:.0%} of the parameters of {large} "
+        f"and reaches {score} {reached[small]}, {large} {reached[large]}. `partialsgd compare` trains each alone for "
+        "the same total cost, to see which is better for you."
+    )
 
 
 def level_cells(summary: Summary) -> list[tuple[str, ...]]:
@@ -175,7 +218,9 @@ def level_cells(summary: Summary) -> list[tuple[str, ...]]:
             f"{row['updates']:,}",
             f"{row['flops']:.3g}",
             f"{row['test'][score]:.4g}",
-            f"{1e3 * row['latency']:.3g} ms",
+            latency_text(row["latency"], *row["latency_spread"])
+            if "latency_spread" in row  # older runs have none
+            else f"{1e3 * row['latency']:.3g} ms",
         )
         for level, row in summary["levels"].items()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +15,15 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, broadcast_object_list
+from accelerate.utils import GradientAccumulationPlugin, broadcast_object_list
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from partialsgd._util.extras import missing
+from partialsgd.distributed import data_parallel
+from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.settings import Settings
+from partialsgd.logging.trackers import NAMES, require_trackers
 
 _TIMEOUT = timedelta(hours=24)
 """Other ranks wait while the first one evaluates; torch's default of ten minutes is too short for a beam search."""
@@ -38,32 +42,67 @@ def make_accelerator(settings: Settings, path: Path) -> Accelerator:
     return Accelerator(
         cpu=not torch.accelerator.is_available(),
         mixed_precision="no" if settings.precision == "fp32" else settings.precision,
-        log_with=list(settings.track) or None,
+        log_with=[name for name in settings.track if name not in NAMES] or None,
         project_dir=path,
         # The loop accumulates gradients itself; if the environment asked accelerate to, it would divide the loss.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        # A step of the core gives the other parameters no gradient.
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
+
+
+def prepare_model(accelerator: Accelerator, network: nn.Module) -> nn.Module:
+    """Give the network its device and precision; on several ranks, its steps send only the gradients that move."""
+    prepared: nn.Module = accelerator.prepare_model(network, evaluation_mode=True)  # without DistributedDataParallel
+    return prepared if accelerator.num_processes == 1 else data_parallel(prepared)
+
+
+def may_restart() -> bool:
+    """True if torchrun starts the processes anew when one of them dies (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
+
+
+def restarts() -> int:
+    """How often torchrun has started the processes anew because one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def require_restartable(settings: Settings) -> None:
+    """Refuse a launch that could not go on after a restart, before it begins."""
+    if not may_restart():
+        return
+    if settings.out is None:  # it would have another name, and begin from nothing
+        raise WrongCall("torchrun --max-restarts starts this command again when a process dies: name the run by --out")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise WrongCall(
+            "torchrun would keep the addresses of dead processes, to which restarted ones may connect: start it with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment and with --standalone or --rdzv-backend c10d, "
+            "so that each restart has a new store"
+        )
 
 
 def require_available(settings: Settings) -> None:
     """Refuse settings for which this machine lacks a module, a GPU or a tracker, before a run directory is made."""
-    for module in (*settings.requires, *(["tensorboard"] if settings.tensorboard else [])):
+    for module in settings.requires:
         if find_spec(module) is None:
             raise missing(f"this run needs {module}", "lab")
+    require_trackers(log_trackers(settings))
     if settings.precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError('precision "fp16" needs a GPU; on a CPU use "fp32" or "bf16"')
     available = sorted(kind.value for kind in get_available_trackers())
     for name in settings.track:
-        if name not in available:
+        if name not in (*NAMES, *available):
             raise ValueError(f"track: {name!r} is not installed or unknown to accelerate; available are {available}")
+
+
+def log_trackers(settings: Settings) -> tuple[str, ...]:
+    """The trackers that the metrics log writes to; accelerate writes to the others of `track`."""
+    named = [*(["tensorboard"] if settings.tensorboard else []), *settings.track]
+    return tuple(name for name in dict.fromkeys(named) if name in NAMES)
 
 
 @contextmanager
 def trackers(accelerator: Accelerator, settings: Settings, path: Path) -> Iterator[None]:
     """Open the trackers of accelerate, and flush them however the block ends."""
-    if settings.track:
+    if accelerator.log_with:
         accelerator.init_trackers("partialsgd", {"run": path.name})
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -32,6 +33,7 @@ from partialsgd.lab.training.errors import Stopped, WrongCall, advice_on_errors,
 from partialsgd.lab.training.method_text import parse_method
 from partialsgd.lab.training.progress import Display, say, show_warnings_on
 from partialsgd.lab.training.settings import Settings
+from partialsgd.lab.training.sharded import ShardedNetwork, require_shardable
 from partialsgd.lab.training.state import TrainingState
 from partialsgd.lab.training.task import Numbers, Task
 from partialsgd.logging import metrics_log
@@ -44,8 +46,14 @@ __all__ = ["Stopped", "resume", "train"]
 
 
 def train(settings: Settings, *, show: bool = True) -> Run:
-    """Train a new run to its end, and show the scores of every level."""
+    """Train a new run to its end, and show the scores of every level.
+
+    Under a torchrun that restarts its processes, a run that an earlier start has left at `out` is continued.
+    """
     settings = pin(settings)
+    launch.require_restartable(settings)
+    if launch.may_restart() and (begun := launch.from_main(_begun(settings))) is not None:
+        return resume(Run(Path(begun)), show=show)
     try:  # wrong settings are found before the run directory is made
         task, method = _prepare(settings)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
@@ -54,6 +62,17 @@ def train(settings: Settings, *, show: bool = True) -> Run:
     new_run = Run.new(settings, task.data_hash(), task.sidecar_files()) if is_main else None
     path: str = launch.from_main(new_run and str(new_run.path))
     return _train_to_end(Run(Path(path)), settings, task, method, show)
+
+
+def _begun(settings: Settings) -> str | None:
+    """The path of the run that an earlier start of this command has begun; the first rank looks."""
+    if not launch.processes().is_main_process or not settings.out:
+        return None
+    if not (Path(settings.out) / "config.json").exists():
+        return None
+    run = Run.open(settings.out)
+    is_done_elsewhere = run.summary is not None and launch.restarts() == 0
+    return str(run.path) if run.settings == settings and not is_done_elsewhere else None
 
 
 def resume(run: Run, *, places: Settings | None = None, show: bool = True) -> Run:
@@ -83,6 +102,7 @@ def _absolute_paths(settings: Settings) -> dict[str, Any]:
 def _prepare(settings: Settings) -> tuple[Task, Method]:
     launch.processes()
     launch.require_available(settings)
+    require_shardable(settings)
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     method = parse_method(settings.method)  # before the data, because a typo is found at once
     task = build(settings)
@@ -107,20 +127,31 @@ def _train_to_end(run: Run, settings: Settings, task: Task, method: Method, show
             if show:
                 use_run.show(summary, Console())
                 say(console, f"The run is in {run.path}")
+                say(console, next_commands(run, settings, task.network))
         accelerator.wait_for_everyone()
     return run
+
+
+def next_commands(run: Run, settings: Settings, network: Nested) -> str:
+    """What to do with a run that has ended, as lines to copy."""
+    commands = ("partialsgd report {run} --open", "partialsgd export {run} --level {level}", *settings.next_commands)
+    path, level = shlex.quote(str(run.path)), shlex.quote(network.levels[0])
+    return "\n".join(["Next:", *(f"  {command.format(run=path, level=level)}" for command in commands)])
 
 
 def fit(
     run: Run, settings: Settings, task: Task, method: Method, accelerator: Accelerator, console: Console
 ) -> TrainingState:
     """Run Algorithm 1 over the batches, with evaluations every few epochs and checkpoints every few steps."""
-    model = accelerator.prepare_model(task.network)
+    parts = ShardedNetwork(task, accelerator) if settings.shard else None
+    network = task.network if parts is None else parts.network
+    model = launch.prepare_model(accelerator, network) if parts is None else network
+    method = method if parts is None else parse_method(settings.method).bind(network)
     plan = BatchPlan(task.batches, settings.accumulate, accelerator.process_index, accelerator.num_processes)
     batches_at = partial(plan.at, move=partial(send_to_device, device=accelerator.device))
-    meter = make_meter(settings, task.network, batches_at, partial(mean_loss, task, model))
+    meter = make_meter(settings, network, batches_at, partial(mean_loss, task, model))
     options = {"seed": settings.seed, "clip_norm": settings.clip_norm, "scaler": accelerator.scaler, "meter": meter}
-    state = TrainingState(task, ps.PartialSGD(model, list(task.optimizers), method, **options), accelerator)
+    state = TrainingState(task, ps.PartialSGD(model, list(task.optimizers), method, **options), accelerator, parts)
     total = min(settings.epochs * len(plan), settings.max_steps or settings.epochs * len(plan))
     torch.manual_seed(settings.seed + 1_000_003 * accelerator.process_index)  # for the network's own dropout
     if state.load(run):  # before anything is written, so that a run that cannot be continued stays as it is
@@ -128,11 +159,11 @@ def fit(
     if accelerator.is_main_process:
         run.write_texts(task.sidecar_files())
     accelerator.wait_for_everyone()
-    task.network.train()
+    network.train()
     sizes = {"position": state.position, "total": total, "epoch": len(plan)}
     display = Display(console, state.evaluations, **sizes, unit=task.unit)
-    board = run.path / "tensorboard" if settings.tensorboard else None
-    log = ps.MetricsLog(run.metrics, t=state.sgd.t, skips=state.sgd.state_dict()["skips"], tensorboard=board)
+    skips, names = state.sgd.state_dict()["skips"], launch.log_trackers(settings)
+    log = ps.MetricsLog(run.metrics, t=state.sgd.t, skips=skips, trackers=names)
     trackers = launch.trackers(accelerator, settings, run.path)
     with trackers, log, stop_on_signal(partial(say, console)) as is_signalled, display:
         while state.position < total:
@@ -149,7 +180,7 @@ def fit(
             if is_last or state.position % (settings.evaluate_every * len(plan)) == 0:
                 numbers |= _evaluate(state, run, display)
             log.write(step, **numbers)
-            if settings.track:
+            if accelerator.log_with:
                 accelerator.log(dict(metrics_log.scalars(metrics_log.record(step, **numbers))), step=step.t)
             is_stopped = launch.total(accelerator, is_signalled()) > 0  # so that all ranks stop at the same step
             if is_last or is_stopped or state.position % settings.checkpoint_every == 0:
@@ -164,9 +195,10 @@ def _forward_backward(
 ) -> Tensor:
     """The closure of a step: backward over its batches, and the mean loss over all ranks."""
     total = torch.zeros((), device=accelerator.device)
-    for batch in step.batches:
-        loss = task.loss(model, batch, g) * step.loss_scale
-        accelerator.backward(loss)
+    for number, batch in enumerate(step.batches, start=1):
+        with nullcontext() if number == len(step.batches) else accelerator.no_sync(model):  # the sum is sent once
+            loss = task.loss(model, batch, g) * step.loss_scale
+            accelerator.backward(loss)
         total += loss.detach()
     return cast(Tensor, accelerator.reduce(total, reduction="mean"))
 
@@ -174,6 +206,7 @@ def _forward_backward(
 def _evaluate(state: TrainingState, run: Run, display: Display) -> Numbers:
     """Evaluate every level on the validation data on the first rank, while the others wait, and save the model."""
     task, accelerator = state.task, state.accelerator
+    state.collect()
     state.require_finite()
     if not accelerator.is_main_process:
         accelerator.wait_for_everyone()

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 from partialsgd._util.snapshots import Modes
-from partialsgd.lab.training.settings import LevelOptions, parse_ratio
+from partialsgd.lab.training.settings import LevelOptions, parse_budget, parse_ratio
 from partialsgd.nested import Nested
 from partialsgd.nested.layers.batch_norm import Norms
 from partialsgd.nested.specs import Spec
@@ -77,8 +77,12 @@ def nest_model(
     seed: int,
     norms: Norms = "separate",
     example: Any = None,
+    losses: Sequence[Callable[[], Tensor]] = (),
 ) -> Nested:
-    """Nest the model. `nest="none"` and `alone` give a nested model with a single level."""
+    """Nest the model. `nest="none"` and `alone` give a nested model with a single level.
+
+    `losses` compute the loss of the model on some batches, which a budget needs.
+    """
     if levels.nest == "none":
         if levels.alone is not None:
             raise ValueError(f'alone is {levels.alone!r}, but with nest="none" there are no levels; drop one of them')
@@ -86,7 +90,10 @@ def nest_model(
     if levels.nest not in specs:
         raise ValueError(f"nest must be one of {', '.join([*specs, 'none'])}; got {levels.nest!r}")
     ratios = tuple(sorted(parse_ratio(ratio) for ratio in levels.ratio))
-    nested = ps.nest(model, specs[levels.nest](ratios), norms=norms, seed=seed)
+    spec: Spec | Sequence[Spec] = specs[levels.nest](ratios)
+    if levels.level_budget is not None:
+        spec = _fitted(model, specs[levels.nest]((1.0,)), levels.level_budget, example, losses)
+    nested = ps.nest(model, spec, norms=norms, seed=seed)
     for small, large in pairwise(nested.levels):
         if nested.size(small) >= nested.size(large):
             raise ValueError(f"level {small!r} is not smaller than {large!r}; use a smaller ratio or a larger network")
@@ -97,6 +104,16 @@ def nest_model(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the statistics of .* never updated")  # the level is about to be trained
         return ps.nest(nested.extract(levels.alone, example=example), levels={})
+
+
+def _fitted(
+    model: nn.Module, spec: Spec, budget: str, example: Any, losses: Sequence[Callable[[], Tensor]]
+) -> Sequence[Spec]:
+    if isinstance(spec, ps.Width) and spec.query_key:
+        raise ValueError("a budget does not choose the width of query and key; add --no-query-key")
+    if not isinstance(spec, (ps.Width, ps.LowRank)):
+        raise ValueError(f"a budget chooses units or ranks, not {type(spec).__name__}; use --nest width or low-rank")
+    return ps.fit_budget(model, example, losses, budget=ps.Budget(**parse_budget(budget)), spec=spec)
 
 
 @contextmanager

@@ -24,6 +24,9 @@ class LevelOptions:
     With "none" there are no smaller levels."""
     ratio: tuple[str, ...] = ("1/2",)
     """The share of it that a smaller level keeps, such as 1/4; several ratios give several levels."""
+    level_budget: str | None = None
+    """What a smaller level may cost, in the place of `ratio`, such as parameters=1/4 or flops=1/4,1/2: the sizes of
+    its layers are chosen by what their units are worth before training. A number above 1 is an absolute one."""
     alone: str | None = None
     """Extract this level before training and train only it, from the weights it starts with in the nested model."""
     init: Literal["zero", "svd", "matched"] = "zero"
@@ -49,6 +52,8 @@ class TrainingOptions:
     """Scale gradients with a larger norm down to this norm."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """The precision of the forward pass; bf16 and fp16 use autocast."""
+    shard: bool = False
+    """Divide the network, its gradients and its optimizer state among the processes of torchrun or accelerate."""
     threads: int | None = None
     """CPU threads for torch; by default torch decides.
     The number is stored in the run, because the last bits of results depend on it."""
@@ -84,9 +89,9 @@ class RunOptions:
     keep: int = 3
     """Checkpoints to keep; older ones are deleted."""
     tensorboard: bool = False
-    """Also write the metrics for TensorBoard, into the run directory."""
+    """Also write the metrics for TensorBoard, into the run directory: the same as --track tensorboard."""
     track: tuple[str, ...] = ()
-    """Also send the metrics to these trackers of accelerate: wandb, mlflow, comet_ml and others."""
+    """Also send the metrics to these trackers: tensorboard, wandb, and others of accelerate such as mlflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,8 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
     """Modules that a run imports at some point; all are checked before it starts."""
     paths: ClassVar[tuple[str, ...]] = ()
     """Settings that hold a path. They are stored as absolute paths, and `resume` may be given new ones."""
+    next_commands: ClassVar[tuple[str, ...]] = ()
+    """Commands of the recipe for a finished run, with {run} and {level} in them."""
     earlier_runs: ClassVar[tuple[str, ...]] = ()
     """Settings that name a finished run which training reads; using the trained network does without them."""
 
@@ -113,6 +120,8 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
             raise ValueError(f"threads must be at most {_MOST_THREADS:,}, got {self.threads:,}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, got {self.clip_norm}; omit it to clip nothing")
+        if self.out is not None and not self.out.strip():
+            raise ValueError(f"out is blank, {self.out!r}; name a folder, or omit it for one under runs/")
         for name, default in (("probe", None), ("measure_layers", ()), ("measure_batches", 1)):
             if getattr(self, name) != default and self.measure_every is None:
                 raise ValueError(f"{name} has no effect without measure_every; set both, or neither")
@@ -121,6 +130,12 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
                 raise ValueError('ratio is empty; give the share that a smaller level keeps, or set nest to "none"')
             for ratio in self.ratio:
                 parse_ratio(ratio)
+            if self.level_budget is not None:
+                parse_budget(self.level_budget)
+                if self.nest not in ("width", "low-rank"):
+                    raise ValueError(
+                        f"level_budget chooses units or ranks; with nest={self.nest!r} omit it, and give ratio"
+                    )
 
     def comments(self) -> list[str]:
         """Lines that `--show-settings` prints as comments below the settings."""
@@ -143,6 +158,14 @@ def require_in(name: str, value: float, low: float, high: float) -> None:
     """Require low <= value < high."""
     if not low <= value < high:
         raise ValueError(f"{name} must be in [{low:g}, {high:g}), got {value}")
+
+
+def parse_budget(text: str) -> dict[str, tuple[float, ...]]:
+    """Read a budget that is written parameters=1/4 or flops=1/4,1/2: what is limited, and the limit of each level."""
+    kind, _, amounts = text.partition("=")
+    if kind not in ("parameters", "flops") or not amounts:
+        raise ValueError(f"level_budget must be written like parameters=1/4 or flops=1/4,1/2; got {text!r}")
+    return {kind: tuple(sorted(parse_ratio(amount) for amount in amounts.split(",")))}
 
 
 def parse_ratio(text: str) -> float:

@@ -15,8 +15,9 @@ from partialsgd.engine.step import Step
 from partialsgd.export import states
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
-from partialsgd.lab.training import launch
+from partialsgd.lab.training import launch, sharded
 from partialsgd.lab.training.batch_plan import StepBatches
+from partialsgd.lab.training.sharded import ShardedNetwork
 from partialsgd.lab.training.task import Numbers, Task
 from partialsgd.nested.switch import FULL
 
@@ -41,6 +42,8 @@ class TrainingState:
     task: Task
     sgd: PartialSGD
     accelerator: Accelerator
+    parts: ShardedNetwork | None = None
+    """The trained network, if it lies in parts over the processes."""
     position: int = 0
     """Steps tried so far; `sgd.t` counts those that were not skipped."""
     best_score: float | None = None
@@ -90,6 +93,11 @@ class TrainingState:
             self.selection_levels, self.best_score = levels, None
         return self.task.selection_score({level: self.evaluations[level] for level in levels} or self.evaluations)
 
+    def collect(self) -> None:
+        """Copy a network that is trained in parts into that of the task. Called on every rank."""
+        if self.parts is not None:
+            self.parts.collect()
+
     def require_finite(self) -> None:
         """Raise if a parameter is not finite, which a step with a finite gradient can still cause."""
         for name, parameter in self.task.network.named_parameters():
@@ -98,26 +106,31 @@ class TrainingState:
 
     def save(self, run: Run, *, keep: int) -> None:
         """Write a checkpoint. Called on every rank: random states are gathered, and the first rank writes."""
+        self.collect()
         self.require_finite()
-        random = launch.random_states(self.accelerator)
+        random, state = launch.random_states(self.accelerator), self._optimization()
         if self.accelerator.is_main_process:
             try:
                 files.fsync(run.metrics)  # after a power failure the log has the lines of every step in the checkpoint
             except FileNotFoundError:
                 _log.warning("%s was removed: its lines are lost, and those up to the next resume", run.metrics)
-            checkpoints.save(run.checkpoints, self.position, self._state(random), keep=keep)
+            checkpoints.save(run.checkpoints, self.position, {**self._state(random), **state}, keep=keep)
 
     def _state(self, random: list[dict[str, Any]]) -> dict[str, Any]:
         model, scaler = self.task.network.model, self.accelerator.scaler
         return {
             "model": {"said": states.describe(model), "tensors": states.stored(model)},
-            "optimizers": [optimizer.state_dict() for optimizer in self.task.optimizers],
-            "sgd": self.sgd.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "random": random,
             **{key: getattr(self, attribute) for key, attribute in _SAVED.items()},
             "wall": self.wall,
         }
+
+    def _optimization(self) -> dict[str, Any]:
+        """The state of the optimizers and of `PartialSGD`, whole. Called on every rank."""
+        optimizers = [optimizer.state_dict() for optimizer in self.task.optimizers]
+        state = {"optimizers": optimizers, "sgd": self.sgd.state_dict()}
+        return state if self.parts is None else sharded.gathered(state)
 
     def load(self, run: Run) -> bool:
         """Load the newest complete checkpoint; return False if there is none."""
@@ -128,7 +141,9 @@ class TrainingState:
         self.position, state = checkpoint
         states.fill(self.task.network.model, state["model"]["said"], state["model"]["tensors"])
         for optimizer, saved in zip(self.task.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            optimizer.load_state_dict(saved if self.parts is None else sharded.in_parts(optimizer, saved))
+        if self.parts is not None:
+            self.parts.spread()
         self.sgd.load_state_dict(state["sgd"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -34,6 +35,7 @@ from partialsgd.nested import Nested
 from partialsgd.nested.switch import FULL
 
 _EVALUATION_BATCH = 256
+_BUDGET_BATCH = 64
 _INPUT_NOTES = """
 `scores` takes pixels as they are in the data, (images, channels, height, width), and returns a number for each class.
 """
@@ -170,8 +172,21 @@ def build(settings: Images) -> Task:
     }
     norms: Any = settings.norms if has_norm else "separate"  # without BatchNorm it has no effect
     example = data.train.images[:2].float() / 255
-    network = nest_model(model, settings, specs, seed=settings.seed, norms=norms, example=example)
+    losses = budget_losses(model, data) if settings.level_budget is not None else []
+    network = nest_model(model, settings, specs, seed=settings.seed, norms=norms, example=example, losses=losses)
     return ImageTask(settings, data, network)
+
+
+def budget_losses(model: nn.Module, data: Data) -> list[Callable[[], Tensor]]:
+    """Return functions for the loss of the model on four batches of training images."""
+    standardise = Standardise(data.train.images)
+    batches = [slice(i, i + _BUDGET_BATCH) for i in range(0, 4 * _BUDGET_BATCH, _BUDGET_BATCH)]
+    batches = [rows for rows in batches if rows.start < len(data.train)]
+
+    def loss(rows: slice) -> Tensor:
+        return F.cross_entropy(model(standardise(data.train.images[rows])), data.train.labels[rows])
+
+    return [partial(loss, rows) for rows in batches]
 
 
 @torch.no_grad()

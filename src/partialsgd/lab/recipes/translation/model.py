@@ -5,12 +5,12 @@ It is the class of Marian (post-norm) or of MBart (pre-norm)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, MBartConfig, MBartForConditionalGeneration
 from transformers.modeling_utils import PreTrainedModel
 
@@ -56,7 +56,9 @@ def build(settings: Translation, vocabulary: int) -> PreTrainedModel:
     return model
 
 
-def nest(plain: nn.Module, settings: Translation) -> Nested:
+def nest(
+    plain: nn.Module, settings: Translation, example: Any = None, losses: Sequence[Callable[[], Tensor]] = ()
+) -> Nested:
     """Nest the network: in the layers that the paper chose, or with fewer blocks in encoder and decoder."""
     layers = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
     blocks = ("encoder.layers", "decoder.layers")
@@ -65,7 +67,7 @@ def nest(plain: nn.Module, settings: Translation) -> Nested:
         "width": lambda ratios: ps.Width(ratios, query_key=settings.query_key),
         "depth": lambda ratios: ps.Depth(blocks, keep=ratios),
     }
-    return nest_model(plain, settings, specs, seed=settings.seed)
+    return nest_model(plain, settings, specs, seed=settings.seed, example=example, losses=losses)
 
 
 @torch.no_grad()

@@ -34,8 +34,9 @@ def translate(
     beam: int = 5,
     lenpen: float = 1.0,
     max_tokens: int = 4000,
+    length: int | None = None,
 ) -> list[str]:
-    """Translate lines by beam search; empty lines stay empty.
+    """Translate lines by beam search; empty lines stay empty. `length` is the number of tokens of every translation.
 
     A batch has at most `max_tokens` tokens over all hypotheses. Lines longer than the network can read are truncated,
     with a warning.
@@ -46,7 +47,8 @@ def translate(
     translated: list[list[int]] = [[] for _ in sources]
     with evaluation_mode(network):
         for places in _batches([len(source) for source in sources], max_tokens // beam, longest):
-            for place, ids in zip(places, _search(network_, [sources[i] for i in places], beam, lenpen), strict=True):
+            found = _search(network_, [sources[i] for i in places], beam, lenpen, length)
+            for place, ids in zip(places, found, strict=True):
                 translated[place] = ids
     texts = decode_all(tokenizer, translated)
     return [text if line.strip() else "" for text, line in zip(texts, lines, strict=True)]
@@ -91,9 +93,13 @@ def _batches(lengths: Sequence[int], max_tokens: int, longest: int) -> Iterator[
 
 
 @torch.no_grad()
-def _search(network: Any, sources: Sequence[Sequence[int]], beam: int, lenpen: float) -> list[list[int]]:
+def _search(
+    network: Any, sources: Sequence[Sequence[int]], beam: int, lenpen: float, length: int | None = None
+) -> list[list[int]]:
     ids = nn.utils.rnn.pad_sequence([torch.tensor(s) for s in sources], batch_first=True, padding_value=PAD)
     ids = ids.to(network.device)
+    limit = length_limit(len(sources[0]), network.config.max_position_embeddings) + 1  # plus the start token
+    lengths = {"max_length": limit} if length is None else {"max_length": length + 1, "min_length": length + 1}
     generated = network.generate(
         input_ids=ids,
         attention_mask=(ids != PAD).long(),
@@ -101,7 +107,7 @@ def _search(network: Any, sources: Sequence[Sequence[int]], beam: int, lenpen: f
         length_penalty=lenpen if beam > 1 else 1.0,  # transformers refuses others for a greedy search
         early_stopping=beam > 1,
         do_sample=False,
-        max_length=length_limit(len(sources[0]), network.config.max_position_embeddings) + 1,  # plus the start token
+        **lengths,
     )
     with_special_tokens: list[list[int]] = generated.tolist()
     return with_special_tokens

@@ -123,6 +123,7 @@ class Translation(
     """Train a Transformer, and the smaller ones inside it, to translate."""
 
     recipe: ClassVar[str] = "translation"
+    next_commands: ClassVar[tuple[str, ...]] = ('echo "three days" | partialsgd translate {run} --level {level}',)
     requires: ClassVar[tuple[str, ...]] = ("babel", "sacrebleu", "sklearn", "tokenizers", "transformers")
     paths: ClassVar[tuple[str, ...]] = ("data", "start", "teacher")
     earlier_runs: ClassVar[tuple[str, ...]] = ("start", "teacher")

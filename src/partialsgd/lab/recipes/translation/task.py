@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _SPLITS = {"valid": "validation", "test": "test"}
 _SAMPLES = 3  # test phrases shown with the translation of each level
+_BUDGET_PAIRS = 256  # training pairs that decide what units are worth
 _TIMED = 9  # sentences whose latency is measured
 _PACKAGES = {
     "safetensors": "torch transformers tokenizers safetensors",
@@ -51,7 +52,26 @@ def build(settings: Translation) -> TranslationTask:
     plain = model.build(settings, tokenizer.get_vocab_size())
     if "start" in earlier:
         plain.load_state_dict(earlier["start"].state_dict())
-    return TranslationTask(settings, corpus, tokenizer, model.nest(plain, settings), earlier)
+    example: dict[str, Tensor] | None = None
+    budget_losses: list[Callable[[], Tensor]] = []
+    if settings.level_budget is not None:
+        example, budget_losses = _for_budget(plain, corpus, tokenizer, settings)
+    network = model.nest(plain, settings, example, budget_losses)
+    return TranslationTask(settings, corpus, tokenizer, network, earlier)
+
+
+def _for_budget(
+    plain: nn.Module, corpus: Corpus, tokenizer: Tokenizer, settings: Translation
+) -> tuple[dict[str, Tensor], list[Callable[[], Tensor]]]:
+    """Return example inputs, and functions for the loss of the network on some batches of training pairs."""
+    sides = (tokens.encode_all(tokenizer, side) for side in zip(*corpus.splits["train"][:_BUDGET_PAIRS], strict=True))
+    pairs = [pair for pair in zip(*sides, strict=True) if longer_side(pair) <= settings.longest]
+    batches = list(tokens.in_order(pairs, settings.max_tokens))
+
+    def loss(batch: TokenBatch) -> Tensor:
+        return losses.cross_entropy(losses.run(plain, batch).logits, batch["labels"]) / batch["labels"].numel()
+
+    return {name: batches[0][name][:2] for name in losses.INPUTS}, [partial(loss, batch) for batch in batches]
 
 
 def read_corpus(settings: Translation) -> Corpus:
@@ -181,11 +201,18 @@ class TranslationTask:
         return {name: self._valid[0][name][:2] for name in losses.INPUTS}
 
     def latency(self, extracted: nn.Module) -> float:
-        """The median time to translate one sentence, after one warm-up sentence."""
+        """The median time to translate one sentence, after one warm-up sentence.
+
+        Every level writes as many tokens as the reference has: one that stops early would seem fast.
+        """
         times = []
-        for source, _ in self.corpus.splits["valid"][: _TIMED + 1]:
+        settings = self.settings
+        for source, reference in self.corpus.splits["valid"][: _TIMED + 1]:
+            length = min(len(tokens.encode_all(self.tokenizer, [reference])[0]), settings.longest)
             start = time.perf_counter()
-            self.translate(extracted, [source])
+            scores.translate(
+                extracted, self.tokenizer, [source], beam=settings.beam, lenpen=settings.lenpen, length=length
+            )
             times.append(time.perf_counter() - start)
         return statistics.median(times[1:] or times)
 

@@ -1,0 +1,68 @@
+"""`python -m studies.trained_start`: train what is missing, in order of value, and store each result at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from partialsgd.lab.training.errors import WrongCall
+from studies import runs, trained_start
+from studies.runs import StudyJob, is_selected
+from studies.trained_start import text
+from studies.trained_start.train import FILE, TRAINED_STEPS, Row, describe, stored
+from studies.trained_start.ways import AXES, LENGTHS, SEEDS, WAYS
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        source = text.generated() if options.data is None else text.read(options.data)
+    except WrongCall as error:
+        parser.error(str(error))
+    data = None if options.data is None else str(options.data)
+    every = {f"{axis}/{length}/{way}/{seed}": (axis, length, way, seed) for length, seed, axis, way in _ways()}
+    selected = {label: each for label, each in every.items() if is_selected(label, options.rows)}
+    if not selected:
+        parser.error(f"no row has {' or '.join(options.rows)} in its name; rows are like {next(iter(every))}")
+    done = {
+        (row.axis, row.length, row.way, row.seed)
+        for row in stored(options.results)
+        if (row.text, row.settings) == (f"{source.name} {source.digest}", describe(options.trained_steps))
+    }
+    jobs = [
+        StudyJob(
+            label,
+            "studies.trained_start.train:run",
+            dict(zip(("axis", "length", "way", "seed"), each, strict=True))
+            | {"data": data, "trained_steps": options.trained_steps},
+        )
+        for label, each in selected.items()
+    ]
+    runs.run(
+        jobs,
+        is_done=lambda job: selected[job.label] in done,
+        store=lambda record: Row(**record).save(options.results),
+        at_once=options.jobs,
+    )
+
+
+def _ways() -> list[tuple[int, int, str, str]]:
+    """In order of value: the short runs of every seed first."""
+    return list(product(LENGTHS, SEEDS, AXES, WAYS))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m studies.trained_start", description=trained_start.__doc__)
+    parser.add_argument("--data", type=Path, help="a folder with train.en, valid.en and test.en, plain or .gz")
+    parser.add_argument("--rows", nargs="+", default=[], metavar="WORD", help="only rows with a WORD, like width/100")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, one thread each")
+    parser.add_argument("--trained-steps", type=int, default=TRAINED_STEPS, help="steps of the first training")
+    parser.add_argument("--results", type=Path, default=FILE, help="the file that finished rows are stored in")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

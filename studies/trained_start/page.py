@@ -1,0 +1,97 @@
+"""The table of the study in docs/which_size.md: each way to go on, against the networks that were trained alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+
+from partialsgd.lab.reproduce import paired
+from studies import pages
+from studies.trained_start.train import FILE, Row, stored
+from studies.trained_start.ways import CORE_ALONE, FULL_ALONE, JOINT
+
+_ALONE = {"core": CORE_ALONE, "full": FULL_ALONE}
+HEAD = ("way", "seeds", "core", "core, less alone", "full", "full, less alone", "rate")
+
+
+def sections(file: Path = FILE) -> str:
+    """A table for each axis and length; rows that were stored with other settings than the newest are left out."""
+    rows = stored(file)
+    if not rows:
+        return "No training is stored yet."
+    rows = [row for row in rows if (row.text, row.settings) == (rows[-1].text, rows[-1].settings)]
+    parts = [f"The text is {rows[-1].text.rpartition(' ')[0]}. Every network was {rows[-1].settings}."]
+    for (axis, length), group in groupby(rows, key=lambda row: (row.axis, row.length)):
+        parts += [_title(axis, length, own := list(group)), pages.table(HEAD, _cells(own))]
+    return "\n\n".join([*parts, *findings(rows), f"torch {rows[-1].torch}, {_dates(rows)}."])
+
+
+def _title(axis: str, length: int, rows: Sequence[Row]) -> str:
+    sizes = rows[0].parameters
+    before = {level: fmean(row.start[level] for row in rows) for level in ("core", "full")}
+    return (
+        f"**By {axis}, {length} steps for each network alone, and as many FLOPs for both jointly.** The core has "
+        f"{sizes['core'] / sizes['full']:.0%} of the parameters. Before this training the network had "
+        f"{before['full']:.3f} bits for each character, and the core as it is cut out {before['core']:.3f}."
+    )
+
+
+def _cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    alone = {level: _losses([row for row in rows if row.way == way], level) for level, way in _ALONE.items()}
+    cells = []
+    for way in (CORE_ALONE, FULL_ALONE, *JOINT):
+        own = [row for row in rows if row.way == way]
+        if not own:
+            continue
+        by_level = {level: _losses(own, level) for level in _ALONE}
+        pairs = [(_mean(by_level[level]), _difference(by_level[level], alone[level], way)) for level in _ALONE]
+        rates = ", ".join(sorted({f"{row.rate:g}" for row in own}, key=float))
+        cells.append((way, str(len(own)), *(cell for pair in pairs for cell in pair), rates))
+    return cells
+
+
+def _losses(rows: Sequence[Row], level: str) -> dict[int, float]:
+    return {row.seed: row.test[level] for row in rows if level in row.test}
+
+
+def _mean(losses: Mapping[int, float]) -> str:
+    return f"{fmean(losses.values()):.3f}" if losses else "–"
+
+
+def _difference(losses: Mapping[int, float], alone: Mapping[int, float], way: str) -> str:
+    common = [seed for seed in losses if seed in alone]
+    if not common or way in _ALONE.values():
+        return "–"
+    return str(paired.difference([losses[seed] - alone[seed] for seed in common]))
+
+
+def findings(rows: Sequence[Row]) -> list[str]:
+    """For each joint way in how many tables each network is at least as good as alone."""
+    tables = [list(group) for _, group in groupby(rows, key=lambda row: (row.axis, row.length))]
+    sentences = []
+    for way in JOINT:
+        gains = {level: [_gain(own, way, level) for own in tables] for level in _ALONE}
+        known = {level: [gain for gain in each if gain is not None] for level, each in gains.items()}
+        if all(known.values()):
+            parts = [
+                f"the {level} in {sum(gain >= 0 for gain in each)} of {len(each)}" for level, each in known.items()
+            ]
+            sentences.append(
+                f"- {way[:1].upper()}{way[1:]}: at least as good as alone is {' and '.join(parts)} tables."
+            )
+    return ["\n".join(sentences)] if sentences else []
+
+
+def _gain(rows: Sequence[Row], way: str, level: str) -> float | None:
+    """How much lower the mean loss of a level is than that of the same level alone, for the seeds that both have."""
+    own = _losses([row for row in rows if row.way == way], level)
+    alone = _losses([row for row in rows if row.way == _ALONE[level]], level)
+    common = [seed for seed in own if seed in alone]
+    return fmean(alone[seed] - own[seed] for seed in common) if common else None
+
+
+def _dates(rows: Sequence[Row]) -> str:
+    first, last = min(row.date for row in rows), max(row.date for row in rows)
+    return first if first == last else f"{first} to {last}"

@@ -1,0 +1,72 @@
+"""`python -m studies.worth`: train what is missing, in order of value, and store each result at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from partialsgd.lab.reproduce import schedule
+from partialsgd.lab.reproduce.jobs import RunJob, run_jobs
+from partialsgd.lab.reproduce.run_folder import RunFolder
+from partialsgd.lab.reproduce.workers import WorkerPool
+from partialsgd.lab.runs.run import Run
+from studies import worth
+from studies.results import RESULTS
+from studies.worth import store
+from studies.worth.plans import QUEUE, Plan, plans
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    known = plans(*(None if path is None else str(path.resolve()) for path in (options.data, options.images)))
+    if not known:
+        parser.error("give --data, --images or both")
+    if options.list:
+        for job in ready(known, options.out):
+            print(job.label)
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+
+    def finished(job: Any, result: Any) -> None:
+        plan = known[job.label.partition(":")[0]]
+        store.write(plan, options.out / plan.name, options.results)
+
+    with Run(options.out).locked():  # a second process would train the same runs
+        pool = WorkerPool(options.jobs, options.out / "logs")
+        failures = run_jobs(lambda: ready(known, options.out), pool, console, finished)
+    if failures:
+        raise SystemExit("\n".join(failures))
+
+
+def ready(known: dict[str, Plan], out: Path) -> list[RunJob]:
+    """The runs that can be trained now, in order of value."""
+    jobs: dict[str, RunJob] = {}
+    for name, rows in QUEUE:
+        if name in known:
+            experiment = known[name].experiment()
+            for job in schedule.ready(experiment, RunFolder(out / name, experiment), rows):
+                label = f"{name}: {job.label}"
+                jobs.setdefault(label, replace(job, label=label))
+    return list(jobs.values())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m studies.worth", description=worth.__doc__)
+    parser.add_argument("--data", type=Path, help="the folder with Multi30k, German and English")
+    parser.add_argument("--images", type=Path, help="the folder with the binary version of CIFAR-10")
+    parser.add_argument("--out", type=Path, default=Path("runs") / "worth", help="the directory of the runs")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, one thread each")
+    parser.add_argument("--list", action="store_true", help="show the runs that come next, and train nothing")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the directory that results are stored in")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Ways to go on from a trained network: equal costs, the same start for all, one look at the test data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from studies.trained_start import __main__ as command
+from studies.trained_start import page, text, train
+from studies.trained_start.train import Row, Schedule, stored
+from studies.trained_start.ways import CORE_ALONE, FULL_ALONE, JOINT, WAYS
+
+TRAINED, LENGTH = 2, 7
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "LOGS", tmp_path)
+    monkeypatch.setattr(train, "RATES", (1e-3,))
+    monkeypatch.setattr(train, "EVALUATED", 16)
+
+
+@pytest.mark.parametrize(
+    ("axis", "ways"), [("low-rank", WAYS[:3]), pytest.param("width", WAYS, marks=pytest.mark.slow)]
+)
+def test_a_joint_run_has_the_flops_of_both_networks_alone_and_begins_as_they_do(axis: str, ways: Any) -> None:
+    rows = {way: Row(**train.run(axis, LENGTH, way, 0, None, TRAINED)) for way in ways}
+    together = rows[CORE_ALONE].flops + rows[FULL_ALONE].flops
+    for way in set(ways) & set(JOINT):
+        assert rows[way].flops == pytest.approx(together, rel=0.1)  # to a step of each network
+        assert set(rows[way].test) == {"core", "full"}
+    assert len({tuple(row.start.items()) for row in rows.values()}) == 1
+    assert set(rows[CORE_ALONE].test) == {"core"} and set(rows[FULL_ALONE].test) == {"full"}
+    for row in rows.values():
+        assert row.rate == float(min(row.reached, key=row.reached.__getitem__))
+        assert all(math.isfinite(loss) for loss in row.test.values())
+    assert len({row.test["core"] for row in rows.values() if "core" in row.test}) == len(rows) - 1  # each its own
+
+
+def test_a_run_is_the_same_again_and_the_trained_network_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "RATES", (1e-3, 3e-3))
+    first = train.run("width", LENGTH, "jointly", 1, None, TRAINED)
+    assert (
+        first["rate"] == float(min(first["reached"], key=first["reached"].__getitem__)) and len(first["reached"]) == 2
+    )
+    assert [path.suffix for path in (tmp_path / "trained_start").iterdir()] == [".safetensors"]
+    assert train.run("width", LENGTH, "jointly", 1, None, TRAINED) == first
+
+
+def test_the_rate_rises_and_falls_in_a_line_also_in_two_parts() -> None:
+    whole = Schedule(1.0, warm_up=4)
+    assert [whole.at(t, 8) for t in range(8)] == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25]
+    joint, apart = Schedule(1.0, end=0.2, warm_up=0), Schedule(1.0, begin=0.2, warm_up=0)
+    line = [joint.at(t, 8) for t in range(8)] + [apart.at(t, 2) for t in range(2)]
+    assert line == pytest.approx([1 - t / 10 for t in range(10)])
+
+
+def row(way: str, seed: int, **known: Any) -> Row:
+    levels = {"core": 2.0, "full": 1.5}
+    test = {level: loss for level, loss in levels.items() if way.startswith((level, "jointly"))}
+    made = Row(
+        "t abc",
+        "width",
+        100,
+        way,
+        seed,
+        "s",
+        {"0.1": 1.0},
+        0.1,
+        9,
+        9.0,
+        test,
+        levels,
+        {"core": 1, "full": 2},
+        "2030-01-02",
+        "2",
+        "3",
+    )
+    return replace(made, **known)
+
+
+def test_differences_are_taken_seed_by_seed_and_gains_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    for seed in (0, 1):
+        row(CORE_ALONE, seed, test={"core": 2.0 + seed}).save(file)
+        row(FULL_ALONE, seed).save(file)
+        row("jointly", seed, test={"core": 1.875 + seed, "full": 1.625}).save(file)
+    written = page.sections(file)
+    assert "| jointly | 2 | 2.375 | -0.125 ± 0 | 1.625 | +0.125 ± 0 | 0.1 |" in written
+    assert "- Jointly: at least as good as alone is the core in 1 of 1 and the full in 0 of 1 tables." in written
+    assert page.sections(tmp_path / "none.jsonl") == "No training is stored yet."
+
+
+def test_what_is_stored_is_not_trained_again_and_a_wrong_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, source = tmp_path / "rows.jsonl", text.generated()
+    settings = {"text": f"{source.name} {source.digest}", "settings": train.describe(TRAINED)}
+    row(CORE_ALONE, 0, **settings).save(file)
+    options = ["--results", str(file), "--trained-steps", str(TRAINED)]
+    command.main([*options, "--rows", "width/100/core alone/0"])
+    assert stored(file) == [row(CORE_ALONE, 0, **settings)]
+    assert "1 of 1 trainings are stored" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main([*options, "--data", str(tmp_path)])
+    assert "give a folder with three such files" in capsys.readouterr().err
+
+
+def test_unknown_characters_are_one_and_windows_overlap_by_one() -> None:
+    made = text.Text("t", {"train": "abcabc", "valid": "axb"})
+    assert made.tensor("valid").tolist() == [1, 0, 2]
+    assert made.windows("train", 2, 9).tolist() == [[1, 2, 3], [3, 1, 2]]
+    assert torch.equal(made.windows("train", 2, 1), made.windows("train", 2, 9)[:1])
