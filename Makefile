@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 export PYTHONDONTWRITEBYTECODE =
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist worksteal --durations=15
 
-.PHONY: run test test-all checked browser bench results convergence assault setup lint
+.PHONY: run test test-all checked browser bench results convergence assault docs wheel setup lint
 
 run: $(INSTALLED)  ## train a Transformer and its low-rank core on phrases, both at once: 5 to 7 minutes
 	$(BIN)/partialsgd train
@@ -42,9 +42,18 @@ convergence: $(INSTALLED)  ## the criteria over trainings on the data in DATA=fo
 assault: $(INSTALLED)  ## kills, damaged files, Ctrl-C and other attacks for MINUTES=20, into docs/reliability.md
 	$(BIN)/python -m studies.assault $(if $(MINUTES),--minutes $(MINUTES)); status=$$?; $(BIN)/python -m studies.write && exit $$status
 
+docs: $(INSTALLED)  ## the documentation site, into build/docs; every warning is an error
+	$(BIN)/python -m sphinx -c docs -b html -q -W --keep-going . build/docs
+	@echo "open build/docs/index.html"
+
+wheel: $(INSTALLED)  ## the wheel and the source archive, into dist, checked for the package index
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
+
 setup: $(INSTALLED)  ## only the installation, with all extras
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[lab,lightning,export,dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[lab,trainer,lightning,trackers,export,elastic,docs,dev]"
 	touch $(INSTALLED)

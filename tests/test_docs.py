@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ ITEMS = 92
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: .+ -->\n\Z")
+_RAISES = re.compile(r"<!-- raises -->\n\Z")
+_MESSAGE = re.compile(r"\n*```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:src|tests|docs|examples|benchmarks|studies)/[\w./]*)(?:::(\w+))?`")
 _ROW = re.compile(r"^\| (\d+) \| (.+) \| (.+) \|$", re.MULTILINE)
@@ -40,15 +42,22 @@ class Block:
     code: str
     line: int
     is_run: bool
+    error: str | None = None
+    """The error that the block must end with, as the page prints it."""
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The Python of a page; `<!-- not run: reason -->` on the line before a block leaves it out."""
+    """The Python of a page; `<!-- not run: reason -->` on the line before a block leaves it out.
+
+    `<!-- raises -->` there says that the block ends with the error that the ```text block after it shows.
+    """
     text = page.read_text(encoding="utf-8")
     for found in _FENCE.finditer(text):
         if found[1] == "python":
             before = text[: found.start()]
-            yield Block(found[2], before.count("\n") + 1, _NOT_RUN.search(before) is None)
+            message = _MESSAGE.match(text, found.end()) if _RAISES.search(before) else None
+            error = message[1] if message else None
+            yield Block(found[2], before.count("\n") + 1, _NOT_RUN.search(before) is None, error)
 
 
 def prose(page: Path) -> str:
@@ -66,7 +75,20 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def require_error(call: Callable[[], None], printed: str) -> None:
+    """The call raises what the page prints; line breaks do not count, and … stands for any words."""
+    with pytest.raises(Exception) as raised:
+        call()
+    words = [".*" if word == "…" else re.escape(word) for word in printed.split()]
+    message = " ".join(f"{raised.type.__name__}: {raised.value}".split())
+    assert re.fullmatch(" ".join(words), message), f"it says: {message}"
+
+
 @each_page
+@pytest.mark.filterwarnings(
+    "ignore:`isinstance.treespec, LeafSpec.`:FutureWarning",  # torch 2.13 has deprecated what Lightning 2.6 uses
+    "ignore:The '.*_dataloader' does not have many workers:UserWarning",  # Lightning, on three cores or more
+)
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +98,11 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
         for block in blocks(page):
             if block.is_run:
                 padded = "\n" * block.line + block.code  # so that a traceback names the line of the page
-                exec(compile(padded, str(page), "exec"), namespace)
+                code = compile(padded, str(page), "exec")
+                if block.error is None:
+                    exec(code, namespace)
+                else:
+                    require_error(lambda code=code: exec(code, namespace), block.error)
 
 
 def test_few_blocks_are_left_out() -> None:
