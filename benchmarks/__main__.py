@@ -21,6 +21,8 @@ NAMES = (
     "two_gradients",
     "memory",
     "nested_transformer",
+    "nested_gpt",
+    "budget_latency",
     "nested_resnet",
     "level_switch",
     "meprop",
@@ -29,6 +31,9 @@ NAMES = (
     "criteria",
     "recipes",
 )
+
+ON_REQUEST = ("network", "compression", "subnets")
+"""Benchmarks that run only if a word names them: they need root, or take very long."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,8 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def chosen(words: Sequence[str]) -> list[str]:
-    """The benchmarks whose name or summary holds one of the words; without words all of them."""
-    about = {name: f"{name} {import_module(f'benchmarks.{name}').SUMMARY}".lower() for name in NAMES}
+    """The benchmark that a word names, or all whose summary holds it; without words all that need not be asked for."""
+    names = (*NAMES, *ON_REQUEST) if words else NAMES
+    if words and set(words) <= set(names):
+        return [name for name in names if name in words]
+    about = {name: f"{name} {import_module(f'benchmarks.{name}').SUMMARY}".lower() for name in names}
     for word in words:
         if not any(word.lower() in text for text in about.values()):
             listed = "\n".join(f"  {name}: {text.partition(' ')[2]}" for name, text in about.items())
@@ -52,7 +60,7 @@ def chosen(words: Sequence[str]) -> list[str]:
 
 
 def write_readme() -> None:
-    page = report.in_place(report.README.read_text(encoding="utf-8"), report.tables(NAMES))
+    page = report.in_place(report.README.read_text(encoding="utf-8"), report.tables((*NAMES, *ON_REQUEST)))
     report.README.write_text(page, encoding="utf-8")
 
 
@@ -84,7 +92,9 @@ def watcher(progress: Progress) -> Watcher:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("words", nargs="*", help="only benchmarks whose name or summary holds one of these words")
+    parser.add_argument(
+        "words", nargs="*", help="only these benchmarks, or those whose summary holds one of these words"
+    )
     parser.add_argument("--rounds", type=int, default=21, help="fewer than 15 are shown but not stored")
     parser.add_argument(
         "--threads", type=int, default=THREADS, help="of torch; other than 2 is stored in a file of its own"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start: two threads each would wait for one another
 
 _SYMBOL = {"holds": "●", "refused": "○", "not claimed": "–", "BROKEN": "✗"}
 
