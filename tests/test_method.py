@@ -13,6 +13,7 @@ from partialsgd.testing.problems import PROBLEMS
 from partialsgd.vectors import Vector
 
 MODEL = PROBLEMS[1].model()
+ALL_ONES = masks.everything(MODEL)
 
 
 def context(gradient: Vector | None = None, **changes) -> Context:
@@ -95,9 +96,9 @@ def test_what_waits_for_the_gradient_is_none_and_then_is_not() -> None:
         (by_perturbation, Branch(perturb=by_perturbation.perturb), True),
         (by_mask, dropped, True),
     ):
-        before = choose(method, branch, context())
+        before = choose(method, branch, context(), ALL_ONES)
         assert before.needs_gradient and before.leaves_base == moves
-        after = choose(method, branch, context(a_gradient()))
+        after = choose(method, branch, context(a_gradient()), ALL_ONES)
         assert not after.needs_gradient and after.leaves_base == moves
         after.release_gradient()
         assert after.perturbation is None
@@ -112,5 +113,5 @@ def test_an_unfinished_attempt_leaves_memory_alone() -> None:
         c.memory["n"] = 2
         return masks.everything(c.parameters)
 
-    choice = choose(Method(), Branch(mask), context(memory=memory))
+    choice = choose(Method(), Branch(mask), context(memory=memory), ALL_ONES)
     assert memory == {"n": 1} and choice.context.memory == {"n": 2}

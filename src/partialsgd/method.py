@@ -93,6 +93,11 @@ class Context:
         """The same context with this gradient at x_t; with None, reading `gradient` raises `NeedsGradient`."""
         return replace(self, _gradient=gradient, _gradients=None if gradient is None else self._gradients)
 
+    def for_update(self, level: str | None, mask: Mask) -> Context:
+        """The context of the rules that are asked after the last pass: without the gradient at x_t, whose memory the
+        optimizer needs."""
+        return replace(self, level=level, _mask=mask, _gradient=None, _gradients=None)
+
     def with_gradients(self, gradients: Sequence[Vector]) -> Context:
         """The same context with the gradients of the micro-batches, or of the branches."""
         return replace(self, _gradients=tuple(gradients))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -40,6 +40,7 @@ class GradientOracle:
     check_update: Callable[[Mask, float], None]
     """Raises if an optimizer cannot apply this mask and this α exactly."""
     ddp: DistributedDataParallel | SendsActivePart | None
+    all_ones: Mask
     masks_elements: bool
     """The gradient must be zero outside the mask even if the user does not see it, for clipping or for decay."""
 
@@ -209,7 +210,7 @@ class GradientOracle:
         context = Context(before.t, before.seed, self.parameters, before.memory, number, branch.level, before.measured)
         if at_x is not None:
             context = context.with_gradient(at_x)
-        plan = choose(step.method, branch, context.with_gradients(parts) if parts else context)
+        plan = choose(step.method, branch, context.with_gradients(parts) if parts else context, self.all_ones)
         self.check(step, plan)
         return plan
 
@@ -241,8 +242,7 @@ class GradientOracle:
         everything outside the mask."""
         if step.total and not step.overflow:
             vectors.put(self.parameters, step.total)
-        # Without the gradient at x: the optimizer needs its memory, and no later rule may read it.
-        step.context = replace(step.context, level=step.branches[0].level).with_mask(step.mask).with_gradient(None)
+        step.context = step.context.for_update(step.branches[0].level, step.mask)
         if step.method.branches is not None and step.method.mask is not everything and not step.overflow:
             self._narrow(step)
         if step.method.correct is not uncorrected and not step.overflow:

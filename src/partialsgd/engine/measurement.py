@@ -204,11 +204,11 @@ class _PairTaker:
     def _other_branch(self, request: GradientRequest) -> Passes[_Pair]:
         """A branch that is not trained: its rules are asked as if it were, and remember nothing."""
         context = replace(self.plan.context, level=request.branch.level, memory={}).with_mask(None).with_gradient(None)
-        plan = choose(_PLAIN, request.branch, context)
+        plan = choose(_PLAIN, request.branch, context, self.oracle.all_ones)
         if plan.needs_gradient:
             if self.at_x is None:
                 self.at_x = yield from self._take(_whole(request.branch), NOWHERE)
-            plan = choose(_PLAIN, request.branch, context.with_gradient(self.at_x))
+            plan = choose(_PLAIN, request.branch, context.with_gradient(self.at_x), self.oracle.all_ones)
         self.oracle.require_unused_search(plan)
         pair = yield from self._pair(request, plan)
         pair.context = plan.context.with_gradient(None)

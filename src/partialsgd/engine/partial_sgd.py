@@ -83,6 +83,7 @@ class PartialSGD:
         policy = nonfinite or ("skip" if is_scaled else "raise")
         losses_are_local = ddp is not None or self.parameters.is_sharded
         self._nonfinite = NonfinitePolicy(policy, losses_are_local=losses_are_local)
+        self._all_ones = masks.everything(self.parameters)
         self._oracle = GradientOracle(
             model,
             self.parameters,
@@ -90,9 +91,9 @@ class PartialSGD:
             self._nonfinite,
             self._update.check,
             ddp,
+            self._all_ones,
             masks_elements=outside == "decay" or clip_norm is not None,
         )
-        self._all_ones = masks.everything(self.parameters)
         self._pending: StepInProgress | None = None
         self._undo = UndoStack()
         self._is_perturbed = False
@@ -160,7 +161,7 @@ class PartialSGD:
         number, branch = next(((n, b) for n, b in branches if level in (None, b.level)), (0, None))
         if branch is None:
             raise ValueError(f"{self.method.name} has no level {level!r} at t = {self.t}")
-        plan = choose(self.method, branch, replace(context, branch=number, level=branch.level))
+        plan = choose(self.method, branch, replace(context, branch=number, level=branch.level), self._all_ones)
         if plan.perturbation is None:
             raise RuntimeError(f"{self.method.name} perturbs by a gradient, and there is none without a batch")
         try:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar, final
 
-from partialsgd import masks, method
+from partialsgd import method
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, Method, NeedsGradient
 from partialsgd.parameters import Parameters
@@ -27,15 +27,12 @@ class BranchPlan:
     mask: Mask | None
     perturbation: Perturbation | None
     scale: float | None
+    needs_gradient: bool
     first_within: AbstractContextManager[object] | None
     """The context manager of the rule `within`; None if that is the identity."""
     within_rule: Callable[[Context], AbstractContextManager[object]]
     reads_parts: bool = False
     """A rule reads the gradients of the micro-batches one by one."""
-
-    @property
-    def needs_gradient(self) -> bool:
-        return self.mask is None or self.perturbation is None or self.scale is None
 
     @property
     def is_at_x(self) -> bool:
@@ -74,15 +71,14 @@ class BranchPlan:
             self.perturbation = None
 
 
-def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
-    """Ask for mask, perturbation and scale, in this order. Rules that are the identity are not called."""
+def choose(rules: Method, branch: Branch, context: Context, all_ones: Mask) -> BranchPlan:
+    """Ask for mask, perturbation and scale, in this order. Rules that are the identity are not called: p is then
+    `all_ones`, the mask of the model in which everything moves."""
     # The rules write into a copy of the memory, so that they can be asked again.
     context = replace(context, memory=dict(context.memory))
     missing: list[bool] = []  # not the errors: they refer to this frame, a cycle that would keep the gradients
-    if branch.mask is method.everything:
-        mask: Mask | None = masks.everything(context.parameters)
-    else:
-        mask = ask(branch.mask, context, "mask", Mask, missing)
+    is_unmasked = branch.mask is method.everything
+    mask = all_ones if is_unmasked else ask(branch.mask, context, "mask", Mask, missing)
     if mask is not None:
         _require_same_model(mask, context.parameters)
         mask = mask.simplified() if mask.partial else mask
@@ -93,21 +89,21 @@ def choose(rules: Method, branch: Branch, context: Context) -> BranchPlan:
     is_direct = rules.within is method.directly
     within_answer = None if is_direct else ask(rules.within, context, "within", AbstractContextManager)
     within = None if isinstance(within_answer, nullcontext) else within_answer
+    needs_gradient = mask is None or perturbation is None or scale is None
     reads_parts = any(missing)
-    plan = BranchPlan(branch, context, mask, perturbation, scale, within, rules.within, reads_parts)
-    if plan.needs_gradient and context.has_gradient and reads_parts:
+    if needs_gradient and context.has_gradient and reads_parts:
         raise RuntimeError(
             f"a rule of {rules.name} reads context.gradients after another has asked for context.gradient; read "
             "context.gradients first, or only"
         )
-    if plan.needs_gradient and context.has_gradient:
+    if needs_gradient and context.has_gradient:
         raise RuntimeError(f"a rule of {rules.name} reads context.mask before the mask is chosen; only later rules may")
-    if not (is_direct or plan.needs_gradient or context.has_gradient) and within_answer is None:
+    if not (is_direct or needs_gradient or context.has_gradient) and within_answer is None:
         raise RuntimeError(
             f"the rule 'within' of {rules.name} reads context.gradient, which is not known before the pass; "
             "read context.mask or context.memory"
         )
-    return plan
+    return BranchPlan(branch, context, mask, perturbation, scale, needs_gradient, within, rules.within, reads_parts)
 
 
 def narrow(rules: Method, context: Context, gradients: Sequence[Vector]) -> Mask:

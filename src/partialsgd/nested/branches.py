@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from partialsgd import perturbations
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context
@@ -28,7 +30,7 @@ def branch_of(nested: Nested, level: str, *, weight: float = 1.0, taught: bool =
     def mask(context: Context) -> Mask:
         return level_mask(context.parameters)
 
-    run_level = perturbations.switch(lambda: nested.at(level, teacher=full if taught else None), level_mask)
+    run_level = perturbations.switch(partial(nested.at, level, teacher=full if taught else None), level_mask)
     perturbation = perturbations.nowhere() if level == full else run_level
 
     def perturb(context: Context) -> Perturbation:

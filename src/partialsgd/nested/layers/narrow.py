@@ -28,7 +28,6 @@ class NarrowLayer(NestedLayer):
 
     spec_name = "Width"
 
-    rows0: nn.Parameter
     _memory: Tensor | None = None
     """Where blocks of rows lie behind each other."""
 
@@ -59,9 +58,10 @@ class NarrowLayer(NestedLayer):
         return self.run_in_shares(x) if self._modules else self.compute(x)
 
     def compute(self, x: Tensor) -> Tensor:
-        level, bias = self.switch.level, self.bias
-        if self.linear.kind != "conv2d" and self.block_counts[level] > 1 and not self.rows.sizes:
-            y = sum_over_columns(x, [self.rows0, *self.blocks("columns", self.block_counts[level])], bias)
+        level = self.switch.level
+        count, bias = self.block_counts[level], self.bias_at(level)
+        if self.linear.kind != "conv2d" and count > 1 and not self.rows.sizes:
+            y = sum_over_columns(x, self.blocks("rows", count) + self.blocks("columns", count), bias)
         else:
             y = self.linear.apply(x, self._joined(level), bias)
         return self.rows.pad(y, level) if self.pads else y
@@ -72,7 +72,7 @@ class NarrowLayer(NestedLayer):
 
     def bias_at(self, level: str) -> Tensor | None:
         blocks = self.blocks("bias", self.block_counts[level])
-        return self.rows.join(blocks, 0) if blocks else None
+        return self.rows.join(blocks, 0) if len(blocks) > 1 else next(iter(blocks), None)
 
     def weight_at(self, level: str) -> Tensor:
         return self.linear.stored(self._joined(level))
@@ -101,15 +101,16 @@ class NarrowLayer(NestedLayer):
 
     def _joined(self, level: str) -> Tensor:
         count = self.block_counts[level]
+        rows = self.blocks("rows", count)
         if count == 1:
-            return self.rows0
-        rows, columns = self.blocks("rows", count), self.blocks("columns", count)
+            return rows[0]
+        columns = self.blocks("columns", count)
         if not columns:
             packed = packed_rows(self._memory, rows)
             return self.rows.join(rows, 0) if packed is None else packed
         if len(rows) == 1:
             return self.columns.join([*rows, *columns], 1)
-        joined: Tensor = self.rows0
+        joined: Tensor = rows[0]
         for i in range(1, count):
             for axis, dim, name in ((self.columns, 1, f"columns{i}"), (self.rows, 0, f"rows{i}")):
                 block = getattr(self, name, None)

@@ -9,6 +9,7 @@ from typing import final
 
 import torch
 
+from partialsgd import masks
 from partialsgd.engine.rules import choose
 from partialsgd.lab.training.recipe_tools import evaluation_mode
 from partialsgd.method import Context, Method
@@ -69,13 +70,14 @@ def passes_per_step(method: Method, network: Nested, seed: int) -> dict[str, flo
     method = method.bind(network)
     steps = 100 * len(network.levels)  # complete rounds of all levels
     context = Context(0, seed, parameters_of(network), {})
+    all_ones = masks.everything(context.parameters)
     counts: Counter[str] = Counter()
     gradients: dict[str | None, int] = {}
     for t in range(steps):
         for branch in method.branches_at(replace(context, t=t)):
             if branch.level not in gradients:
-                choice = choose(method, branch, replace(context, t=t, level=branch.level))
+                plan = choose(method, branch, replace(context, t=t, level=branch.level), all_ones)
                 # Two if the gradient at x decides where the next one is taken, as in SAM.
-                gradients[branch.level] = 2 if choice.needs_gradient and choice.leaves_base else 1
+                gradients[branch.level] = 2 if plan.needs_gradient and plan.leaves_base else 1
             counts[branch.level if branch.level in network.levels else network.levels[-1]] += gradients[branch.level]
     return {level: counts[level] / steps for level in network.levels if counts[level]}
