@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from studies.methods.tasks import digits
 from torch import nn
 from torch.nn import functional as F
 
@@ -22,6 +21,7 @@ from benchmarks.baselines import Training, fused_adam
 from benchmarks.figures import Figure, ratio
 from benchmarks.harness import Estimate, Run, Times, Track, estimate, ready
 from benchmarks.live_bytes import peak_of
+from studies.methods.tasks import digits
 
 SUMMARY = "criteria measured at every 1st, 16th and 64th step ÷ unmeasured: dropout, alternating; extra memory"
 LIMITS = {1: 2.1, 16: 1.10, 64: 1.03}

@@ -30,10 +30,6 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from tests.device.call_site import line_of_code
-from tests.device.cases import BY_NAME, METHODS, OPTIMIZERS, problem_for
-from tests.device.limits import FIRST_COUNTED, STEPS, limit_of
-from tests.methods.laws import REFUSED_PROBLEMS
 
 from benchmarks import report
 from benchmarks.__main__ import NAMES, chosen, watcher
@@ -42,6 +38,10 @@ from benchmarks.harness import Track
 from partialsgd.testing import contracts
 from partialsgd.testing.problems import Problem
 from partialsgd.testing.runs import Run
+from tests.device.call_site import line_of_code
+from tests.device.cases import BY_NAME, METHODS, OPTIMIZERS, problem_for
+from tests.device.limits import FIRST_COUNTED, STEPS, limit_of
+from tests.methods.laws import REFUSED_PROBLEMS
 
 NO_GPU = """\
 There is no GPU here: torch.cuda.is_available() is False (torch {version}).

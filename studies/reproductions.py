@@ -113,7 +113,7 @@ def draw(file: Path, to: Path) -> list[Path]:
     """Write the figures of a reproduction, named after its file and what they show."""
     with unpacked(file) as (plan, folder):
         drawn = figures.draw(plan, folder, numbers.collect(plan, folder))
-        return [path for name, figure in drawn for path in figures.write(figure, to, f"{file.stem}-{name}")]
+        return [path for name, figure in drawn for path in figures.write(figure, to, f"{file.stem}-{name}", ["png"])]
 
 
 def sections(folder: Path = RESULTS) -> str:

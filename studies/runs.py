@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from benchmarks.harness import keep_freed_memory
 from rich.console import Console
 
+from benchmarks.harness import keep_freed_memory
 from partialsgd.lab.reproduce.jobs import run_jobs
 from partialsgd.lab.reproduce.workers import WorkerPool
 

@@ -15,6 +15,14 @@ import torch.multiprocessing as mp
 Work = Callable[[int], dict[str, Any]]
 """Is given its rank, and returns tensors and numbers."""
 
+PRELOADED = [
+    "torch.distributed.fsdp",
+    "partialsgd.distributed.subnet_worker",
+    "partialsgd.engine.partial_sgd",
+    "partialsgd.methods",
+    "partialsgd.nested",
+]
+
 
 def on_ranks(work: Work) -> Callable[[int, str, int], None]:
     """Make a function of the module level that `run_on` can run in each process of a group."""
@@ -32,6 +40,6 @@ def on_ranks(work: Work) -> Callable[[int, str, int], None]:
 def run_on(work: Callable[[int, str, int], None], ranks: int, folder: Path) -> list[dict[str, Any]]:
     """Run `work` in so many processes, and return what each of them returned. A rank that raises ends the others."""
     # A server that has imported torch forks each process: 0.1 s instead of 3.
-    multiprocessing.set_forkserver_preload(["tests.preloaded"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     mp.start_processes(work, args=(str(folder), ranks), nprocs=ranks, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(ranks)]

@@ -1,4 +1,9 @@
-"""`python -m studies.assault [--minutes 20]`: attack, and store what came out."""
+"""`python -m studies.assault [--minutes 20]`: attack trainings, files and steps, and store which guarantees held.
+
+It is a study, not a benchmark: it measures no speed, its figures are stored beside the other results, and
+`python -m studies.write` writes them into docs/reliability.md. It is not a test either: it is random and takes minutes;
+`tests/studies/test_assault.py` runs each attack for a moment.
+"""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.links import shaped_links
-from benchmarks.network import NESTS, batch, transformer
 from torch import Tensor, nn
 
 import partialsgd as ps
+from benchmarks.links import shaped_links
+from benchmarks.network import NESTS, batch, transformer
 from partialsgd.distributed import data_parallel
 
 RATES = {"100mbit": 1e8, "1gbit": 1e9}

@@ -1,4 +1,15 @@
-"""`python -m studies.trained_start`: train what is missing, in order of value, and store each result at once."""
+"""A trained network becomes a family: is one joint run as good as training each size on by itself, for the same cost?
+
+    python -m studies.trained_start --data FOLDER    # trains what is missing; stopped or killed, the same call goes on
+    python -m studies.write                          # the table in docs/which_size.md
+
+A small language model of characters is trained. Then it is nested, and goes on in one of these ways: the core is cut
+out and trained alone; the whole network is trained on; or both are trained jointly, with the FLOPs of the other two
+together. The losses before any of this, of the core as it is cut out too, are stored beside them. Each way has its
+learning rate chosen by validation loss out of the same rates, and the test data are looked at once, with that rate.
+FOLDER has train.en, valid.en and test.en, plain or .gz, such as Multi30k; without --data the text is generated, which
+is enough to see the study work.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +19,7 @@ from itertools import product
 from pathlib import Path
 
 from partialsgd.lab.training.errors import WrongCall
-from studies import runs, trained_start
+from studies import runs
 from studies.runs import StudyJob, is_selected
 from studies.trained_start import text
 from studies.trained_start.train import FILE, TRAINED_STEPS, Row, describe, stored
@@ -55,7 +66,7 @@ def _ways() -> list[tuple[int, int, str, str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m studies.trained_start", description=trained_start.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.trained_start", description=__doc__)
     parser.add_argument("--data", type=Path, help="a folder with train.en, valid.en and test.en, plain or .gz")
     parser.add_argument("--rows", nargs="+", default=[], metavar="WORD", help="only rows with a WORD, like width/100")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once, one thread each")

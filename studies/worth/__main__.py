@@ -1,4 +1,12 @@
-"""`python -m studies.worth`: train what is missing, in order of value, and store each result at once."""
+"""One joint run, or one run for each network, for the same total FLOPs: trainings in order of value.
+
+    python -m studies.worth --data multi30k.de-en --images cifar-10-batches-bin --out runs/worth
+    python -m studies.write
+
+The first command trains what is missing, one run after the other (`--jobs 2`: two side by side), stores each result in
+studies/results as soon as it is there, and may be stopped or killed at any moment: the same call goes on where it was,
+to the bit. `--list` shows what is done and what comes next. The second writes the tables of docs/which_size.md.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +23,6 @@ from partialsgd.lab.reproduce.jobs import RunJob, run_jobs
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.reproduce.workers import WorkerPool
 from partialsgd.lab.runs.run import Run
-from studies import worth
 from studies.results import RESULTS
 from studies.worth import store
 from studies.worth.plans import QUEUE, Plan, plans
@@ -58,7 +65,7 @@ def ready(known: dict[str, Plan], out: Path) -> list[RunJob]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m studies.worth", description=worth.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.worth", description=__doc__)
     parser.add_argument("--data", type=Path, help="the folder with Multi30k, German and English")
     parser.add_argument("--images", type=Path, help="the folder with the binary version of CIFAR-10")
     parser.add_argument("--out", type=Path, default=Path("runs") / "worth", help="the directory of the runs")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.progress import Progress
+
 from benchmarks.gpu import built_on, check_laws, main, warnings_by_line
 from benchmarks.harness import Track, ready
-from rich.progress import Progress
-from tests.device.cases import METHODS
-
 from partialsgd import Context, Mask, Method, masks, perturbations
 from partialsgd.parameters import Parameters
+from tests.device.cases import METHODS
 
 SMALL = ["--device", "cpu", "--rounds", "1", "--methods", "plain", "alternating", "--problems", "mlp"]
 

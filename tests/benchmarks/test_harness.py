@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
+from benchmarks import harness, report
 from benchmarks.__main__ import NAMES, ON_REQUEST, chosen
 from benchmarks.figures import Figure, Record, stored
 from benchmarks.harness import Contestant, Estimate, Times, Track, estimate, ready
 from benchmarks.live_bytes import LiveBytes, peak_of
-from torch import nn
-
-from benchmarks import harness, report
 
 
 class Clock:

@@ -10,6 +10,7 @@ from time import perf_counter
 import pytest
 import torch
 import torch.distributed as dist
+
 from benchmarks.links import bytes_sent, shaped_links
 
 CAN_SHAPE = os.geteuid() == 0 and shutil.which("tc") is not None and shutil.which("ip") is not None

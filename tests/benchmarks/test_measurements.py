@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.criteria import IN_A_ROW, NEVER, amortised, runner
-from benchmarks.harness import Times, Track
 from torch import Tensor
 
 import partialsgd as ps
 from benchmarks import baselines, block_coordinate, freezing, meprop, ours
+from benchmarks.criteria import IN_A_ROW, NEVER, amortised, runner
+from benchmarks.harness import Times, Track
 
 
 def test_a_period_has_one_measured_step() -> None:

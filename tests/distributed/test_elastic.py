@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from studies.deaths import replica
-from studies.deaths.torchft import run
 from torch import nn
 
 from partialsgd import distributed
+from studies.deaths import replica
+from studies.deaths.torchft import run
 
 
 def test_a_killed_replica_comes_back_and_all_make_what_one_process_makes(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from studies.assault.targets import fingerprint
-
 from partialsgd.export import files
+from studies.assault.targets import fingerprint
 
 
 def remains(run: Path) -> dict[str, Any]:

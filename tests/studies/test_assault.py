@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 import torch
+
+from studies import results
 from studies.assault import interrupts, page
 from studies.assault.__main__ import ATTACKS
 from studies.assault.processes import HUNG, Ended, ForkServer, can_trace
 from studies.assault.targets import Arena, Tally, differences, fingerprint, refusal
-
-from studies import results
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 import torch
+
+from partialsgd.logging import plot_criteria
+from partialsgd.meters.criteria import Criteria
 from studies.convergence import __main__ as command
 from studies.convergence import figures, images, numbers, page, runs, sentences, train
 from studies.convergence.images import IMAGES
 from studies.convergence.runs import Run
 from studies.convergence.sentences import LONGEST
 from studies.convergence.settings import SETTINGS, SWITCHING
-
-from partialsgd.logging import plot_criteria
-from partialsgd.meters.criteria import Criteria
 
 ROOT = Path(__file__).parents[2]
 GERMAN, ENGLISH = ["Ein Hund rennt.", "Zwei Hunde!", "Ein Mann schläft"], ["A dog runs.", "Two dogs!", "A man sleeps"]

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import torch
-from studies.deaths import page, replica, torchft
 
 from studies import results
+from studies.deaths import page, replica, torchft
 
 
 def test_the_page_tells_what_was_lost(tmp_path: Path) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
+
+from partialsgd import methods
+from partialsgd.nested.inspect import flops
 from studies.methods import __main__ as command
 from studies.methods import page, train
 from studies.methods.settings import SETTINGS
 from studies.methods.tasks import DIGITS, TASKS, Data, Task, cifar10, digits
 from studies.methods.train import Row, is_stored, stored
-from torch.nn.functional import cross_entropy
-
-from partialsgd import methods
-from partialsgd.nested.inspect import flops
 
 STEPS = 28  # the seventh ones are counted: of an alternation as many full steps as core steps
 

@@ -6,6 +6,8 @@ import itertools
 from pathlib import Path
 
 import pytest
+
+from studies import results
 from studies.scale import page
 from studies.scale.model import (
     Link,
@@ -18,8 +20,6 @@ from studies.scale.model import (
     predict,
     step_seconds,
 )
-
-from studies import results
 
 
 def test_an_all_reduce_by_hand() -> None:

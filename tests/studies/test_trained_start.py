@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from studies.trained_start import __main__ as command
 from studies.trained_start import page, text, train
 from studies.trained_start.train import Row, Schedule, stored

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies.worth import __main__ as command
-from studies.worth import page, store
-from studies.worth.plans import QUEUE, SCHEMES, SEEDS, Plan, plans
 
 from partialsgd.lab.reproduce import schedule
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.training.method_text import parse_method
+from studies.worth import __main__ as command
+from studies.worth import page, store
+from studies.worth.plans import QUEUE, SCHEMES, SEEDS, Plan, plans
 from tests.lab.reproduce.made import run
 
 NAMES = ("multi30k-rank", "multi30k-width", "cifar10-width")

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from studies.deaths.torchrun import launch
 
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
+from studies.deaths.torchrun import launch
 from tests.lab.remains import leftovers, remains
 from tests.lab.runs.test_two_processes import HARD, lines, pair
 from tests.lab.toy import Toy

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from studies.constants.curvature import power_iteration
-from studies.constants.objective import Objective
 from torch import Tensor, nn
 from torch.func import grad, jacrev
 
 from partialsgd.testing.problems import Problem
+from studies.constants.curvature import power_iteration
+from studies.constants.objective import Objective
 from tests.studies.constants.test_objective import EXACT, as_function, objective_of
 
 

@@ -7,13 +7,13 @@ import random
 
 import pytest
 import torch
-from studies.constants.gradient_noise import Pair, Point, Spread, bound, envelope, point
-from studies.constants.objective import Objective
 from torch import Tensor
 
 from partialsgd import masks
 from partialsgd.masks import Mask
 from partialsgd.testing.problems import Problem
+from studies.constants.gradient_noise import Pair, Point, Spread, bound, envelope, point
+from studies.constants.objective import Objective
 from tests.studies.constants.test_objective import EXACT, flatten, objective_of
 
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from studies.constants.objective import Objective
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev
 from torch.nn import functional as F
 
 from partialsgd.testing.problems import PROBLEMS, Problem
+from studies.constants.objective import Objective
 
 EXACT = [p for p in PROBLEMS if not p.is_random]
 

@@ -35,11 +35,11 @@ def draw(experiment: Experiment, folder: RunFolder, numbers: Numbers) -> Iterato
         yield "sum", together
 
 
-def write(figure: Drawn, to: Path, name: str) -> list[Path]:
-    """The same bytes whenever the numbers are the same."""
+def write(figure: Drawn, to: Path, name: str, kinds: Sequence[str] = KINDS) -> list[Path]:
+    """Write one file for each kind; the same numbers give the same bytes."""
     from matplotlib import rc_context
 
-    paths = [to / f"{name}.{kind}" for kind in KINDS]
+    paths = [to / f"{name}.{kind}" for kind in kinds]
     whole: dict[str, Any] = {"dpi": 200, "bbox_inches": "tight", "pad_inches": 0.05}  # also the last tick's number
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         for path in paths:

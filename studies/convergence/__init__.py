@@ -1,1 +1,0 @@
-"""The convergence criteria over whole trainings on real data: `python -m studies.convergence`."""

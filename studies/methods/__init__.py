@@ -1,1 +1,0 @@
-"""Every method of the registry, trained on the same tasks: `python -m studies.methods`."""
