@@ -106,10 +106,10 @@ class Mask(Mapping[str, Entry]):
         return Mask(self.parameters, {**self.entries, **whole}, mixed=self._mixed) if whole else self
 
     def assume_mixed(self) -> Mask:
-        """The same mask, of whose tensors each is known to hold a True: on an accelerator `simplified` would have to
-        wait for them. On a CPU, where it does not, the mask itself."""
-        elsewhere = [name for name, m in self.partial.items() if m.device.type != "cpu"]
-        return Mask(self.parameters, dict(self.entries), mixed=elsewhere) if elsewhere else self
+        """Return the same mask, whose tensors `simplified` does not read on an accelerator, where the host would have
+        to wait for them. The caller knows that each of them holds a True. On a CPU this returns the mask itself."""
+        on_accelerators = [name for name, m in self.partial.items() if m.device.type != "cpu"]
+        return Mask(self.parameters, dict(self.entries), mixed=on_accelerators) if on_accelerators else self
 
     def _combine(self, other: Mask, op: Callable[[Entry, Entry], Entry]) -> Mask:
         return Mask(self.parameters, {name: op(entry, other[name]) for name, entry in self.entries.items()})
@@ -157,7 +157,7 @@ def only_parameters(model: nn.Module | Parameters, chosen: Iterable[nn.Parameter
 
 
 def from_tensors(model: nn.Module | Parameters, entries: Mapping[str, Entry], *, rest: bool = False) -> Mask:
-    """Each name with True, False or a boolean tensor of its shape; `rest` for parameters not named."""
+    """Build a mask from True, False or a boolean tensor for each name; parameters that are not named get `rest`."""
     parameters = parameters_of(model)
     named: dict[str, tuple[str, Entry]] = {}
     mixed: set[str] = set()
@@ -177,9 +177,10 @@ def from_tensors(model: nn.Module | Parameters, entries: Mapping[str, Entry], *,
 
 
 def _is_mixed_at_a_glance(mask: Tensor) -> bool:
-    """True if the first entries hold both values. On other devices than a CPU reading them would wait: False.
+    """True if the first entries hold both values.
 
-    Of a sharded mask a rank sees a part only, and all ranks must come to the same answer: False."""
+    It is False where they are not read: on an accelerator the host would wait, and ranks that share a sharded mask, of
+    which each sees a part, must come to the same answer."""
     if shards.is_sharded(mask):
         return False
     rows = rows_of(mask)

@@ -21,7 +21,7 @@ values_of = operator.methodcaller("values")
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 SHARE = "_share"
-"""How the names of modules begin that hold a share of a nested layer's parameters; names of parameters omit them."""
+"""The prefix of modules that hold a share of a nested layer's parameters; parameter names leave such modules out."""
 
 
 class Wrapper(nn.Module):
@@ -58,9 +58,9 @@ class Parameters(dict[str, nn.Parameter]):
         """Values that are the same at every step; see `once`."""
         dicts = [d for module in self.model.modules() for d in (module._modules, module._parameters)]
         self.filled, self.empty = [d for d in dicts if d], [d for d in dicts if not d]
-        """Where the model holds its modules and parameters, dict by dict."""
+        """The dicts `_modules` and `_parameters` of every module, to notice parameters that are added or replaced."""
         self.contents = list(chain.from_iterable(map(values_of, self.filled)))
-        """What these held when they were looked at."""
+        """The values of `filled` at the start."""
         first_name: dict[nn.Parameter, str] = {}
         for path, module in self.model.named_modules(remove_duplicate=False):
             for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

@@ -34,7 +34,7 @@ class Perturbation:
     move: Callable[[Parameters], None] = _stay
     at: Callable[[], AbstractContextManager[object]] = nullcontext
     inside: Callable[[Parameters], Mask] | None = None
-    """The mask of what the structure that `at` switches to uses, where it is known."""
+    """Gives the mask of the parameters that the network inside `at()` uses; None if it is not known."""
 
     @cached_property
     def is_nowhere(self) -> bool:

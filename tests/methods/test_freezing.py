@@ -23,7 +23,7 @@ IDENTITY = [methods.freezing(steps=10, start=1.0)]
 REFUSED_SETTINGS = [
     ({"by": "often"}, "by must be one of linear, cubic, criterion"),
     ({"start": 1.5}, r"start must be in \[0, 1\]"),
-    ({"budget": 0.9}, "budget must be at least 1"),
+    ({"budget": 0.9}, "budget must be from 1"),
     ({"steps": 0}, "steps must be a whole number"),
 ]
 

@@ -35,7 +35,7 @@ REFUSED_SETTINGS = [
     ({"every": 0}, "every must be"),
     ({"shared": "sum"}, "shared must be one of hold, average; got 'sum'"),
     ({"repartition": "often"}, "repartition must be one of rounds, criterion; got 'often'"),
-    ({"repartition": "criterion", "bound": 0.5}, "bound must be at least 1, which c_align never is below"),
+    ({"repartition": "criterion", "bound": 0.5}, "bound must be at least 1, because c_align is never smaller"),
     ({"bound": 3.0}, "bound=3.0 belongs to repartition='criterion', and this has 'rounds'"),
     ({"measure_every": 3}, "measure_every=3 belongs to repartition='criterion'"),
     ({"repartition": "criterion", "measure_every": 0}, "measure_every must be a whole number"),

@@ -60,9 +60,9 @@ def test_patterns_choose_frozen_weights_too_and_what_cannot_be_pruned_is_named()
     parameters = Parameters(model)
     assert Pruning().keep(parameters, 0.5).keys() == {"3.weight"}
     assert Pruning(where=("0", "3")).keep(parameters, 0.5).keys() == {"0.weight", "3.weight"}
-    with pytest.raises(ValueError, match=r"two or more dimensions, and none that \('1',\) covers has so many"):
+    with pytest.raises(ValueError, match=r"two or more dimensions are pruned, and none that \('1',\) covers has two"):
         Pruning(where=("1",)).keep(parameters, 0.5)
-    with pytest.raises(ValueError, match="no trainable parameter has so many"):
+    with pytest.raises(ValueError, match="no trainable parameter has two"):
         Pruning().keep(Parameters(nn.BatchNorm1d(3)), 0.5)
     with pytest.raises(ValueError, match="matches no parameter"):
         Pruning(where=("head",)).keep(parameters, 0.5)

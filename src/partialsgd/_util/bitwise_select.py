@@ -34,7 +34,7 @@ def rows_of(mask: Tensor) -> Tensor | None:
 
 
 def by_rows(op: Callable[..., Tensor], *masks: Tensor) -> Tensor:
-    """An operation on masks, on their rows where all of them are of rows."""
+    """Apply an operation to masks; if all of them consist of whole rows, to the rows alone."""
     if any(map(shards.is_sharded, masks)):
         return shards.elementwise(partial(by_rows, op), *masks)
     rows = [r for mask in masks if (r := rows_of(mask)) is not None]
@@ -73,9 +73,9 @@ def _strides(like: Tensor) -> tuple[int, ...]:
 
 @final
 class Selection:
-    """One parameter's mask, with the integers that it is applied by.
+    """Applies the mask of one parameter to tensors of its shape; on a CPU by arithmetic on integers.
 
-    Of a sharded parameter it is this rank's part of the mask, for the parts of tensors."""
+    For a sharded parameter it holds this rank's part of the mask, and is applied to this rank's parts of tensors."""
 
     def __init__(self, mask: Tensor, scratch: Scratch) -> None:
         self.mask = mask
@@ -96,7 +96,7 @@ class Selection:
             tensor.view(inside.dtype).mul_(inside)
 
     def save_outside(self, tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
-        """saved ← what of the tensor is outside."""
+        """saved ← (1 − p) ⊙ tensor: copy what lies outside the mask."""
         for tensor, old in zip(tensors, saved, strict=True):
             if self._outside_rows is not None:
                 old[: len(self._outside_rows)].copy_(tensor.index_select(0, self._outside_rows))
@@ -123,7 +123,7 @@ class Selection:
             self._scratch.give_back(self._inside.popitem()[1])
 
     def _integers(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """1 inside, 0 outside, as wide as the tensors' numbers; None where `torch.where` must do."""
+        """Return the mask as integers of the tensors' element size; None if `torch.where` has to be used instead."""
         kind = _INTEGER.get(tensors[0].element_size())
         if kind is None or self.mask.device.type != "cpu":
             return None

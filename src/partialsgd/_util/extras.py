@@ -1,4 +1,4 @@
-"""What to install for an optional feature, said in one place."""
+"""The error for an optional package that is not installed."""
 
 from __future__ import annotations
 

@@ -57,19 +57,19 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def from_part(like: Tensor, part: Tensor) -> Tensor:
-    """The tensor of which each rank gives its part, in the layout of `like`; it may have one number for each row."""
+    """Return the tensor in the layout of `like` whose part on this rank is `part`; it may have one number a row."""
     if not _is_dtensor(like):
         return part
     from torch.distributed.tensor import DTensor
 
     shape = like.shape[: part.ndim]
     strides = torch.empty(shape, device="meta").stride()
-    made: Tensor = DTensor.from_local(part, like.device_mesh, like.placements, shape=shape, stride=strides)
-    return made
+    tensor: Tensor = DTensor.from_local(part, like.device_mesh, like.placements, shape=shape, stride=strides)
+    return tensor
 
 
 def elementwise(operation: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """An operation on each coordinate, or on each row, of tensors of one layout."""
+    """Apply an operation that works coordinate by coordinate, or row by row, to tensors of one layout."""
     return from_part(tensors[0], operation(*locals_of(tensors)))
 
 

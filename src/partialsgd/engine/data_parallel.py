@@ -1,4 +1,4 @@
-"""What the engine has to know about data parallel around the model: torch's, or this package's own."""
+"""Data parallel around the model, as the engine sees it: torch's, or this package's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GradientsToSend:
     """The gradients of a pass that the processes have to exchange."""
 
     mask: Mask | None = None
-    """Only what is inside is read; None if everything that the pass computes is."""
+    """The mask of the gradients that are read; None if all gradients of the pass are."""
     trained: Context | None = None
     """The context of the step that trains with this gradient; None if only rules or meters read it."""
 
@@ -31,10 +31,10 @@ class SendsActivePart(Wrapper):
     """Data parallel that is told before each pass which gradients the step needs, and sends no others."""
 
     process_group: dist.ProcessGroup | None
-    """None if what meters compute from averaged gradients is the same everywhere without an exchange."""
+    """The group over which meters average their numbers; None if they are equal on all processes already."""
     gradient_as_bucket_view: bool
     unsent: Mapping[str, Tensor]
-    """What compression has not sent yet, by parameter name; what the step in progress adds is not in it."""
+    """The gradients that compression has not sent, by parameter name, as they were before the step in progress."""
 
     @property
     def is_unsynced(self) -> bool:
@@ -46,11 +46,11 @@ class SendsActivePart(Wrapper):
         raise NotImplementedError
 
     def check_trained(self, weights: list[float]) -> None:
-        """Raise if a step with branches of these weights cannot be sent as asked for."""
+        """Raise if the gradients of a step whose branches have these weights cannot be sent exactly."""
         raise NotImplementedError
 
     def end_step(self, *, moved: bool) -> None:
-        """The gradients of the step were applied, or dropped."""
+        """End a step whose gradients were applied (`moved`) or dropped."""
         raise NotImplementedError
 
 

@@ -154,11 +154,11 @@ class GradientOracle:
         return step.current
 
     def sending_all(self) -> AbstractContextManager[None]:
-        """Surrounds passes that are not the user's code, for a meter: all their gradients are exchanged."""
+        """A context for passes of a meter that do not run the user's closure: it exchanges all their gradients."""
         return self.ddp.sending(GradientsToSend()) if isinstance(self.ddp, SendsActivePart) else nullcontext()
 
     def _sends(self, step: StepInProgress, plan: BranchPlan) -> GradientsToSend:
-        """The trained gradient inside the mask, if nobody reads it outside; else all of it."""
+        """Return what to exchange of the trained gradient: the part in the mask, or all if a rule or meter reads it."""
         if not isinstance(self.ddp, SendsActivePart):
             return GradientsToSend()
         is_measured = step.measurement is not None and step.measurement.is_due
@@ -238,8 +238,8 @@ class GradientOracle:
             vectors.add(step.total, vectors.take(self.parameters, clone=self.clones), step.weight(plan.branch))
 
     def _finish(self, step: StepInProgress) -> None:
-        """g ← p ⊙ g, after `correct`. Elements that nobody sees are left as they are, because the update holds
-        everything outside the mask."""
+        """Leave g ← p ⊙ g in `.grad`, after `correct`. Elements outside the mask are zeroed only if something reads
+        them before the update, which holds everything outside the mask anyway."""
         if step.total and not step.overflow:
             vectors.put(self.parameters, step.total)
         step.context = step.context.for_update(step.branches[0].level, step.mask)
@@ -256,7 +256,7 @@ class GradientOracle:
         step.complete = True
 
     def _narrow(self, step: StepInProgress) -> None:
-        """Let the rule `mask` of a method with branches choose among what their masks let move."""
+        """Narrow the union of the branches' masks by the method's rule `mask`, which may read their gradients."""
         narrowed = narrow(step.method, step.context, step.gradients or [vectors.current(self.parameters)])
         step.gradients.clear()
         if narrowed is not step.mask:

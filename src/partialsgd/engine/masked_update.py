@@ -126,11 +126,11 @@ class MaskedUpdate:
     @property
     def decides_on_device(self) -> bool:
         """True if a step that is not finite can be undone on an accelerator: nothing else sees or keeps it."""
-        known = all(map(capabilities.is_from_torch, self.optimizers))
-        return known and self.outside == "hold" and not any(map(capabilities.has_step_hooks, self.optimizers))
+        are_from_torch = all(map(capabilities.is_from_torch, self.optimizers))
+        return are_from_torch and self.outside == "hold" and not any(map(capabilities.has_step_hooks, self.optimizers))
 
     def forget_step(self, mask: Mask) -> Callable[[], None]:
-        """What takes the counters of a step back that `finite` has refused, made before it is applied."""
+        """Return a function that restores the counters of a step that was not finite. Call it before `apply`."""
         kept: list[tuple[str, dict[str, Any]]] = []
         for name, entry in mask.items():
             if entry is not False and name in self.groups and not self._keeps_count(name):
@@ -143,7 +143,7 @@ class MaskedUpdate:
         return partial(self._forget_step, kept)
 
     def _keeps_count(self, name: str) -> bool:
-        """True if the optimizer itself takes the counters of a refused step back."""
+        """True if the optimizer itself restores the counters of a step that is not finite."""
         optimizer = self.groups[name].optimizer
         return capabilities.reads_found_inf(optimizer) and bool(optimizer.state.get(self._parameters[name]))
 
@@ -165,7 +165,7 @@ class MaskedUpdate:
             self.stepped += (steps[self.stepped](), 1)[1]
 
     def _verify(self, check: Callable[[], None]) -> None:
-        """Compare what an optimizer from outside torch should have held; a wrong step is undone, and raises."""
+        """Check that an optimizer from outside torch moved nothing outside the mask; else undo the step and raise."""
         if self.stepped:
             try:
                 check()
@@ -267,7 +267,7 @@ class MaskedUpdate:
                     shards.local(tensor).masked_fill_(shards.local(entry), self._initial(name, key))
 
     def _refuse(self, name: str, probe: capabilities.Probe, what: str, instead: str) -> None:
-        """Raise if the probe, which runs once for each param group, finds that its optimizer cannot do a thing."""
+        """Raise if the optimizer of a parameter cannot do `what`; the probe runs once for each param group."""
         if name not in self.groups:
             return
         group = self.groups[name]
@@ -281,7 +281,7 @@ class MaskedUpdate:
         return capabilities.initial_state(self.groups[name].optimizer, self.groups[name].options, key)
 
     def _coordinates(self, name: str) -> dict[str, Tensor]:
-        """What holds one number for each coordinate; if the parameter is sharded, this rank's parts."""
+        """Return the parameter and its per-coordinate state; if the parameter is sharded, this rank's parts."""
         tensors = {"": self._parameters[name].detach(), **self._state(name)}
         return shards.local_values(tensors) if self._parameters.is_sharded else tensors
 

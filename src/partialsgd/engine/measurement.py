@@ -117,7 +117,7 @@ class Measurement:
         return refused
 
     def follow_fallback(self, step: StepInProgress) -> None:
-        """The guard has refused. What it compared was shown; requests for the trained gradient go to the fallback's."""
+        """Continue with the fallback after a refusal: requests for the trained gradient now get the fallback's."""
         moved = [(who, request) for who, request in self._requests[0] if request.trained_only]
         self._requests = [[(who, replace(request, branch=b)) for who, request in moved] for b in step.branches]
         self.guard = None
@@ -151,19 +151,20 @@ class _Pair:
     context: Context | None = None
     """The context of a branch that is not trained; None for the trained one."""
     moves: bool = False
-    """δx moves numbers, and how far is measured by the pass at x̃."""
+    """True if δx changes numbers of x; the pass at x̃ measures how far."""
     structural: bool = False
     inside: Mask | None = None
     dropout_was_off: bool = False
     moved: float | Tensor = 0.0
-    """‖δx‖² of the numbers moved; with another structure, of those inside it."""
+    """‖δx‖² of the changed numbers; if a smaller network runs, only of those inside it."""
 
     def record_move(self, displacement: Displacement) -> None:
         if self.moves:
             self.moves, self.moved = False, perturbations.squared_norm(displacement, self.inside)
 
     def perturbation_norm(self, mask: Mask, at_x: Vector) -> float | Tensor:
-        """‖δx‖. What another structure leaves out is x outside of it, as far as the pass at x has used it."""
+        """Return ‖δx‖. A smaller network runs as if the parameters outside it were zero: there δx is −x, for those that
+        the pass at x has used."""
         outside = squared_norm_outside(self.inside or mask, at_x) if self.structural else 0.0
         on_cpu = all(not isinstance(number, Tensor) or number.device.type == "cpu" for number in (self.moved, outside))
         if on_cpu:

@@ -163,7 +163,9 @@ class PartialSGD:
             raise ValueError(f"{self.method.name} has no level {level!r} at t = {self.t}")
         plan = choose(self.method, branch, replace(context, branch=number, level=branch.level), self._all_ones)
         if plan.perturbation is None:
-            raise RuntimeError(f"{self.method.name} perturbs by a gradient, and there is none without a batch")
+            raise RuntimeError(
+                f"{self.method.name} perturbs by a gradient, and perturbed() and extract() have no batch to take it on"
+            )
         try:
             self._is_perturbed = True
             with perturbations.perturbed(self.parameters, plan.perturbation):
@@ -326,7 +328,7 @@ class PartialSGD:
             perturbations.apply(self.parameters, projection.move)
 
     def _take_back(self, step: StepInProgress) -> Callable[[], None]:
-        """What undoes the bookkeeping of a step that turns out, one step later, to have moved nothing."""
+        """Return a function that undoes the bookkeeping of a step that, as is known one step later, moved nothing."""
         t, memory, measured, sender = self.t, self.memory, self.measured, self._sender
         unsent = None if sender is None else sender.unsent
         forget_step = self._update.forget_step(step.mask)

@@ -26,7 +26,7 @@ def remembered_names(state: Mapping[str, Any]) -> str:
 def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise if the state is not one of a `PartialSGD` with the same method and model as the state `own`."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"a state is what state_dict() returned, got {state!r}")
+        raise TypeError(f"load_state_dict() takes what state_dict() returned, got {state!r}")
     if missing := own.keys() - state.keys() - _SINCE_LATER:
         raise ValueError(f"this is not a state of PartialSGD: it lacks {', '.join(sorted(missing))}")
     for name in ("method", "outside"):
@@ -45,16 +45,16 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def placed(parameters: Parameters, memory: Mapping[str, Remembered]) -> dict[str, Remembered]:
-    """What is remembered of a parameter in the layout of that parameter: sharded, or whole."""
+    """Return the memory with each tensor that belongs to a parameter in the layout of that parameter."""
     if not (parameters.is_sharded or any(map(shards.is_sharded, memory.values()))):
         return dict(memory)
-    found: dict[str, Remembered] = {}
+    laid_out: dict[str, Remembered] = {}
     for name, value in memory.items():
         if isinstance(value, Tensor):
             about = parameter_in(parameters, name, value.shape)
             value = shards.gathered(value) if about is None else shards.sharded_like(parameters[about], value)
-        found[name] = value
-    return found
+        laid_out[name] = value
+    return laid_out
 
 
 def parameter_in(parameters: Parameters, name: str, shape: Any) -> str | None:

@@ -11,7 +11,7 @@ from partialsgd._util.extras import missing
 
 
 class Tracker(Protocol):
-    """What a metrics log writes to beside its file."""
+    """A further place that a metrics log writes to, beside its file."""
 
     def write(self, t: int, numbers: dict[str, float]) -> None: ...
     def close(self) -> None: ...

@@ -104,7 +104,7 @@ def _joined(branch: Branch, inner: Method) -> Branch:
 
 
 def _intersection(a: MaskRule, b: MaskRule) -> MaskRule:
-    """p₁ ⊙ p₂; a mask that is chosen by the gradient is chosen among what the other, if known before, lets move."""
+    """Return p₁ ⊙ p₂. A mask that depends on the gradient sees only the part inside the other, if that is known."""
     if a is PLAIN.mask or b is PLAIN.mask:
         return b if a is PLAIN.mask else a
 
@@ -118,7 +118,7 @@ def _intersection(a: MaskRule, b: MaskRule) -> MaskRule:
 
 
 def _correct(first: Method, second: Method) -> CorrectRule:
-    """The gradient that is remembered is what the other mask lets move, whether or not the rest was computed."""
+    """Give `correct` only the gradient inside the other mask: its memory must not depend on how much was computed."""
     owner = _owner(first, second, "correct")
     other = first if owner is second else second
 
@@ -139,7 +139,7 @@ def _by_own_mask(method: Method, name: str) -> PerturbRule:
 
 
 def _within(first: Method, second: Method) -> WithinRule:
-    """One inside the other, each by its own mask: that may be known before the pass where the intersection is not."""
+    """Enter both contexts. Each reads its own mask, which may be known before the pass when the product is not."""
     methods = [method for method in (first, second) if has(method, "within")]
     if not methods:
         return PLAIN.within

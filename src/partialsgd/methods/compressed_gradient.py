@@ -77,7 +77,7 @@ def drawn(context: Context, name: str, count: int, device: torch.device, first: 
 
 
 def _scores(context: Context, name: str, value: Tensor) -> Tensor:
-    """A value that is not finite is sent first, to be seen."""
+    """Draw a score for each coordinate; a value that is not finite gets the largest, so that it is sent and seen."""
 
     def draw(shape: torch.Size, first: int) -> Tensor:
         return drawn(context, name, shape.numel(), value.device, first).view(shape)

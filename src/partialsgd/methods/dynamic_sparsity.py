@@ -56,17 +56,17 @@ def dynamic_sparsity(
         return mask
 
     names = [WHOLE, *map(str, sparsities)]
-    each = {
+    branch_by_level = {
         name: Branch(mask_of(index), lambda context: perturbations.drop_outside(context.mask), level=name)
         for index, name in enumerate(names)
     }
 
     def branches(context: Context) -> list[Branch]:
-        if context.level is not None and context.level not in each:
+        if context.level is not None and context.level not in branch_by_level:
             raise ValueError(f"there is no level {context.level!r}; there are {', '.join(map(repr, names))}")
         if context.level is None and accumulate:
-            return list(each.values())
-        return [each[context.level or names[context.t % len(names)]]]
+            return list(branch_by_level.values())
+        return [branch_by_level[context.level or names[context.t % len(names)]]]
 
     settings = f"levels={sparsities}, every={every}, scope={scope}, where={pruning.where}"
     name = f"dynamic_sparsity({settings}, accumulate={accumulate}, combine={combine})"

@@ -42,7 +42,7 @@ def freezing(
     if not 0 <= start <= 1:
         raise ValueError(f"start must be in [0, 1], the share of the steps after which the first stage stops; {start=}")
     if not 1 <= budget <= LARGEST:
-        raise ValueError(f"budget must be at least 1, which c_norm always is, and at most {LARGEST:.2g}; got {budget}")
+        raise ValueError(f"budget must be from 1, the least that c_norm can be, to {LARGEST:.2g}; got {budget}")
     require_count("steps", steps)
     require_count("every", every)
 

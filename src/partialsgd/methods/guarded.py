@@ -61,7 +61,7 @@ def _refuse(method: Method, fallback: Method) -> None:
         raise ValueError("one guard is enough: neither the method nor the fallback may be guarded already")
     if fallback.meter is not None:
         raise ValueError(
-            f"{fallback.name} measures, and as a fallback it would be asked now and then only; take another"
+            f"{fallback.name} has a meter, which as a fallback would see only some steps; use one without a meter"
         )
     for part in (method, fallback):
         if has(part, "project") or has(part, "forget"):

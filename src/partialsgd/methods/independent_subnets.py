@@ -63,7 +63,7 @@ def independent_subnets(
     bound, measure_every = 2.0 if bound is None else bound, 5 if measure_every is None else measure_every
     require_count("measure_every", measure_every)
     if not bound >= 1:
-        raise ValueError(f"bound must be at least 1, which c_align never is below; got {bound}")
+        raise ValueError(f"bound must be at least 1, because c_align is never smaller; got {bound}")
     if measures and measure_every > every:
         raise ValueError(f"measure_every={measure_every} leaves rounds unmeasured: a worker has at most {every} steps")
     chains = chains_of(hidden)

@@ -24,15 +24,15 @@ def sandwich(*, between: int = 2, combine: Combine = "sum", distill: bool = True
         if len(nested.levels) < 2:
             only = nested.levels[0]
             raise ValueError(f"the sandwich rule needs a smallest level and a largest; there is {only!r} alone")
-        each = {level: branch_of(nested, level, pupil=distill) for level in nested.levels}
+        branch_by_level = {level: branch_of(nested, level, pupil=distill) for level in nested.levels}
         smallest, *middle, largest = nested.levels
 
         def branches(context: Context) -> list[Branch]:
-            if context.level in each:
-                return [each[context.level]]
+            if context.level in branch_by_level:
+                return [branch_by_level[context.level]]
             drawn = sorted(middle, key=lambda level: context.key(f"sandwich {level}"))[:between]
             chosen = [largest, *(level for level in reversed(middle) if level in drawn), smallest]
-            return [each[level] for level in chosen]
+            return [branch_by_level[level] for level in chosen]
 
         settings = f"between={between}, combine={combine}, distill={distill}"
         name = f"sandwich(levels={list(nested.levels)}, {settings})"

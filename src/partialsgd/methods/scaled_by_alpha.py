@@ -27,7 +27,7 @@ def scaled_by_alpha(method: Method, *, every: int = 10) -> Method:
 
 def _scaled(method: Method, every: int) -> Method:
     if method.meter is not None:
-        raise ValueError(f"{method.name} measures already, and a method has one meter; scale one that does not")
+        raise ValueError(f"{method.name} measures already, and a method has one meter; scale a method without")
     if method.guard is not None:
         raise ValueError("scale the method and guard that: guarded(scaled_by_alpha(…), …)")
 

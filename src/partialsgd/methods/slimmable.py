@@ -24,10 +24,10 @@ def slimmable(*, combine: Combine = "sum", weights: Mapping[str, float] | None =
     def build(model: nn.Module) -> Method:
         nested = nested_in(model)
         require_levels(nested, by_level, "weights")
-        each = {level: by_level.get(level, 1.0) for level in reversed(nested.levels)}
-        if not any(each.values()):
+        weight_by_level = {level: by_level.get(level, 1.0) for level in reversed(nested.levels)}
+        if not any(weight_by_level.values()):
             raise ValueError(f"no level has a weight: weights are {by_level}; give one of them a positive number")
-        branches = [branch_of(nested, level, weight=weight, pupil=distill) for level, weight in each.items()]
+        branches = [branch_of(nested, level, weight=weight, pupil=distill) for level, weight in weight_by_level.items()]
         settings = f"combine={combine}, weights={by_level or None}, distill={distill}"
         name = f"slimmable(levels={list(nested.levels)}, {settings})"
         return Method(branches=lambda context: branches, combine=combine, structural=True, name=name)

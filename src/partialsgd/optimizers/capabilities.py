@@ -96,7 +96,7 @@ def why_not_restartable(optimizer: Optimizer, group: Mapping[str, Any]) -> str |
 
 
 def why_not_scalable(optimizer: Optimizer, group: Mapping[str, Any]) -> str | None:
-    """With a learning rate of 0 nothing may move, or α is not a factor of the step."""
+    """Return why a step cannot be scaled by α, else None: with a learning rate of 0 nothing may move."""
     stepper = _instance(optimizer, group, _points())
     for t in range(3):
         _step(stepper, _directions(t))

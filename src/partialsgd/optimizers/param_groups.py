@@ -1,4 +1,4 @@
-"""The optimizer and param group of each parameter, of which every trainable one has exactly one; and who may step it.
+"""The one optimizer and param group of each parameter, and the hook that refuses steps of others than `PartialSGD`.
 
 `optimizer.step()` left in a loop that uses `PartialSGD` would move what a mask holds, and t would stay: it is refused.
 """
@@ -99,7 +99,7 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
 
 
 def step_of(optimizer: Optimizer) -> Callable[[], object]:
-    """`optimizer.step`; for a wrapper of Lightning its own, which counts the steps."""
+    """Return the `step` to call: that of the optimizer, or that of Lightning's wrapper, which counts the steps."""
     # accelerate's wrapper steps only on the last micro-batch it counted; here update() decides that.
     is_accelerates = type(optimizer).__module__.startswith("accelerate")
     step: Callable[[], object] = (unwrapped(optimizer) if is_accelerates else optimizer).step

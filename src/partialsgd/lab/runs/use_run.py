@@ -194,7 +194,7 @@ def show(summary: Summary, console: Console) -> None:
 
 
 def takeaway(summary: Summary) -> str:
-    """What a joint run gave, in one line; empty for a run that trained one network."""
+    """Sum up a joint run in one line; empty for a run that trained one network."""
     trained = {level: row for level, row in summary["levels"].items() if row["updates"]}
     if len(trained) < 2:
         return ""
@@ -309,7 +309,7 @@ def _earlier_export(directory: Path, wanted: Mapping[str, str], overwrite: bool)
 
 
 def _record_of(directory: Path) -> dict[str, Any]:
-    """What an export wrote of itself; empty for a file of this name that none wrote."""
+    """Read the record that an export has left; empty if another program wrote a file of this name."""
     try:
         record = files.read_json(directory / _EXPORT)
     except ValueError:

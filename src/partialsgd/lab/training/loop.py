@@ -133,7 +133,7 @@ def _train_to_end(run: Run, settings: Settings, task: Task, method: Method, show
 
 
 def next_commands(run: Run, settings: Settings, network: Nested) -> str:
-    """What to do with a run that has ended, as lines to copy."""
+    """Return the next commands for a finished run, as lines to copy."""
     commands = ("partialsgd report {run} --open", "partialsgd export {run} --level {level}", *settings.next_commands)
     path, level = shlex.quote(str(run.path)), shlex.quote(network.levels[0])
     return "\n".join(["Next:", *(f"  {command.format(run=path, level=level)}" for command in commands)])

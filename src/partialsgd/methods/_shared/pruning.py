@@ -60,7 +60,7 @@ class Pruning:
         names = trainable if self.where is None else parameters.match(self.where)
         if not (matrices := [name for name in names if parameters[name].ndim >= 2]):
             which = "no trainable parameter" if self.where is None else f"none that {self.where!r} covers"
-            raise ValueError(f"weights are pruned in parameters with two or more dimensions, and {which} has so many")
+            raise ValueError(f"only parameters with two or more dimensions are pruned, and {which} has two")
         return matrices
 
 
