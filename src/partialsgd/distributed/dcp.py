@@ -100,7 +100,7 @@ def _number(value: Any) -> Any:
 
 
 def _packed(sgd: PartialSGD, k: int, optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved state as `Optimizer.load_state_dict` takes it, by the places of the parameters."""
+    """The saved state as `Optimizer.load_state_dict` takes it, with parameters by number instead of by name."""
     own = _optimizer_state(sgd, optimizer)
     if str(k) not in saved or len(saved) != len(sgd.optimizers) or saved[str(k)]["names"] != own["names"]:
         raise ValueError("the checkpoint was saved with optimizers that have other parameters in their groups")
@@ -144,7 +144,7 @@ def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
         return
     for key, value in tree.items():
         if not isinstance(key, str):
-            raise TypeError(f"a checkpoint has names, and {key!r} in {'/'.join(path)} is not a text")
+            raise TypeError(f"the keys of a checkpoint must be strings; {'/'.join(path)} has the key {key!r}")
         yield from _leaves(value, (*path, key))
 
 

@@ -21,13 +21,13 @@ from partialsgd.masks import Entry
 @final
 @dataclass
 class Outgoing:
-    """What the hooks have to know about the pass that runs."""
+    """The current pass, as the hooks need it: which gradients to send, over which group, and how compressed."""
 
     name_of: Mapping[nn.Parameter, str]
     group: dist.ProcessGroup
     compression: Compression | None
     gradients: GradientsToSend | None = None
-    """None outside `PartialSGD`."""
+    """The gradients that this pass sends; None if no `PartialSGD` runs it, so that all are sent."""
 
     def entries(self, bucket: Any) -> list[tuple[str, Tensor, Entry]]:
         """Name, gradient and mask of each parameter in the bucket."""

@@ -173,7 +173,7 @@ class IndependentSubnets:
             self._is_whole = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run needs to continue, beside model and optimizer, whose states are saved inside `whole()`."""
+        """Everything a run needs to continue, beside model and optimizer, whose states are saved inside `whole()`."""
         if self._steps:
             raise RuntimeError(
                 f"the round has had {self._steps} of {self._every} steps, and each rank holds what it has trained "
@@ -277,7 +277,7 @@ class IndependentSubnets:
         self._begin_round()
 
     def _averaged(self) -> dict[tuple[str, str], Tensor]:
-        """What each worker has a copy of for the round: shared parameters that are trained, and shared statistics."""
+        """The tensors that workers change separately in a round: shared parameters that are trained, and statistics."""
         averaged = {(name, ""): buffer for name, buffer in statistics_of(self._model) if name not in self._layouts}
         if self._trains_shared:
             for name in self._shared:
@@ -293,7 +293,8 @@ class IndependentSubnets:
         return list(zip(tensors, self._exchange.mean(tensors, bases), strict=True))
 
     def _cosine(self, closure: Callable[..., Any]) -> float:
-        """Between this worker's part of the whole network's gradient and the gradient of its own network, on its batch.
+        """The cosine between two gradients on this worker's batch: its part of the whole network's gradient, and the
+        gradient of its own network.
 
         The two draw dropout masks of different shapes, so dropout is off. Nothing is left of either pass.
         """

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 Blocks: TypeAlias = Sequence[Sequence[Tensor]]
-"""For each worker, and for each group of units, the numbers of the units that it has, in ascending order."""
+"""The indices of the units that each worker has, by worker and by group of units, in ascending order."""
 Index: TypeAlias = dict[int, Tensor]
-"""Along some dimensions of a tensor, the positions that are meant."""
+"""The selected positions along some dimensions of a tensor."""
 
 
 class Axis(NamedTuple):

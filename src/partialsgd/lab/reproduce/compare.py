@@ -197,7 +197,7 @@ def _step_and_epoch(settings: Settings, level: str, ranks: int) -> tuple[float, 
 
 
 def summarize(pairs: Sequence[Pair]) -> list[Row]:
-    """For each level jointly and alone, and the cost of all of them."""
+    """A row for each level, trained jointly and alone, and rows for the cost of all levels together."""
     rows = [_row(pairs, level, trained) for level in pairs[0].joint["levels"] for trained in ("jointly", "alone")]
     together = fmean(pair.joint["seconds"] for pair in pairs)
     separately = sum(row.seconds or 0.0 for row in rows)
@@ -233,7 +233,7 @@ def to_table(rows: Sequence[Row], pairs: Sequence[Pair], budget: str) -> Table:
 
 
 def differences(rows: Sequence[Row]) -> str:
-    """Jointly less alone, for each level, seed by seed."""
+    """A sentence with the mean difference in score between joint and separate training, paired by seed, by level."""
     by_level = {(row.level, row.trained): row.scores for row in rows if row.scores}
     levels = dict.fromkeys(level for level, _ in by_level)
     pairs = [(level, zip(by_level[level, "jointly"], by_level[level, "alone"], strict=True)) for level in levels]

@@ -1,4 +1,5 @@
-"""One joint run or one run for each network, for the same total FLOPs: read off the looks at the validation data.
+"""One joint run or one run for each network, for the same total FLOPs, compared at evaluations
+on the validation data.
 
 This needs no run of its own where the learning rate does not depend on the length of the training, as the inverse
 square root: there the first half of a run is what a run of half the length would have been.
@@ -15,7 +16,7 @@ from partialsgd.lab.reproduce.run_folder import FinishedRun, RunFolder, Scored, 
 Record: TypeAlias = dict[str, Any]
 
 _NEAR = 0.02
-"""How far the FLOPs at a look may be from those that are wanted, as a share of them."""
+"""The largest difference between the steps at an evaluation and the wanted steps, as a share of the latter."""
 
 
 def rate_ignores_length(run: FinishedRun) -> bool:
@@ -24,7 +25,7 @@ def rate_ignores_length(run: FinishedRun) -> bool:
 
 
 def common_seeds(folder: RunFolder, comparison: Comparison) -> dict[int, tuple[Scored, dict[str, Scored]]]:
-    """By seed the joint run and the runs of its levels alone, where all are finished."""
+    """The joint run and the runs of its levels alone by seed, for seeds of which all runs are finished."""
     joint = _by_seed(folder, comparison.joint)
     alone = {level: _by_seed(folder, row) for level, row in comparison.alone.items()}
     seeds = [seed for seed in joint if all(seed in runs for runs in alone.values())]
@@ -36,9 +37,10 @@ def _by_seed(folder: RunFolder, row: str) -> dict[int, Scored]:
 
 
 def looks(joint: Scored, alone: Mapping[str, Scored]) -> dict[str, Record] | None:
-    """For each level the last look of the joint run, and that at which the runs alone have used its FLOPs together.
+    """The evaluations to compare, by level: the last one of the joint run, and the one at which the runs of all levels
+    alone have used as many FLOPs together.
 
-    None if no look is near enough, or if the rate depends on the length of the training.
+    None if no evaluation is near enough, or if the learning rate depends on the length of the training.
     """
     if not all(rate_ignores_length(run) for run, _ in alone.values()):
         return None

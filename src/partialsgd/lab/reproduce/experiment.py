@@ -163,7 +163,7 @@ class Experiment:
     title: str
     score: str
     factor: float = 1.0
-    """From a run's score to the paper's: accuracies are printed in percent."""
+    """The factor from a run's score to the paper's, which prints accuracies in percent."""
     criterion: str = "loss"
     """The validation number that chooses cells and starts; a loss is minimised."""
     grid: Grid = Grid(())
@@ -174,5 +174,5 @@ class Experiment:
     choices: Callable[[RunFolder], Sequence[str]]
     """Sentences on what the paper leaves open and what is done here."""
     starts: Mapping[str, Comparison] = field(default_factory=dict)
-    """For each start of the low-rank layers the rows that compare it."""
+    """The rows that compare the starts of low-rank layers, by start."""
     figure: Figure | None = None

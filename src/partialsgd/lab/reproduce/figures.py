@@ -48,7 +48,7 @@ def write(figure: Drawn, to: Path, name: str, kinds: Sequence[str] = KINDS) -> l
 
 
 def paper_figure(folder: RunFolder, figure: Figure) -> Iterator[tuple[str, Drawn]]:
-    """Figure 2, 3 or 4 from what was measured; every curve has the seeds that are at their end."""
+    """Figure 2, 3 or 4, drawn from the metrics of the finished runs."""
     runs = {
         label: [run.path / "metrics.jsonl" for run, _ in folder.scored(row)]
         for label, row in figure.curves.items()
@@ -63,9 +63,9 @@ def paper_figure(folder: RunFolder, figure: Figure) -> Iterator[tuple[str, Drawn
 
 
 def against_size(numbers: Numbers) -> Drawn:
-    """The score of each network over its parameters: what a size buys, alone and jointly.
+    """The score of each network over its number of parameters, trained alone and jointly.
 
-    Where there are several ratios each point says its own, but for the whole network alone, which has none.
+    If there are several ratios, each point is labelled with its own, except for the whole network alone.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -131,7 +131,7 @@ def _has_sum(folder: RunFolder, comparison: Comparison) -> bool:
 def _curves(
     experiment: Experiment, folder: RunFolder, rows: Comparison, together: bool
 ) -> Iterator[tuple[str, list[Series]]]:
-    """By label, the same labels for every ratio; those without a finished run have no series."""
+    """The series by label, with the same labels for every ratio; a label without a finished run has no series."""
     costs = {row: [total_flops(summary) for _, summary in folder.scored(row)] for row in rows.alone.values()}
     all_alone = sum(fmean(each) for each in costs.values() if each)
     for level, alone in rows.alone.items():
@@ -142,7 +142,7 @@ def _curves(
 
 
 def _series(curves: Sequence[Sequence[tuple[float, float]]]) -> list[Series]:
-    """One for each seed, at the FLOPs of their mean: the batches of another seed are a little longer or shorter."""
+    """One series for each seed, all at the mean FLOPs of the seeds, whose batches differ a little in length."""
     evaluations = min((len(each) for each in curves), default=0)
     places = [round(fmean(each[k][0] for each in curves)) for k in range(evaluations)]
     return [Series({place: each[k][1] for k, place in enumerate(places)}) for each in curves] if evaluations else []

@@ -65,7 +65,7 @@ def _diverged(numbers: Numbers, *lines: Mapping[str, Any]) -> str:
 
 
 def _difference(ours: Mapping[str, float], other: Mapping[str, float], score: str) -> tuple[str, str]:
-    """How far ahead, seed by seed with those that both have, and what is to be text if that may be chance."""
+    """Two pieces of a sentence: the mean difference over common seeds, and a remark if it may be chance."""
     difference = paired.difference([ours[seed] - other[seed] for seed in ours if seed in other])
     points = _points(difference.mean, score)
     if difference.pairs < 2:

@@ -26,7 +26,7 @@ LAPTOP = replace(_SIZES, schedule="inverse-sqrt", epochs=8, look_bleu=500, keep=
 _TINY = replace(LAPTOP, layers=1, d_model=32, ffn=64, vocabulary=400, size=240, valid_size=30, test_size=15)
 _SMOKE = replace(_TINY, max_tokens=600, epochs=2, look_bleu=10, beam=2)
 _RATES = (3e-3, 6e-3, 1.2e-2)
-"""For the depth of the scale; a deeper network needs smaller ones."""
+"""The learning rates to try at the depth of the scale; a deeper network needs smaller ones."""
 
 _ALONE = (
     "A core alone is taken out of the same nested model, from the same start, and trained by a plain loop.",

@@ -117,7 +117,7 @@ def _convert(hint: Any, value: Any) -> Any:
         if value in (None, "None"):
             return None
         converted = (_convert(arg, value) for arg in args if arg is not NoneType)
-        return next((each for each in converted if each is not _WRONG), _WRONG)
+        return next((result for result in converted if result is not _WRONG), _WRONG)
     if get_origin(hint) is Literal:
         return value if value in args else _WRONG
     if get_origin(hint) is tuple:

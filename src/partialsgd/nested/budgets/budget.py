@@ -30,7 +30,7 @@ Amount: TypeAlias = float | Sequence[float]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a level may cost: parameters, or FLOPs or latency of a forward pass on the example. Give one of them.
+    """A limit on one cost of a level: its parameters, or the FLOPs or latency of a forward pass on the example.
 
     A number up to 1 is a share of the whole network's, a larger one is an absolute number: parameters, FLOPs or
     milliseconds. Several give several levels, each inside the next. Latency is measured on the machine, and with the
@@ -65,7 +65,7 @@ class Budget:
 @final
 @dataclass(frozen=True)
 class Promise:
-    """What a level is expected to cost."""
+    """The cost that a level is expected to have."""
 
     level: str
     limit: float

@@ -1,4 +1,4 @@
-"""What a level may have fewer of, hidden units of a group or ranks of a layer, and what each one is worth."""
+"""The sizes that a budget can choose: hidden units of a group, ranks of a layer, and what each one is worth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UnitChoice:
     slices: tuple[UnitSlice, ...]
     order: tuple[int, ...]
     worth: tuple[float, ...]
-    """What each unit of `order` is worth: an estimate of how much the loss grows without it."""
+    """The worth of each unit of `order`: an estimate of how much the loss grows without it."""
 
     @property
     def name(self) -> str:

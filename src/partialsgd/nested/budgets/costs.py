@@ -1,4 +1,4 @@
-"""What a level costs as a function of the sizes of its groups and layers: parameters or FLOPs."""
+"""The cost of a level, parameters or FLOPs, as a function of the sizes of its groups and layers."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Product:
 @final
 @dataclass(frozen=True)
 class Cost:
-    """What the whole network costs, and the terms that become smaller."""
+    """The cost of the whole network, and the terms of it that become smaller."""
 
     full: float
     terms: tuple[Term, ...]
     at_full: float
     """The value of the terms in the whole network."""
     steps: Mapping[str, int] = field(default_factory=dict)
-    """How many units of a choice go at once; by default a 64th of them."""
+    """The number of units of a choice that are removed at once; by default a 64th of them."""
 
     def at(self, sizes: Sizes) -> float:
         return self.full - self.at_full + sum(term.value(sizes) for term in self.terms)

@@ -102,7 +102,7 @@ def latency_cost(model: nn.Module, choices: Sequence[Choice], call: Call) -> Cos
 @final
 @dataclass(frozen=True)
 class _Plan:
-    """What is measured for one layer."""
+    """The measurements to make for one layer."""
 
     linear: LinearMap
     shape: tuple[int, ...]

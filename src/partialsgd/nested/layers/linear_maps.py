@@ -55,7 +55,7 @@ class LinearMap:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What code may read of a layer of the class, besides its parameters and sizes."""
+        """The attributes of a layer of the class that other code may read, besides its parameters and sizes."""
         if self.kind != "conv2d":
             return {}
         options = {key: value for key, value in self.options.items() if key != "pads"}

@@ -29,7 +29,7 @@ class NarrowLayer(NestedLayer):
     spec_name = "Width"
 
     _memory: Tensor | None = None
-    """Where blocks of rows lie behind each other."""
+    """The memory in which the blocks of rows lie behind each other, so that joining them copies nothing."""
 
     def __init__(
         self, layer: nn.Module, linear: LinearMap, rows: Axis, columns: Axis, switch: Switch, *, pads: bool = False

@@ -126,7 +126,8 @@ class _Finder:
         return any(bool(torch.isin(self.units(*key), self.attention_units).any()) for key in dims)
 
     def is_default(self, dims: Sequence[tuple[str, int]]) -> bool:
-        """In a network with attention, hidden layers between two layers of the residual stream; else all."""
+        """True if the group is cut by default: any group, or in a network with attention only one that lies between two
+        layers of the residual stream."""
         if not self.has_attention:
             return True
         read, written = (

@@ -1,4 +1,4 @@
-"""What each ATen operation does to units: keep them apart, mix them, move them, or make and take them by weights.
+"""The effect of each ATen operation on units: it keeps, mixes or moves them, or makes and takes them by weights.
 
 A rule returns the label of the outputs. An operation without a rule fixes every unit that goes into it.
 """

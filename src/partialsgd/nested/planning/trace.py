@@ -51,7 +51,7 @@ class Attention:
 @final
 @dataclass
 class Trace:
-    """What runs of a network tell about its units."""
+    """Facts about the units of a network, recorded while it runs."""
 
     model: nn.Module
     ties: Ties = field(default_factory=Ties)

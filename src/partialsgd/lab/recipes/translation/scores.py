@@ -47,8 +47,8 @@ def translate(
     translated: list[list[int]] = [[] for _ in sources]
     with evaluation_mode(network):
         for places in _batches([len(source) for source in sources], max_tokens // beam, longest):
-            found = _search(network_, [sources[i] for i in places], beam, lenpen, length)
-            for place, ids in zip(places, found, strict=True):
+            best = _search(network_, [sources[i] for i in places], beam, lenpen, length)
+            for place, ids in zip(places, best, strict=True):
                 translated[place] = ids
     texts = decode_all(tokenizer, translated)
     return [text if line.strip() else "" for text, line in zip(texts, lines, strict=True)]
@@ -131,7 +131,7 @@ def copy_nearest(train: Sequence[Pair], lines: Sequence[str]) -> list[str]:
     pairs = [train[i * len(train) // count] for i in range(count)]
     words = r"\w+|[^\w\s]"  # words and punctuation marks, as BLEU counts them
     vectorizer = TfidfVectorizer(token_pattern=words, ngram_range=(1, 4), lowercase=False, dtype=np.float32)
-    known, queries = vectorizer.fit_transform([source for source, _ in pairs]), vectorizer.transform(lines)
+    sources, queries = vectorizer.fit_transform([source for source, _ in pairs]), vectorizer.transform(lines)
     block = 64  # lines at once: a dense row has one number for each training pair
-    nearest = [(queries[k : k + block] @ known.T).toarray().argmax(axis=1) for k in range(0, len(lines), block)]
+    nearest = [(queries[k : k + block] @ sources.T).toarray().argmax(axis=1) for k in range(0, len(lines), block)]
     return [pairs[int(place)][1] for places in nearest for place in places]
