@@ -32,6 +32,19 @@ few = settings(
 many = settings(few, max_examples=30)
 
 
+class Auxiliary(nn.Module):
+    """The layer `extra` runs in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.extra = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).relu()
+        y: Tensor = self.b(h)
+        return y + self.extra(h) if self.training else y
+
+
 def hooks_of(module: nn.Module) -> list[int]:
     return [len(hooks) for key, hooks in sorted(vars(module).items()) if key.endswith("_hooks")]
 

@@ -66,17 +66,6 @@ class Held(nn.Module):
         self.held = hold(self.a)
 
 
-class Auxiliary(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.extra = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x).relu()
-        y: Tensor = self.b(h)
-        return y + self.extra(h) if self.training else y
-
-
 def hooked(model: nn.Sequential) -> nn.Module:
     next(module for module in model if not isinstance(module, nn.Linear)).register_forward_hook(lambda *args: None)
     return model

@@ -21,6 +21,14 @@ def gathered_copy(model: nn.Module) -> nn.Module:
     return _plain_copy(model, lambda p: shards.gathered(p).detach().clone())
 
 
+def remove_own_hooks(model: nn.Module) -> None:
+    """Remove the forward hooks that methods of this package have registered."""
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if type(hook).__module__.startswith("partialsgd.")]:
+                del hooks[key]
+
+
 def structure(model: nn.Module) -> nn.Module:
     """The model itself, or if it is sharded a copy with parameters on the meta device, which can be traced."""
     if not any(map(shards.is_sharded, model.parameters())):

@@ -136,6 +136,11 @@ class GradientOracle:
     ) -> GradientPass:
         if step.dropped:
             step.refuse_dropped()
+        if step.once and not last:
+            raise RuntimeError(
+                f"{step.method.name} (or its meter) needs more than one gradient at t = {step.context.t}: keep the "
+                "micro-batches and use sgd.gradients() without once=True, or sgd.step(closure)"
+            )
         outputs = step.teacher if step.branches_done else None
         step.current = GradientPass(
             self.parameters,

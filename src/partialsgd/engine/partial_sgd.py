@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from partialsgd import masks, perturbations, vectors
-from partialsgd._util.plain_copy import gathered_copy
+from partialsgd._util.plain_copy import gathered_copy, remove_own_hooks
 from partialsgd._util.undo import UndoStack, postpone_interrupts
 from partialsgd.engine.arguments import check_arguments, require_seed
 from partialsgd.engine.data_parallel import SendsActivePart, ddp_around, require_unused_search
@@ -33,7 +33,7 @@ from partialsgd.engine.rules import choose, forget, project
 from partialsgd.engine.saved_state import check_state, placed, remembered_names
 from partialsgd.engine.step import Step, StepInProgress
 from partialsgd.method import Context, Meter, Method, Remembered
-from partialsgd.optimizers.grad_scaler import Scaler
+from partialsgd.optimizers.grad_scaler import scaler_of
 from partialsgd.optimizers.param_groups import IS_STEPPING, refuse_direct_steps
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import NOWHERE, Perturbation
@@ -70,17 +70,11 @@ class PartialSGD:
         self._meters = {who: m for who, m in (("method", self.method.meter), ("meter", meter)) if m is not None}
         self.measured: dict[str, dict[str, Remembered]] = {who: {} for who in self._meters}
         self._update = MaskedUpdate(self.parameters, optimizers, outside)
-        is_scaled = scaler is not None and scaler.is_enabled()
-        if is_scaled and self.parameters.is_sharded:
-            raise NotImplementedError(
-                "a gradient scaler looks for overflow in this rank's part of the gradients only, so ranks would skip "
-                "different steps of a sharded model; use bf16, which needs no scaler"
-            )
-        self._scaler = Scaler(scaler, self._update.optimizers) if scaler is not None and is_scaled else None
+        self._scaler = scaler_of(scaler, self._update.optimizers, self.parameters)
         self._clip_norm = clip_norm
         ddp = ddp_around(model)
         self._sender = ddp if isinstance(ddp, SendsActivePart) else None
-        policy = nonfinite or ("skip" if is_scaled else "raise")
+        policy = nonfinite or ("raise" if self._scaler is None else "skip")
         losses_are_local = ddp is not None or self.parameters.is_sharded
         self._nonfinite = NonfinitePolicy(policy, losses_are_local=losses_are_local)
         self._all_ones = masks.everything(self.parameters)
@@ -128,8 +122,7 @@ class PartialSGD:
         again for each micro-batch, whose gradients are added up. For micro-batches from a stream, which can be read
         only once, pass `once=True`: a step that needs a second gradient then raises before its first pass.
         """
-        passes = self._oracle.passes(self._begin())
-        return self._only_one(passes) if once else passes
+        return self._oracle.passes(self._begin(once=once))
 
     def update(self) -> Step:
         """Line 6: x_{t+1} = x_t − γ_t p_t ⊙ g_t."""
@@ -181,10 +174,7 @@ class PartialSGD:
             if perturbation.is_structural:
                 raise ValueError("a level of a nested model is extracted from that model: nested.extract(level)")
             extracted = gathered_copy(self.parameters.model)
-        for module in extracted.modules():
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for key in [key for key, hook in hooks.items() if type(hook).__module__.startswith("partialsgd.")]:
-                    del hooks[key]
+        remove_own_hooks(extracted)
         return extracted
 
     def zero_grad(self) -> None:
@@ -237,7 +227,7 @@ class PartialSGD:
         measured = dict(self.measured.get("method", {}))
         return Context(self.t, self.seed, self.parameters, dict(self.memory), level=level, measured=measured)
 
-    def _begin(self, *, by_closure: bool = False) -> StepInProgress:
+    def _begin(self, *, by_closure: bool = False, once: bool = False) -> StepInProgress:
         """A new step. A guard that is not due, but has refused before, makes it a step of the fallback."""
         self._require_none_pending()
         self.zero_grad()
@@ -259,10 +249,10 @@ class PartialSGD:
             elif method.guard.has_refused(of_level):
                 method = method.guard.fallback
                 branches = method.branches_at(context)
-        all_ones = self._all_ones
-        step = StepInProgress(method, branches, context, self._undo, self._drop, all_ones, measurement, by_closure)
-        self._pending = step
-        return step
+        self._pending = StepInProgress(
+            method, branches, context, self._undo, self._drop, self._all_ones, measurement, by_closure, once
+        )
+        return self._pending
 
     def _drop(self, step: StepInProgress) -> None:
         """Drop this step, unless another one was begun since."""
@@ -282,16 +272,6 @@ class PartialSGD:
             self._sender.end_step(moved=False)
         for parameter in self.parameters.values():
             parameter.grad = None
-
-    def _only_one(self, passes: Iterator[GradientPass]) -> Iterator[GradientPass]:
-        for g in passes:
-            if not g.last:
-                self.zero_grad()
-                raise RuntimeError(
-                    f"{self.method.name} (or its meter) needs more than one gradient at t = {self.t}: keep the "
-                    "micro-batches and use sgd.gradients() without once=True, or sgd.step(closure)"
-                )
-            yield g
 
     def _apply(self, step: StepInProgress) -> bool:
         """Check, clip and update; all that may raise comes first. Returns True if the step must be skipped."""

@@ -77,6 +77,8 @@ class StepInProgress:
     measurement: Measurement | None = None
     by_closure: bool = False
     """The step runs by `step(closure)`: each pass is entered once, and `.grad` is not seen before the update."""
+    once: bool = False
+    """The user's code can run only once, so a step that needs a second gradient raises before its first pass."""
     scale: float = 1.0
     total: dict[str, Tensor] = field(default_factory=dict)
     """The sum of the gradients of the branches that are done, if there are several."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from partialsgd.parameters import Parameters
+
 
 @final
 class Scaler:
@@ -54,3 +56,17 @@ class Scaler:
     def _flags(self) -> list[Tensor]:
         # GradScaler has no public access to its overflow flags before an optimizer steps.
         return [f for o in self._optimizers for f in self._scaler._found_inf_per_device(o).values()]
+
+
+def scaler_of(
+    scaler: torch.amp.GradScaler | None, optimizers: Sequence[Optimizer], parameters: Parameters
+) -> Scaler | None:
+    """Return the scaler of a step; None if loss scaling is off."""
+    if scaler is None or not scaler.is_enabled():
+        return None
+    if parameters.is_sharded:
+        raise NotImplementedError(
+            "a gradient scaler looks for overflow in this rank's part of the gradients only, so ranks would skip "
+            "different steps of a sharded model; use bf16, which needs no scaler"
+        )
+    return Scaler(scaler, optimizers)

@@ -9,9 +9,9 @@ import pytest
 
 from partialsgd._util import files
 from partialsgd.lab.cli import main
-from partialsgd.lab.runs import use_run
+from partialsgd.lab.runs import export_run
+from partialsgd.lab.runs.export_run import export_level
 from partialsgd.lab.runs.run import Run
-from partialsgd.lab.runs.use_run import export_level
 from partialsgd.lab.training.errors import AlreadyThere
 from tests.lab.made_runs import made_run
 
@@ -69,7 +69,7 @@ def test_a_failure_leaves_no_readme_beside_weights_of_another_level_and_the_same
     before = contents(tmp_path / "to")
     with monkeypatch.context() as patch:
         if moment == "readme":  # the last file that is made
-            patch.setattr(use_run, "_readme", lambda *_: 1 / 0)
+            patch.setattr(export_run, "_readme", lambda *_: 1 / 0)
         else:
             weights = [tmp_path / name / "model.safetensors" for name in ("to", "new")]
             patch.setattr(files.os, "replace", lambda a, b: 1 / 0 if b in weights else a.rename(b))
@@ -89,4 +89,4 @@ def test_a_failure_leaves_no_readme_beside_weights_of_another_level_and_the_same
 def test_a_file_of_the_same_name_that_no_export_wrote_names_nothing_to_delete(tmp_path: Path) -> None:
     for text in ('{"files": ["thesis.txt"]}', "[1]", "not JSON"):
         tmp_path.joinpath("export.json").write_text(text)
-        assert use_run._record_of(tmp_path) == {}
+        assert export_run._record_of(tmp_path) == {}

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from partialsgd.lab.cli import main
 from partialsgd.lab.recipes import build
+from partialsgd.lab.runs.export_run import export_level
 from partialsgd.lab.runs.run import Run
-from partialsgd.lab.runs.use_run import export_level, open_task
+from partialsgd.lab.runs.use_run import open_task
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.made_runs import made_run
 

@@ -19,7 +19,7 @@ from partialsgd.nested.planning.groups import UnitGroup
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.planning.tracing import find_units
 from partialsgd.nested.switch import Switch
-from tests.nested.checks import assert_one_function, shaken, untouched
+from tests.nested.checks import Auxiliary, assert_one_function, shaken, untouched
 from tests.zoo import bert, encoder, llama, normal, resnet18, tokens
 
 
@@ -197,16 +197,6 @@ def test_without_an_example_and_a_shape_that_fits_the_user_is_asked_for_one() ->
 
 
 def test_a_layer_that_only_runs_in_training_is_narrowed_too() -> None:
-    class Auxiliary(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.extra = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.a(x).relu()
-            y: Tensor = self.b(h)
-            return y + self.extra(h) if self.training else y
-
     model = shaken(Auxiliary())
     before = copy.deepcopy(model)
     nested = nest(model, Width(1 / 2, order="norm"))

@@ -188,8 +188,8 @@ class Export:
     """Write also into a directory that is not empty and does not hold this level of this run."""
 
     def __call__(self) -> None:
+        from partialsgd.lab.runs.export_run import export_level
         from partialsgd.lab.runs.run import Run
-        from partialsgd.lab.runs.use_run import export_level
 
         options: dict[str, Any] = {"format": self.format, "checkpoint": self.checkpoint, "overwrite": self.overwrite}
         directory = export_level(Run.open(self.run), self.level, to=self.to, **options)
