@@ -143,8 +143,8 @@ def _main(numbers: Numbers) -> Table:
     head = ("r", "network", "trained", "paper", "ours", *(("at equal FLOPs",) if is_equal else ()))
     ours = "alternating training" if any(line["trained"] == "alternating" for line in lines) else "the joint run"
     note = (
-        f"{numbers['score']} on the test data: mean (deviation) of {seeds} seed{'s' * (seeds > 1)}, unless told. "
-        "The paper's is of its own data and sizes."
+        f"{numbers['score']} on the test data: mean (deviation) of {seeds} seed{'s' * (seeds > 1)}, unless "
+        "stated otherwise. The paper's is of its own data and sizes."
     ) + (f" At equal FLOPs: with as many training FLOPs as {ours}." if is_equal else "")
     return Table("Beside the paper", head, rows, words=3, note=note)
 
@@ -226,9 +226,9 @@ def _near(numbers: Numbers) -> Table:
         for seed, one in row["seeds"].items()
     )
     note = (
-        "The training FLOPs of the whole run, jointly those of both networks, at the first look at which a level is "
-        f"within {NEAR} of the best look that it has alone. A look comes after each epoch, on validation data; of "
-        "translations it is by a greedy search for the first pairs."
+        "The training FLOPs of the whole run, jointly those of both networks, at the first evaluation at which a "
+        f"level is within {NEAR} of the best evaluation that it has alone. Levels are evaluated after each epoch, on "
+        "the validation data; of translations this is a greedy search for the first pairs."
     )
     return Table(f"Within {NEAR} {numbers['score']} of the same level alone", head, rows, words=3, note=note)
 
@@ -262,8 +262,8 @@ def _grid(numbers: Numbers) -> Table:
     )
     head = ("row", "learning rate", "warm-up", f"validation {numbers['criterion']}", "chosen")
     note = (
-        "Every row that is tuned is tuned over the same cells, with as many looks. The number is the mean over trained "
-        "levels. Cells that only some rows have are of an earlier grid, and are not chosen from."
+        "Every row that is tuned is tuned over the same cells, with as many evaluations. The number is the mean over "
+        "trained levels. Cells that only some rows have are of an earlier grid, and are not chosen from."
     )
     return Table("The grid", head, rows, note=note)
 
@@ -283,8 +283,8 @@ def _other_cells(numbers: Numbers) -> Table:
     validation = f"validation {numbers['criterion']}"
     head = ("row", "learning rate", "warm-up", "level", numbers["score"], validation, "chosen", "shown")
     note = (
-        "Chosen: by the grid of short runs. Shown above: the best of these by validation, which is told of seed 0. A "
-        "network that is trained alone has one level, which is called full."
+        "Chosen: by the grid of short runs. Shown above: the best of these by the validation number, which is given "
+        "for seed 0. A network that is trained alone has one level, which is called full."
     )
     return Table("Whole runs at several cells of the grid", head, rows, note=note)
 

@@ -31,7 +31,7 @@ _RATES = (3e-3, 6e-3, 1.2e-2)
 _ALONE = (
     "A core alone is taken out of the same nested model, from the same start, and trained by a plain loop.",
     "Adam's weight decay is decoupled, as in fairseq.",
-    "At equal FLOPs a network alone has other epochs than the joint run, and so other looks at the validation data.",
+    "At equal FLOPs a network alone has other epochs than the joint run, and so is evaluated at other steps.",
 )
 _RANK = (
     "The low-rank layers have one bias, shared by both networks. Parameters are those of a network that is taken out: "
@@ -147,7 +147,7 @@ class _Plan:
 
     def _describe_start(self, folder: RunFolder) -> str:
         if self.request.start is not None:
-            return f"How U, V and W start is not in the paper; here as told, {self.request.start!r}."
+            return f"How U, V and W start is not in the paper; here it is set to {self.request.start!r}."
         best = self.start(folder)
         tried = f"How U, V and W start is not in the paper: {', '.join(_STARTS)} are tried at r = {_START_RATIO}, and "
         tried += "the start whose joint run with seed 0 has the least validation loss is used for all rows: "
