@@ -5,13 +5,27 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from partialsgd import Branch, CriteriaMeter, GradientRequest, Method, PartialSGD, masks, methods, perturbations
+import partialsgd
+from partialsgd import (
+    Branch,
+    CriteriaMeter,
+    GradientRequest,
+    Method,
+    PartialSGD,
+    Width,
+    masks,
+    methods,
+    nest,
+    perturbations,
+)
 from partialsgd.testing.problems import PROBLEMS, Problem
 from tests import reference
 from tests.functions import backward
@@ -607,3 +621,45 @@ def test_what_cannot_be_forgotten_is_refused_before_anything_moves() -> None:
     with pytest.raises(NotImplementedError, match=r"Adam cannot reset part of a tensor, as '0.bias' asks for"):
         sgd.step(MLP.closure(model, 0))
     assert same(model, before) and sgd.t == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "meter", "modules", "entries"),
+    [
+        pytest.param(methods.plain(), None, 10, 40, id="plain"),
+        pytest.param(methods.alternating(), None, 18, 60, id="alternating"),
+        pytest.param(methods.dropout(0.9), CriteriaMeter(every=1), 24, 180, id="meter"),
+    ],
+)
+def test_a_reader_of_one_step_enters_few_modules(
+    method: Method, meter: CriteriaMeter | None, modules: int, entries: int
+) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    model = nest(model, Width(1 / 2)) if "alternating" in method.name else model
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1), method, meter=meter)
+    x, package = torch.randn(4, 8), str(Path(partialsgd.__file__).parent)
+    stack: list[str] = []
+    entered: list[str] = []
+
+    def watch(frame, event, argument) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(package):
+            if stack[-1:] != [file]:
+                entered.append(file)
+            stack.append(file)
+        elif event == "return" and file.startswith(package) and stack:
+            stack.pop()
+
+    def step() -> None:
+        sgd.step(lambda: backward(model(x).square().mean()))
+
+    for _ in range(3):
+        step()
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        step()
+    finally:
+        sys.setprofile(before)
+    assert 0 < len(set(entered)) <= modules and len(entered) <= entries, entered
