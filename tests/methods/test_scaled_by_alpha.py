@@ -206,7 +206,7 @@ def test_what_cannot_be_scaled_is_refused_and_leaves_the_model_alone() -> None:
     for build, message in (
         (lambda: methods.scaled_by_alpha(one), "measures already"),
         (lambda: methods.scaled_by_alpha(methods.guarded(methods.dropout())), r"guarded\(scaled_by_alpha"),
-        (lambda: methods.guarded(methods.dropout(), fallback=one), "measures, and as a fallback"),
+        (lambda: methods.guarded(methods.dropout(), fallback=one), "has a meter, which as a fallback"),
         (lambda: methods.scaled_by_alpha(methods.dropout(), every=0), "every must be a whole number"),
     ):
         with pytest.raises(ValueError, match=message):
