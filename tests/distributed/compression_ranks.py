@@ -87,6 +87,34 @@ def sums(rank: int) -> dict[str, Any]:
 
 
 @on_ranks
+def scaled_sums(rank: int) -> dict[str, Any]:
+    """As `sums`, with a loss scale that doubles every second step and halves at an overflow."""
+    results: dict[str, Any] = {}
+    for name, make in SETTINGS.items():
+        model, compression = Linear(), make()
+        wrapped = data_parallel(model, compression=compression)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        sgd = ps.PartialSGD(wrapped, torch.optim.SGD(model.parameters(), 1.0), seed=5, scaler=scaler)
+        total = [torch.zeros(7, 5), torch.zeros(9)]
+        scales = []
+        for t in range(STEPS):
+            batch, factor = whole_numbers(t, rank), float("inf") if (rank, t) == (1, 3) else 1.0
+
+            def closure(batch=batch, factor=factor, wrapped=wrapped, scaler=scaler) -> Tensor:
+                loss = wrapped(*batch)
+                scaler.scale(loss * factor).backward()
+                return loss.detach()
+
+            scales.append(scaler.get_scale())
+            if not sgd.step(closure).skipped:
+                total = [a + b for a, b in zip(total, batch, strict=True)]
+        results[f"{name} gradients"], results[f"{name} moved"] = total, bits(model)
+        results[f"{name} unsent"] = [compression.unsent[n] for n in ("a", "b")]
+        results[f"{name} scales"] = scales
+    return results
+
+
+@on_ranks
 def levels(rank: int) -> dict[str, Any]:
     """Memory through levels and element masks; a skipped step; a run that is saved and resumed."""
     results: dict[str, Any] = {}
@@ -156,9 +184,14 @@ def _refused(rank: int) -> dict[str, Any]:
     for name, compression, method in (
         ("power", compress(power_sgd=2), registry.alternating()),
         ("weights", compress(top_k=0.5), registry.slimmable(weights={"1/4": 0.5})),
+        ("chosen by it", compress(top_k=0.5), registry.top_k(0.5)),
+        ("corrected", compress(top_k=0.5), registry.compressed_gradient(0.5)),
+        ("guarded", compress(top_k=0.5), registry.guarded(registry.random_mask(0.5), bound=2.0, every=1)),
+        ("measured", compress(top_k=0.5), registry.random_mask(0.5)),
     ):
         wrapped = data_parallel(nested, compression=compression)
-        sgd = ps.PartialSGD(wrapped, torch.optim.SGD(nested.parameters(), 0.05), method)
+        meter = ps.CriteriaMeter(1) if name == "measured" else None
+        sgd = ps.PartialSGD(wrapped, torch.optim.SGD(nested.parameters(), 0.05), method, meter=meter)
         try:
             for t in range(2):
                 before = bits(nested)

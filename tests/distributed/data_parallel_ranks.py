@@ -358,6 +358,63 @@ def accumulated_unused(rank: int) -> dict[str, Any]:
     return {"parameters": bits(model)}
 
 
+def _all_but_first_weight_at_1(context: ps.Context) -> ps.Mask:
+    return ps.masks.from_tensors(context.parameters, {"first.weight": context.t != 1}, rest=True)
+
+
+@on_ranks
+def changing_sets(rank: int) -> dict[str, Any]:
+    """A layer that is unfrozen; one that a pass leaves out after a pass of another set; small tensors left out."""
+    results: dict[str, Any] = {}
+    for how in ("ours", "ddp"):
+        torch.manual_seed(0)
+        model = Two()
+        wrapped = data_parallel(model, find_unused_parameters=True) if how == "ours" else ddp(model)
+        rule = ps.Method(mask=_all_but_first_weight_at_1)
+        sgd = ps.PartialSGD(wrapped, torch.optim.Adam(model.parameters(), 0.1), rule)
+        for t, both in enumerate((True, True, False, True)):
+            sgd.step(lambda t=t, both=both, w=wrapped: backward(w(inputs(t, rank), both=both).square().sum()))
+        results[f"unused {how}"] = bits(model)
+
+    torch.manual_seed(0)
+    model = layers()
+    model[0].requires_grad_(False)
+    wrapped = data_parallel(model)
+    sgd = ps.PartialSGD(wrapped, torch.optim.SGD(model.parameters(), 0.1))
+    for t in range(STEPS):
+        model[0].requires_grad_(t > 0)
+        sgd.step(closure(wrapped, t, rank))
+    results["unfrozen"] = bits(model)
+
+    wrapped = data_parallel(model)
+    sgd = ps.PartialSGD(wrapped, torch.optim.SGD(model.parameters(), 0.1), registry.random_mask(0.1))
+    steps = [sgd.step(closure(wrapped, t, rank)) for t in range(8)]
+    results["left out"] = [sum(entry is False for entry in step.mask.entries.values()) for step in steps]
+    results["reducers"] = len(wrapped._reducers._made)
+    return results
+
+
+@on_ranks
+def unlike(rank: int) -> dict[str, Any]:
+    """Processes that begin with different seeds, or of which one has loaded a state."""
+    messages = {}
+    for how in ("ours", "ddp"):
+        for name in ("seed", "state"):
+            model = layers()
+            wrapped = data_parallel(model) if how == "ours" else DistributedDataParallel(model)
+            optimizer, seed = torch.optim.SGD(model.parameters(), 0.1), rank if name == "seed" else 0
+            sgd = ps.PartialSGD(wrapped, optimizer, registry.random_mask(0.5), seed=seed)
+            if name == "state":
+                sgd.step(closure(wrapped, 0, rank))
+                if rank == 1:
+                    sgd.t = 7
+                sgd.load_state_dict(sgd.state_dict())
+            before = bits(model)
+            messages[f"{how} {name}"] = _message(lambda sgd=sgd, w=wrapped: sgd.step(closure(w, 0, rank)))
+            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    return messages
+
+
 @on_ranks
 def compiled_inside(rank: int) -> dict[str, Any]:
     return _compiled(rank, ("eager", "inside"))

@@ -224,6 +224,13 @@ def refused(rank: int) -> dict[str, Any]:
         own.step(lambda: backward(net(torch.ones(1, 32)).square().mean()))
 
     attempt("factored", factored)
+
+    def with_a_pass() -> None:
+        net = wide()
+        own = distributed.independent_subnets(net, torch.optim.SGD(net.parameters(), 0.1), repartition="criterion")
+        own.step(lambda g: backward(net(torch.ones(1, 32)).square().mean()))
+
+    attempt("argument", with_a_pass)
     return said
 
 

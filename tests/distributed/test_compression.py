@@ -48,6 +48,16 @@ def test_what_was_sent_and_what_is_remembered_add_up_to_the_gradients(tmp_path: 
             assert any(bool(e.any()) for e in zero[f"{name} unsent"]), f"{name} sends everything, and shows nothing"
 
 
+def test_a_loss_scale_that_changes_loses_nothing(tmp_path: Path) -> None:
+    zero, one = run_on(ranks.scaled_sums, 2, tmp_path)
+    for name in SETTINGS:
+        assert len(set(zero[f"{name} scales"])) > 1, "the scale does not change, and shows nothing"
+        for i in range(2):
+            gradients = zero[f"{name} gradients"][i] + one[f"{name} gradients"][i]
+            unsent = zero[f"{name} unsent"][i] + one[f"{name} unsent"][i]
+            assert torch.equal(-2 * zero[f"{name} moved"][i] + unsent, gradients), f"{name}: mass was lost"
+
+
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
 def test_payload_and_memory_split_the_sum_to_the_bit(dtype: torch.dtype | None) -> None:
     """Any numbers: e + g is rounded once, when it is added up, and split without a loss."""
@@ -77,6 +87,9 @@ def test_memory_is_kept_through_levels_skips_and_resumes(tmp_path: Path) -> None
     messages = zero["messages"]
     assert "PowerSGD keeps its memory by bucket" in messages["power"] and "t = 1, untouched: True" in messages["power"]
     assert "use equal weights" in messages["weights"] and "t = 0, untouched: True" in messages["weights"]
+    for name in ("chosen by it", "corrected", "guarded", "measured"):
+        assert "reads the gradient that this step trains with" in messages[name], name
+        assert "t = 0, untouched: True" in messages[name], name
     assert "train by PartialSGD" in messages["alone"] and "find_unused_parameters" in messages["unused"]
 
 

@@ -135,6 +135,30 @@ def test_a_layer_that_only_the_first_micro_batch_uses_is_averaged_too(tmp_path: 
     assert_close(zero["parameters"], list(model.parameters()), "not what one process has")
 
 
+def test_sets_of_parameters_may_change_from_step_to_step(tmp_path: Path) -> None:
+    zero, one = run_on(ranks.changing_sets, 2, tmp_path)
+    for key in ("unused ours", "unfrozen"):
+        assert_equal(zero[key], one[key], f"ranks differ: {key}")
+    assert_equal(zero["unused ours"], zero["unused ddp"], "not the bits of plain DDP")
+    torch.manual_seed(0)
+    model = ranks.layers()
+    sgd = PartialSGD(model, torch.optim.SGD(model.parameters(), 0.1))
+    for t in range(STEPS):
+        model[0].requires_grad_(t > 0)
+        halves = [ranks.inputs(t, rank) for rank in range(2)]
+        sgd.step(lambda h=halves: backward(torch.stack([model(x).square().mean() for x in h]).mean()))
+    assert_close(zero["unfrozen"], list(model.parameters()), "not what one process has")
+    assert len(set(zero["left out"])) > 1, "all masks leave out the same tensors, which shows nothing"
+    assert zero["reducers"] == 2, "one for all masks of elements, beside the one of the whole network"
+
+
+def test_processes_that_begin_differently_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    for rank, messages in enumerate(run_on(ranks.unlike, 2, tmp_path)):
+        for how in ("ours", "ddp"):
+            assert f"t = 0 with seed = {rank}" in messages[f"{how} seed"], messages
+            assert f"t = {(1, 7)[rank]} with seed = 0" in messages[f"{how} state"], messages
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_ranks_skip_an_overflow_together(world: int, tmp_path: Path) -> None:
     zero, *others = run_on(ranks.scaled, world, tmp_path)

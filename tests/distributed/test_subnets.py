@@ -125,6 +125,7 @@ def test_what_cannot_be_right_is_refused_on_all_ranks_and_changes_nothing(tmp_pa
         assert "has no hidden units that could be fewer" in said["few"]
         assert "not DistributedDataParallel" in said["ddp"]
         assert "Adafactor keeps 'row_var'" in said["factored"]
+        assert "let it take no argument" in said["argument"]
 
 
 def test_a_group_of_processes_is_needed() -> None:

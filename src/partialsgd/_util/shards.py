@@ -120,6 +120,12 @@ def groups_of(tensor: Tensor) -> list[dist.ProcessGroup]:
     return [mesh.get_group(dim) for dim, placement in enumerate(tensor.placements) if placement.is_shard()]
 
 
+def mesh_groups(tensors: Iterable[Tensor]) -> list[dist.ProcessGroup]:
+    """The groups of ranks along every dimension of the meshes of sharded tensors, those of copies included."""
+    meshes = dict.fromkeys(tensor.device_mesh for tensor in tensors if _is_dtensor(tensor))
+    return [mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)]
+
+
 def one_group(tensors: Iterable[Tensor]) -> dist.ProcessGroup | None:
     """The group of ranks that share the tensors; None if none is sharded. Raise if they are shared differently."""
     layouts = {tuple(groups) for tensor in tensors if (groups := groups_of(tensor))}

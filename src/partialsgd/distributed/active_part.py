@@ -7,7 +7,7 @@ is first needed. Elements of a tensor are chosen by a communication hook.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, final
@@ -53,7 +53,7 @@ class DataParallel(SendsActivePart):
         self._nested = [module for module in unwrap(model).modules() if isinstance(module, Nested)]
         self._used_at: dict[tuple[str, ...], frozenset[str]] = {}
         self._reducers = Reducers(model, self._names, {"gradient_as_bucket_view": True, **options})
-        whole = self._reducers.make((frozenset(self._names), ""), init_sync=True)
+        whole = self._reducers.make((self._trainable(self._names), ""), init_sync=True)
         self.process_group = whole.process_group
         self.gradient_as_bucket_view = bool(whole.gradient_as_bucket_view)
         self._outgoing = Outgoing({p: name for name, p in self._names.items()}, whole.process_group, compression)
@@ -73,6 +73,8 @@ class DataParallel(SendsActivePart):
                 "run the largest level last"
             )
         self._reducers.make(key, lambda reducer: register_hook(reducer, key[1], self._outgoing))
+        if not any(self._names[name].grad is not None for name in self._unsynced):
+            self._reducers.forget_use(key)
         self._unsynced = frozenset() if self._syncs else self._unsynced | names
         self._ran.append(key)
         return self._reducers.run(key, *args, sync=self._syncs, **kwargs)
@@ -103,8 +105,15 @@ class DataParallel(SendsActivePart):
     def sending(self, gradients: GradientsToSend) -> AbstractContextManager[None]:
         return _Sending(self, gradients)
 
-    def check_trained(self, weights: list[float]) -> None:
-        if self._outgoing.compression is not None and len(set(weights)) > 1:
+    def check_trained(self, weights: list[float], *, is_read: bool) -> None:
+        if self._outgoing.compression is None:
+            return
+        if is_read:
+            raise NotImplementedError(
+                "a rule, a meter or a guard reads the gradient that this step trains with, and compression sends only "
+                "a part of it; leave out the meter, the guard, the method that chooses by this gradient, or compression"
+            )
+        if len(set(weights)) > 1:
             raise NotImplementedError(
                 f"the gradients of this step have the weights {weights}, and compression keeps one memory for all of "
                 "them; use equal weights, or no compression"
@@ -153,6 +162,10 @@ class DataParallel(SendsActivePart):
                 "averaged; pass find_unused_parameters=True to data_parallel"
             ) from error
 
+    def _trainable(self, names: Iterable[str]) -> frozenset[str]:
+        """Without those that are frozen: a reducer leaves them out for ever, and they may be unfrozen."""
+        return frozenset(name for name in names if self._names[name].requires_grad)
+
     def _key(self) -> Key:
         """The parameters to send, and how: all their numbers, some (packed), or compressed."""
         levels = tuple(nested.level for nested in self._nested)
@@ -161,14 +174,17 @@ class DataParallel(SendsActivePart):
             unused -= {p for nested in self._nested for p in nested.parameters(level=nested.level)}
             self._used_at[levels] = frozenset(name for name, p in self._names.items() if p not in unused)
         names, gradients, compression = self._used_at[levels], self._outgoing.gradients, self._outgoing.compression
+        names = self._trainable(names)
         if gradients is None:
             if compression is not None:
                 raise RuntimeError("compression has to know the step: train by PartialSGD(data_parallel(…), …)")
             return names, ""
         mask = gradients.mask
-        if mask is not None:  # one that lets nothing move sends everything: the engine needs a gradient
-            names = frozenset(name for name in names if mask.entries[name] is not False) or names
         is_packed = mask is not None and not mask.partial.keys().isdisjoint(names)
+        # A random mask of elements may leave out other small tensors at each step, so that its sets would be too many.
+        # One that lets nothing move sends everything: the engine needs a gradient.
+        if mask is not None and not is_packed:
+            names = frozenset(name for name in names if mask.entries[name] is not False) or names
         if compression is not None and gradients.trained is not None:
             compression.check(names, is_packed=is_packed)
             return names, compression.hook_name

@@ -30,11 +30,11 @@ class Outgoing:
     """The gradients that this pass sends; None if no `PartialSGD` runs it, so that all are sent."""
 
     def entries(self, bucket: Any) -> list[tuple[str, Tensor, Entry]]:
-        """Name, gradient and mask of each parameter in the bucket."""
+        """Name, gradient and mask of each parameter in the bucket of which anything is sent."""
         mask = None if self.gradients is None else self.gradients.mask
         names = [self.name_of[parameter] for parameter in bucket.parameters()]
         entries = [True if mask is None else mask.entries[name] for name in names]
-        return list(zip(names, bucket.gradients(), entries, strict=True))
+        return [each for each in zip(names, bucket.gradients(), entries, strict=True) if each[2] is not False]
 
 
 def register_hook(reducer: DistributedDataParallel, how: str, outgoing: Outgoing) -> None:
@@ -54,6 +54,8 @@ def register_hook(reducer: DistributedDataParallel, how: str, outgoing: Outgoing
 def _packed(outgoing: Outgoing, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations, not their text
     """Average the numbers inside the mask; the others become zero."""
     entries = outgoing.entries(bucket)
+    if not entries:
+        return _nothing(bucket)
     packed = torch.cat([inside(gradient, entry) for _, gradient, entry in entries])
     packed.mul_(1.0 / dist.get_world_size(outgoing.group))  # before the sum, as DistributedDataParallel does
     work = dist.all_reduce(packed, group=outgoing.group, async_op=True)
@@ -70,7 +72,10 @@ def _compressed(outgoing: Outgoing, bucket):  # type: ignore[no-untyped-def]  # 
     compression, gradients = outgoing.compression, outgoing.gradients
     assert compression is not None and gradients is not None and gradients.trained is not None
     context, entries = gradients.trained, outgoing.entries(bucket)
-    payloads = [_payload(compression, context, *entry) for entry in entries]
+    if not entries:
+        return _nothing(bucket)
+    scale = 1.0 if gradients.scaler is None else gradients.scaler.scale
+    payloads = [_payload(compression, context, scale, *entry) for entry in entries]
     world = dist.get_world_size(outgoing.group)
     message = compression.message(payloads)
     if compression.sends_indices:
@@ -87,16 +92,26 @@ def _compressed(outgoing: Outgoing, bucket):  # type: ignore[no-untyped-def]  # 
     return work.get_future().then(decode)
 
 
-def _payload(compression: Compression, context: Any, name: str, gradient: Tensor, entry: Entry) -> Payload:
+def _payload(
+    compression: Compression, context: Any, scale: float, name: str, gradient: Tensor, entry: Entry
+) -> Payload:
+    """What is sent of a gradient that is multiplied by `scale`. What is remembered is not: a loss scale changes."""
     unsent = compression.unsent_of(name)
     payload, rest = compression.encode(
-        context, name, inside(gradient, entry), None if unsent is None else inside(unsent, entry)
+        context, name, inside(gradient, entry), None if unsent is None else inside(unsent, entry) * scale
     )
     if rest is not None:
         remembered = torch.zeros_like(gradient) if unsent is None else unsent.clone()
-        put_inside(remembered, entry, rest)
+        put_inside(remembered, entry, rest / scale)
         compression.remember(name, remembered)
     return payload
+
+
+def _nothing(bucket: Any) -> Future[Tensor]:
+    """The answer for a bucket of which nothing is sent."""
+    future: Future[Tensor] = Future()
+    future.set_result(bucket.buffer().zero_())
+    return future
 
 
 def _spread(bucket: Any, entries: Sequence[tuple[str, Tensor, Entry]], numbers: Tensor) -> Tensor:

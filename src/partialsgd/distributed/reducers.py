@@ -65,6 +65,11 @@ class Reducers:
                     leaf.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]  # untyped in torch
         return outputs
 
+    def forget_use(self, key: Key) -> None:
+        """Forget which parameters took part in backward passes of other sets, which this reducer has seen too."""
+        if self._options.get("find_unused_parameters"):
+            self._made[key].reducer._reset_state()
+
     def discard(self, key: Key | None) -> None:
         if key is not None and (reducer := self._made.pop(key, None)) is not None:
             reducer._remove_autograd_hooks()  # type: ignore[no-untyped-call]  # untyped in torch

@@ -158,7 +158,7 @@ class _ManagedGradients(SendsActivePart):
     def sending(self, gradients: GradientsToSend) -> AbstractContextManager[None]:
         return self._averaged(gradients)
 
-    def check_trained(self, weights: list[float]) -> None:
+    def check_trained(self, weights: list[float], *, is_read: bool) -> None:
         pass
 
     def end_step(self, *, moved: bool) -> None:

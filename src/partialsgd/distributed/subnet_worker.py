@@ -23,6 +23,7 @@ from partialsgd._util.snapshots import Snapshot, dropout_off
 from partialsgd.distributed.narrowing import layouts_of, replace_values, require_plain, set_sizes, statistics_of
 from partialsgd.distributed.unit_shards import Blocks, Split, UnitExchange, select
 from partialsgd.engine.arguments import check_arguments
+from partialsgd.engine.gradient_pass import takes_pass
 from partialsgd.engine.partial_sgd import PartialSGD
 from partialsgd.engine.step import Step
 from partialsgd.method import Branch, Method
@@ -135,6 +136,8 @@ class IndependentSubnets:
         if self._is_whole:
             raise RuntimeError("inside whole() the model is the whole network: leave its `with` block before a step")
         is_aligned = True
+        if self._bound is not None and takes_pass(closure):
+            raise TypeError("with repartition='criterion' the closure also measures: let it take no argument")
         if self._bound is not None and self.t % self._measure_every == 0:
             total = self._exchange.total(self._cosine(closure))
             is_aligned = total * self._bound >= self._exchange.ranks  # a NaN is not

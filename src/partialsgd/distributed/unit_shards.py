@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from partialsgd._util.agreement import agree, device_of
+
 Blocks: TypeAlias = Sequence[Sequence[Tensor]]
 """The indices of the units that each worker has, by worker and by group of units, in ascending order."""
 Index: TypeAlias = dict[int, Tensor]
@@ -147,24 +149,15 @@ class UnitExchange:
 
     def total(self, number: float) -> float:
         """The sum of a number over the ranks."""
-        tensor = torch.tensor(number, dtype=torch.float64, device=self.device)
+        tensor = torch.tensor(number, dtype=torch.float64, device=device_of(self.group))
         dist.all_reduce(tensor, group=self.group)
         self.bytes_sent += 2 * (self.ranks - 1) * tensor.nbytes // self.ranks
         return float(tensor)
 
     def agree(self, number: int) -> bool:
         """True if all ranks have the same number."""
-        tensor = torch.tensor([number], dtype=torch.int64, device=self.device)
-        gathered = [torch.empty_like(tensor) for _ in range(self.ranks)]
-        dist.all_gather(gathered, tensor, group=self.group)
-        self.bytes_sent += (self.ranks - 1) * tensor.nbytes
-        return all(int(other) == number for other in gathered)
-
-    @property
-    def device(self) -> torch.device:
-        """A device whose tensors the group can send."""
-        devices = self.group._device_types
-        return torch.device("cpu") if torch.device("cpu") in devices else devices[0]
+        self.bytes_sent += (self.ranks - 1) * 8
+        return agree(number, self.group)
 
     def _index(self, split: Split, worker: int, blocks: Blocks) -> Index:
         """The positions of a worker's units in this rank's shard."""

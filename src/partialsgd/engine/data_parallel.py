@@ -11,9 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from partialsgd._util import randomness, shards
+from partialsgd._util.agreement import agree
 from partialsgd.masks import Mask
 from partialsgd.method import Context
-from partialsgd.parameters import Wrapper
+from partialsgd.optimizers.grad_scaler import Scaler
+from partialsgd.parameters import Parameters, Wrapper
 
 
 @final
@@ -25,6 +28,8 @@ class GradientsToSend:
     """The mask of the gradients that are read; None if all gradients of the pass are."""
     trained: Context | None = None
     """The context of the step that trains with this gradient; None if only rules or meters read it."""
+    scaler: Scaler | None = None
+    """The gradients are multiplied by its scale, which may be another one at the next step."""
 
 
 class SendsActivePart(Wrapper):
@@ -45,8 +50,9 @@ class SendsActivePart(Wrapper):
         """Surrounds forward and backward of one pass. Parameters that the mask leaves out have no gradient after it."""
         raise NotImplementedError
 
-    def check_trained(self, weights: list[float]) -> None:
-        """Raise if the gradients of a step whose branches have these weights cannot be sent exactly."""
+    def check_trained(self, weights: list[float], *, is_read: bool) -> None:
+        """Raise if the gradients of a step whose branches have these weights cannot be sent exactly. `is_read` is True
+        if a rule, a meter or a guard reads the trained gradient."""
         raise NotImplementedError
 
     def end_step(self, *, moved: bool) -> None:
@@ -62,6 +68,32 @@ def ddp_around(model: nn.Module) -> DistributedDataParallel | SendsActivePart | 
             return None
         model = inner
     return model
+
+
+@final
+class Agreement:
+    """Checks that all processes begin with the same t, seed and method: else their masks differ, and nobody notices."""
+
+    def __init__(self, ddp: DistributedDataParallel | SendsActivePart | None, parameters: Parameters) -> None:
+        groups = [] if ddp is None or ddp.process_group is None else [ddp.process_group]
+        if parameters.is_sharded:
+            groups += shards.mesh_groups(parameters.values())
+        self._groups = [group for group in groups if group.size() > 1]
+        self.is_due = bool(self._groups)
+        """True before the first step, and before the first one after a state was loaded."""
+
+    def renew(self) -> None:
+        self.is_due = bool(self._groups)
+
+    def check(self, t: int, seed: int, method: str) -> None:
+        """Raise on all processes if one has begun with something else; all of them must call it."""
+        if all([agree(randomness.key(t, seed, method), group) for group in self._groups]):
+            self.is_due = False
+            return
+        raise RuntimeError(
+            f"the processes do not agree: this one is at t = {t} with seed = {seed} and {method}; pass the same seed "
+            "and the same method on all of them, and load the same state everywhere"
+        )
 
 
 def require_unused_search(model: nn.Module) -> None:

@@ -71,7 +71,8 @@ class GradientOracle:
         waits, pairs, at_x = plan.needs_gradient, [], None
         requests = [] if measurement is None else measurement.ask(step, plan)
         if isinstance(self.ddp, SendsActivePart):
-            self.ddp.check_trained([step.weight(branch) for branch in step.branches])
+            is_read = self._reads_trained(step) or (waits and not plan.leaves_base)
+            self.ddp.check_trained([step.weight(branch) for branch in step.branches], is_read=is_read)
         start = begin = None
         if waits or (measurement is not None and measurement.takes_passes(number)):
             start = begin = Snapshot(model)
@@ -166,9 +167,13 @@ class GradientOracle:
         """Return what to exchange of the trained gradient: the part in the mask, or all if a rule or meter reads it."""
         if not isinstance(self.ddp, SendsActivePart):
             return GradientsToSend()
+        reads_all = plan.needs_gradient or self._reads_trained(step)
+        return GradientsToSend(None if reads_all else plan.mask, plan.context.with_gradient(None), self.scaler)
+
+    def _reads_trained(self, step: StepInProgress) -> bool:
+        """True if a meter, a guard or the rule `correct` reads the gradient that the step trains with."""
         is_measured = step.measurement is not None and step.measurement.is_due
-        reads_all = plan.needs_gradient or is_measured or step.method.correct is not uncorrected
-        return GradientsToSend(None if reads_all else plan.mask, plan.context.with_gradient(None))
+        return is_measured or step.method.correct is not uncorrected
 
     def end_pass(self, step: StepInProgress, g: GradientPass, branch: Branch | None = None) -> None:
         """Count a pass; one that a branch needs itself, and not a measurement, gives its loss too."""

@@ -23,7 +23,7 @@ from partialsgd import masks, perturbations, vectors
 from partialsgd._util.plain_copy import gathered_copy, remove_own_hooks
 from partialsgd._util.undo import UndoStack, postpone_interrupts
 from partialsgd.engine.arguments import check_arguments, require_seed
-from partialsgd.engine.data_parallel import SendsActivePart, ddp_around, require_unused_search
+from partialsgd.engine.data_parallel import Agreement, SendsActivePart, ddp_around, require_unused_search
 from partialsgd.engine.gradient_pass import Closure, GradientPass, require_loss, takes_pass
 from partialsgd.engine.gradients import GradientOracle
 from partialsgd.engine.masked_update import MaskedUpdate, Outside
@@ -74,6 +74,7 @@ class PartialSGD:
         self._clip_norm = clip_norm
         ddp = ddp_around(model)
         self._sender = ddp if isinstance(ddp, SendsActivePart) else None
+        self._agreement = Agreement(ddp, self.parameters)
         policy = nonfinite or ("raise" if self._scaler is None else "skip")
         losses_are_local = ddp is not None or self.parameters.is_sharded
         self._nonfinite = NonfinitePolicy(policy, losses_are_local=losses_are_local)
@@ -217,6 +218,7 @@ class PartialSGD:
         check_state(state, self._state())
         self.zero_grad()
         self._nonfinite.forget()
+        self._agreement.renew()
         self._update.load_state_dict(state["left_out"])
         self.t, self.seed, self._nonfinite.skips = state["t"], require_seed(state["seed"]), state["skips"]
         self.memory = placed(self.parameters, state["memory"])
@@ -230,6 +232,8 @@ class PartialSGD:
     def _begin(self, *, by_closure: bool = False, once: bool = False) -> StepInProgress:
         """A new step. A guard that is not due, but has refused before, makes it a step of the fallback."""
         self._require_none_pending()
+        if self._agreement.is_due:
+            self._agreement.check(self.t, self.seed, self.method.name)
         self.zero_grad()
         self._update.groups.refresh()
         method, context, measurement = self.method, self._context(), None

@@ -21,11 +21,16 @@ class Scaler:
         self._optimizers = optimizers
         self._recorded = False
 
+    @property
+    def scale(self) -> float:
+        """The factor of the gradients in `.grad` before they are unscaled."""
+        return float(self._scaler.get_scale())
+
     @torch.no_grad()
     def unscale(self, gradient: Mapping[str, Tensor]) -> None:
         """Unscale a gradient that was moved out of `.grad`; the GradScaler itself does not see it."""
         if gradient:
-            torch._foreach_mul_(list(gradient.values()), 1.0 / self._scaler.get_scale())
+            torch._foreach_mul_(list(gradient.values()), 1.0 / self.scale)
 
     def unscale_in_place(self, gradient: Mapping[str, Tensor]) -> bool:
         """Unscale the gradients in `.grad`, which `gradient` names. Records an overflow, and returns True for it."""
