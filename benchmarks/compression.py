@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 import partialsgd as ps
 from benchmarks.figures import Figure
@@ -27,7 +28,7 @@ from benchmarks.network import (
     show,
     transformer,
 )
-from partialsgd.distributed import compress, data_parallel
+from partialsgd.distributed import Compression, compress, data_parallel
 
 SUMMARY = "compressed gradients over a slow link: bytes, time and loss (needs root; only when asked for)"
 
@@ -46,12 +47,18 @@ def measure(track: Track) -> list[Figure]:
     return figures_of(track.rounds)
 
 
+def trainer_of(rank: int, model: nn.Module, compression: Compression | None, *, lr: float) -> Trainer:
+    """Plain training by Adam."""
+    optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
+    return Trainer(rank, data_parallel(model, compression=compression), model, ps.methods.plain(), optimizer)
+
+
 def race(rank: int, rounds: int) -> dict[str, list[tuple[float, int, float]]]:
     """On each worker: steps of the full network by plain training, with each compression in turns."""
     trainers = {}
     for name, make in COMPRESSIONS.items():
         model = transformer()
-        trainers[name] = Trainer(rank, data_parallel(model, compression=make()), model, ps.methods.plain())
+        trainers[name] = trainer_of(rank, model, make(), lr=1e-3)
     taken: dict[str, list[tuple[float, int, float]]] = {name: [] for name in trainers}
     for number in range(-_POWER_SGD_WARM_UP, rounds):
         for name, trainer in trainers.items():
@@ -67,7 +74,7 @@ def losses(rank: int, steps: int) -> dict[str, list[float]]:
     taken = {}
     for name, make in COMPRESSIONS.items():
         model = transformer()
-        trainer = Trainer(rank, data_parallel(model, compression=make()), model, ps.methods.plain(), lr=3e-4)
+        trainer = trainer_of(rank, model, make(), lr=3e-4)
         taken[name] = [trainer.step()[2] for _ in range(steps)]
     return taken
 

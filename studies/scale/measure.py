@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from time import perf_counter
@@ -30,7 +31,8 @@ def measure(rounds: int, numbers_of_workers: Sequence[int] = WORKERS) -> Iterato
                 found = hosts.run(on_worker, rounds)
             slowest = {key: max(worker[key] for worker in found) for key in found[0] if not key.startswith("bytes")}
             sizes = {key: value for key, value in found[0].items() if key.startswith("bytes")}
-            yield {"link": name, "rate": rate, "workers": workers, "rounds": rounds, **slowest, **sizes}
+            about = {"workers": workers, "rounds": rounds, "processors": len(os.sched_getaffinity(0))}
+            yield {"link": name, "rate": rate, **about, **slowest, **sizes}
 
 
 def on_worker(rank: int, rounds: int) -> dict[str, float]:
@@ -40,24 +42,24 @@ def on_worker(rank: int, rounds: int) -> dict[str, float]:
         numbers = torch.zeros(size // 4)
         found[f"all-reduce {size}"] = _median(lambda numbers=numbers: dist.all_reduce(numbers), rounds)
     for name, make in NESTS.items():
-        nested = ps.nest(transformer(), make())
-        for level in nested.levels:
-            mask = nested.mask(level)
-            found[f"bytes {name} {level}"] = 4.0 * mask.count()
+        contestants: dict[str, tuple[nn.Module, ps.PartialSGD]] = {}
         for kind in ("compute", "step"):
+            nested = ps.nest(transformer(), make())
             wrapped: nn.Module = nested if kind == "compute" else data_parallel(nested)
             optimizer = torch.optim.Adam(nested.parameters(), 1e-3, fused=True)
-            sgd = ps.PartialSGD(wrapped, optimizer, ps.methods.alternating())
-            seconds: dict[str, list[float]] = {"full": [], "core": []}
-            for number in range(2 * (rounds + 2)):
+            contestants[kind] = wrapped, ps.PartialSGD(wrapped, optimizer, ps.methods.alternating())
+        for level in nested.levels:
+            found[f"bytes {name} {level}"] = 4.0 * nested.mask(level).count()
+        seconds: dict[str, list[float]] = {}
+        for number in range(2 * (rounds + 2)):
+            for kind, (model, sgd) in contestants.items():  # in turns, so that other work on the machine slows both
                 inputs = batch(sgd.t, rank)
                 dist.barrier()
                 start = perf_counter()
-                step = sgd.step(lambda inputs=inputs, wrapped=wrapped: _backward(wrapped(**inputs).loss))
+                step = sgd.step(lambda inputs=inputs, model=model: _backward(model(**inputs).loss))
                 if number >= 4:
-                    seconds[step.level or ""].append(perf_counter() - start)
-            for level, times in seconds.items():
-                found[f"{kind} {name} {level}"] = median(times)
+                    seconds.setdefault(f"{kind} {name} {step.level}", []).append(perf_counter() - start)
+        found |= {key: median(times) for key, times in seconds.items()}
     return found
 
 

@@ -1,7 +1,8 @@
 """Predicted seconds of a step: computation, and an all-reduce of its gradients over links of some rate and latency.
 
 A ring all-reduce among n workers sends 2 (n − 1) / n of the bytes over each link in 2 (n − 1) rounds; a tree sends
-twice the bytes in 2 log₂ n rounds. The faster of the two counts, as the libraries choose between them.
+twice the bytes in 2 log₂ n rounds. The faster of the two counts, as the libraries choose between them. A processor is
+busy with each byte that is sent; workers that share the processors of one machine take turns in that, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,21 @@ class Link:
     """Seconds that a round of an all-reduce takes besides its bytes."""
     efficiency: float
     """The share of the rate that gradients get."""
+    handling: float = 0.0
+    """Seconds that a processor is busy with each byte."""
+
+
+class Communication(NamedTuple):
+    """The seconds of an all-reduce."""
+
+    waiting: float
+    """For the link: a processor may compute meanwhile."""
+    handling: float
+    """By a processor, which computes nothing meanwhile."""
+
+    @property
+    def seconds(self) -> float:
+        return self.waiting + self.handling
 
 
 class Sample(NamedTuple):
@@ -32,35 +48,10 @@ class Sample(NamedTuple):
 
     rate: float
     workers: int
+    crowding: float
+    """The workers that share a processor; 1 if each has one of its own."""
     bytes: float
     seconds: float
-
-
-def all_reduce_seconds(link: Link, workers: int, size: float, *, messages: int = 1, tree: bool = True) -> float:
-    """Seconds to sum `size` bytes over the workers, in so many messages one after the other."""
-    if workers == 1:
-        return 0.0
-    transfer = 8 * size / (link.rate * link.efficiency)
-    ring = 2 * (workers - 1) / workers * transfer + messages * 2 * (workers - 1) * link.latency
-    by_tree = 2 * transfer + messages * 2 * math.ceil(math.log2(workers)) * link.latency
-    return min(ring, by_tree) if tree else ring
-
-
-def step_seconds(compute: float, communication: float, overlap: float) -> float:
-    """Seconds of a step. The part `overlap` of the backward pass, which is 2/3 of the computation, hides as much of
-    the communication."""
-    return compute + communication - min(overlap * 2 / 3 * compute, communication)
-
-
-def fit_link(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Efficiency and latency by least squares of relative errors over measured ring all-reduces."""
-    rows, ones = [], []
-    for rate, workers, size, seconds in samples:
-        ideal = 2 * (workers - 1) / workers * 8 * size / rate
-        rows.append([ideal / seconds, 2 * (workers - 1) / seconds])
-        ones.append([1.0])
-    slope, latency = torch.linalg.lstsq(torch.tensor(rows, dtype=torch.float64), torch.tensor(ones).double()).solution
-    return 1 / float(slope), max(0.0, float(latency))
 
 
 class MeasuredStep(NamedTuple):
@@ -68,6 +59,7 @@ class MeasuredStep(NamedTuple):
 
     rate: float
     workers: int
+    crowding: float
     size: float
     """Bytes of its gradients."""
     compute: float
@@ -75,16 +67,92 @@ class MeasuredStep(NamedTuple):
     seconds: float
 
 
-def fit_overlap(steps: Sequence[MeasuredStep], efficiency: float, latency: float) -> float:
-    """The overlap, of 0 to 1 in steps of 0.05, with the smallest mean relative error."""
-    return min((i / 20 for i in range(21)), key=lambda overlap: mean_error(steps, efficiency, latency, overlap))
+class Fit(NamedTuple):
+    """What is fitted to measurements: a link without its rate, and the overlap."""
+
+    efficiency: float
+    latency: float
+    handling: float
+    overlap: float = 0.0
+
+    def link(self, rate: float) -> Link:
+        return Link(rate, self.latency, self.efficiency, self.handling)
 
 
-def predict(step: MeasuredStep, efficiency: float, latency: float, overlap: float) -> float:
-    link = Link(step.rate, latency, efficiency)
-    return step_seconds(step.compute, all_reduce_seconds(link, step.workers, step.size, tree=False), overlap)
+def all_reduce(
+    link: Link, workers: int, size: float, *, messages: int = 1, crowding: float = 1.0, tree: bool = True
+) -> Communication:
+    """Sum `size` bytes over the workers, in so many messages one after the other."""
+    if workers == 1:
+        return Communication(0.0, 0.0)
+
+    def of(sent: float, rounds: int) -> Communication:
+        waiting = 8 * sent / (link.rate * link.efficiency) + messages * rounds * link.latency
+        return Communication(waiting, sent * link.handling * crowding)
+
+    ring = of(2 * (workers - 1) / workers * size, 2 * (workers - 1))
+    by_tree = of(2 * size, 2 * math.ceil(math.log2(workers)))
+    return by_tree if tree and by_tree.seconds < ring.seconds else ring
 
 
-def mean_error(steps: Sequence[MeasuredStep], efficiency: float, latency: float, overlap: float) -> float:
-    errors = [abs(predict(step, efficiency, latency, overlap) / step.seconds - 1) for step in steps]
+def step_seconds(compute: float, communication: Communication, overlap: float) -> float:
+    """Seconds of a step. The part `overlap` of the backward pass, which is 2/3 of the computation, hides as much of
+    the waiting."""
+    return compute + communication.seconds - min(overlap * 2 / 3 * compute, communication.waiting)
+
+
+def bucket_bytes(size: float) -> int:
+    """The size of the messages in which `data_parallel` sends so many bytes of gradients."""
+    return min(25, max(1, int(size) >> 24)) << 20
+
+
+def messages_of(size: float) -> int:
+    return math.ceil(size / bucket_bytes(size))
+
+
+def fit_link(samples: Sequence[Sample]) -> Fit:
+    """Efficiency, latency and handling by least squares of relative errors over measured ring all-reduces.
+
+    None of them is negative: one that would be is left out.
+    """
+    rows = []
+    for rate, workers, crowding, size, seconds in samples:
+        sent = 2 * (workers - 1) / workers * size
+        rows.append([8 * sent / rate / seconds, 2 * (workers - 1) / seconds, sent * crowding / seconds])
+    matrix, ones = torch.tensor(rows, dtype=torch.float64), torch.ones(len(rows), 1, dtype=torch.float64)
+    used, found = [0, 1, 2], [0.0, 0.0, 0.0]
+    while used:
+        scale = matrix[:, used].norm(dim=0)  # the columns differ by orders of magnitude
+        solution = torch.linalg.lstsq(matrix[:, used] / scale, ones, driver="gelsd").solution[:, 0] / scale
+        negative = [column for column, value in zip(used, solution.tolist(), strict=True) if value < 0]
+        if not negative:
+            found = [0.0, 0.0, 0.0]
+            for column, value in zip(used, solution.tolist(), strict=True):
+                found[column] = value
+            break
+        used.remove(negative[-1])
+    slope, latency, handling = found
+    return Fit(1 / slope if slope else math.inf, latency, handling)
+
+
+def fit_overlap(steps: Sequence[MeasuredStep], fit: Fit) -> Fit:
+    """The fit with the overlap, of 0 to 1 in steps of 0.05, that has the smallest mean relative error."""
+    fits = [fit._replace(overlap=i / 20) for i in range(21)]
+    return min(fits, key=lambda each: mean_error(steps, each))
+
+
+def predict(step: MeasuredStep, fit: Fit) -> float:
+    communication = all_reduce(
+        fit.link(step.rate),
+        step.workers,
+        step.size,
+        messages=messages_of(step.size),
+        crowding=step.crowding,
+        tree=False,
+    )
+    return step_seconds(step.compute, communication, fit.overlap)
+
+
+def mean_error(steps: Sequence[MeasuredStep], fit: Fit) -> float:
+    errors = [abs(predict(step, fit) / step.seconds - 1) for step in steps]
     return sum(errors) / len(errors)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from studies import results
 from studies.pages import table
 from studies.scale.model import (
+    Fit,
     Link,
     MeasuredStep,
     Sample,
-    all_reduce_seconds,
+    all_reduce,
     fit_link,
     fit_overlap,
     mean_error,
+    messages_of,
     predict,
     step_seconds,
 )
@@ -56,42 +58,74 @@ def steps_of(records: list[dict[str, Any]]) -> dict[tuple[str, int, str, str], M
                 _, nest, level = key.split(" ")
                 size, compute = record[f"bytes {nest} {level}"], record[f"compute {nest} {level}"]
                 where = (record["link"], record["workers"], nest, level)
-                steps[where] = MeasuredStep(record["rate"], record["workers"], size, compute, seconds)
+                crowding = crowding_of(record)
+                steps[where] = MeasuredStep(record["rate"], record["workers"], crowding, size, compute, seconds)
     return steps
+
+
+def crowding_of(record: dict[str, Any]) -> float:
+    """The workers that share a processor."""
+    return max(1.0, record["workers"] / record.get("processors", record["workers"]))
 
 
 def samples_of(records: list[dict[str, Any]]) -> list[Sample]:
     return [
-        Sample(record["rate"], record["workers"], float(key.split(" ")[1]), seconds)
+        Sample(record["rate"], record["workers"], crowding_of(record), float(key.split(" ")[1]), seconds)
         for record in records
         for key, seconds in record.items()
         if key.startswith("all-reduce ")
     ]
 
 
+def fit_of(records: list[dict[str, Any]]) -> Fit:
+    """Everything that is fitted is fitted to the fewest workers; the others are left to check it."""
+    fewest = [each for each in records if each["workers"] == min(record["workers"] for record in records)]
+    return fit_overlap(list(steps_of(fewest).values()), fit_link(samples_of(fewest)))
+
+
 def sections(file: Path = FILE) -> str:
     records = results.read(file)
     if not records:
         return "Nothing was measured yet: `python -m studies.scale`."
-    steps, (efficiency, latency) = steps_of(records), fit_link(samples_of(records))
-    overlap = fit_overlap(list(steps.values()), efficiency, latency)
-    error = mean_error(list(steps.values()), efficiency, latency, overlap)
+    steps, fit = steps_of(records), fit_of(records)
     rows = []
     for (link, workers, nest, level), step in steps.items():
-        predicted = predict(step, efficiency, latency, overlap)
+        predicted = predict(step, fit)
         numbers = (step.compute, predicted, step.seconds)
         cells = [f"{1000 * seconds:,.0f}" for seconds in numbers]
         difference = f"{100 * (predicted / step.seconds - 1):+.0f} %"
         rows.append((f"{link}, {workers} workers, {nest}, {level}", f"{step.size / 1e6:.1f}", *cells, difference))
     head = ("step", "MB of gradients", "computation, ms", "predicted, ms", "measured, ms", "error")
     made = sorted({f"on {each['date']} with torch {each['torch']}" for each in records})
-    fit = (
-        f"**Fitted** to {len(samples_of(records))} measured all-reduces: gradients get {100 * efficiency:.0f} % of a "
-        f"link's rate, and a round of the ring takes {1000 * latency:.1f} ms besides. **Fitted to the steps:** "
-        f"{100 * overlap:.0f} % of the backward pass hides communication. The mean error of the predicted steps is "
-        f"{100 * error:.0f} %. Measured {'; '.join(made)} by `python -m studies.scale`."
+    return "\n\n".join(
+        [
+            f"{_fitted(fit, steps)} Measured {'; '.join(made)} by `python -m studies.scale`.",
+            table(head, rows),
+            predictions(fit.efficiency),
+        ]
     )
-    return "\n\n".join([fit, table(head, rows), predictions(efficiency)])
+
+
+def _fitted(fit: Fit, steps: dict[tuple[str, int, str, str], MeasuredStep]) -> str:
+    """What was fitted to which steps, and the errors on the others."""
+    fewest = min(step.workers for step in steps.values())
+    used = [step for step in steps.values() if step.workers == fewest]
+    others = [step for step in steps.values() if step.workers != fewest]
+    text = (
+        f"**Fitted to {fewest} workers only:** to their all-reduces, that gradients get {100 * fit.efficiency:.0f} % "
+        f"of a link's rate, that a round of the ring takes {1000 * fit.latency:.1f} ms besides, and that a processor "
+        f"is busy for {1e9 * fit.handling:.1f} ns with each byte; to their steps, that {100 * fit.overlap:.0f} % of "
+        "the backward pass hides the waiting. Computation is measured with as many workers at the same time. The mean "
+        f"error on the steps of the fit is {100 * mean_error(used, fit):.0f} %."
+    )
+    if not others:
+        return f"{text} No other number of workers was measured, so nothing checks the fit."
+    numbers = " and ".join(str(number) for number in sorted({step.workers for step in others}))
+    largest = max(abs(predict(step, fit) / step.seconds - 1) for step in others)
+    return (
+        f"{text} **Checked on {numbers} workers**, to which nothing was fitted: the mean error of their predicted "
+        f"steps is {100 * mean_error(others, fit):.0f} %, the largest {100 * largest:.0f} %."
+    )
 
 
 def predictions(efficiency: float) -> str:
@@ -108,8 +142,9 @@ def predictions(efficiency: float) -> str:
         f"**Predicted, not measured**, for a network of {JOB.parameters / 1e6:.0f} M parameters in fp32 whose core has "
         f"{JOB.share:g} of them. The efficiency of the links is the fitted one. Assumed are "
         f"{1000 * JOB.compute:.0f} ms of computation in a full step and {1000 * JOB.core_compute:.0f} ms in a core "
-        f"step, {1e6 * JOB.latency:.0f} µs for a round of an all-reduce besides its bytes, and that communication "
-        f"hides behind {100 * JOB.overlap:.0f} % of the backward pass."
+        f"step, {1e6 * JOB.latency:.0f} µs for a round of an all-reduce besides its bytes, that no processor which "
+        f"computes is busy with them, and that communication hides behind {100 * JOB.overlap:.0f} % of the backward "
+        "pass."
     )
     return "\n\n".join([job, table(head, rows), f"![Predicted step times](figures/{FIGURE}.png)"])
 
@@ -118,14 +153,14 @@ def step_at(workers: int, gbits: float, efficiency: float, *, is_core: bool) -> 
     """Predicted seconds of a step of the job."""
     size = 4 * JOB.parameters * (JOB.share if is_core else 1.0)
     link = Link(gbits * 1e9, JOB.latency, efficiency)
-    communication = all_reduce_seconds(link, workers, size, messages=max(1, round(size / 25e6)))
+    communication = all_reduce(link, workers, size, messages=messages_of(size))
     return step_seconds(JOB.core_compute if is_core else JOB.compute, communication, JOB.overlap)
 
 
 def draw(to: Path, file: Path = FILE) -> None:
     """Write the figure as a small file, if the links were measured."""
     if records := results.read(file):
-        drawn = figure(fit_link(samples_of(records))[0])
+        drawn = figure(fit_of(records).efficiency)
         drawn.savefig(to / f"{FIGURE}.png", dpi=DPI, metadata={"Software": None})
 
 

@@ -9,6 +9,7 @@ import torch
 
 from studies import results
 from studies.deaths import page, replica, torchft
+from studies.deaths.__main__ import unfinished
 
 
 def test_the_page_tells_what_was_lost(tmp_path: Path) -> None:
@@ -21,6 +22,14 @@ def test_the_page_tells_what_was_lost(tmp_path: Path) -> None:
     text = page.sections(file)
     assert "| torchrun | 20 | 1 | 0 |" in text and "| torchft | 20 | 0 | 0 |" in text
     assert "1,500 steps" in text and "6 attempts" in text and "1e-07 of the largest" in text
+
+
+def test_kills_go_on_after_those_of_a_record_that_was_stopped() -> None:
+    about = {"under": "torchrun", "torch": "2", "seed": 0, "date": "2026-01-02"}
+    stopped = {**about, "kills": 7, "launches": 3, "date": "2026-01-01"}
+    assert unfinished([{**stopped, "under": "torchft"}, stopped], about, 20) is stopped
+    for other in ({"kills": 20}, {"seed": 1}, {"torch": "3"}, {"under": "torchft"}):
+        assert unfinished([{**stopped, **other}], about, 20) == {}, other
 
 
 def test_replicas_that_differ_are_noticed(tmp_path: Path) -> None:
