@@ -32,9 +32,9 @@ NESTS: Mapping[str, Callable[[], ps.LowRank | ps.Width]] = {
     "Width(1/4)": lambda: ps.Width(1 / 4),
 }
 SLOW = "100mbit"
-ROUNDING = 1e-4
-"""How far weights may lie from plain DDP's, relative to the way that they have gone, if only the order of the sums
-differs: some hundred times single precision's rounding, for the errors grow with each step."""
+ROUNDING = 100.0
+"""How far weights may lie from plain DDP's, in millionths of the way that they have gone, if only the order of the sums
+differs: single precision rounds to 0.1 of a millionth, and the errors grow with each step."""
 LINKS = {"1gbit": "1 Gbit/s", SLOW: "100 Mbit/s"}
 
 
@@ -130,7 +130,7 @@ def race_levels(rank: int, nest: str, rounds: int, warm_up: int) -> dict[str, An
         "taken": taken,
         "share": nested.mask("core").count() / nested.mask("full").count(),
         "different bits": sum(not torch.equal(a, b) for a, b in zip(ddp, ours, strict=True)),
-        "difference": _distance(ddp, ours) / _distance(ddp, start),
+        "millionths": 1e6 * _distance(ddp, ours) / _distance(ddp, start),
     }
 
 
@@ -166,8 +166,10 @@ def _level_figures(where: str, link: str, workers: int, results: Sequence[dict[s
              for name in ("ours", "ddp")]  # fmt: skip
     medians = {name: estimate(times).value for name, times in seconds.items()}
     is_slow = link == SLOW
-    different = results[0]["different bits"] if workers == 2 else results[0]["difference"]
-    what = "tensors whose bits differ from" if workers == 2 else "‖difference of the weights‖ ÷ ‖way trained‖ from"
+    different = results[0]["different bits" if workers == 2 else "millionths"]
+    what = (
+        "tensors whose bits differ from" if workers == 2 else "distance of the weights, in millionths of the way, from"
+    )
     return [
         Figure(
             f"bytes of a core step ÷ full step ÷ its share ({share:.3f}), {where}",

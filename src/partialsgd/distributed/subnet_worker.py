@@ -53,9 +53,10 @@ def independent_subnets(
 ) -> IndependentSubnets:
     """Independent subnets, one on each rank: `every` steps without communication, then an exchange of the blocks.
 
-    The settings are those of `methods.independent_subnets`, and with SGD, momentum included, the result is that of the
-    method in one process, to rounding. `model` and `optimizer` become those of this rank's narrow network; all ranks
-    begin with the values of the first one. Train with `step(closure)`, and look at the whole network inside `whole()`.
+    The settings are those of `methods.independent_subnets`, and with SGD the result is that of the method in one
+    process, to rounding; with momentum, too, unless `shared="average"`. `model` and `optimizer` become those
+    of this rank's narrow network; all ranks begin with the values of the first one. Train with `step(closure)`, and
+    look at the whole network inside `whole()`.
     """
     return IndependentSubnets(
         model, optimizer, every, shared, hidden, repartition, bound, measure_every, seed, clip_norm, group
