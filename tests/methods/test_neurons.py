@@ -35,7 +35,7 @@ def test_statistics_of_units_that_are_out_stay_and_those_of_the_others_move(buil
         model(x)
         raise ZeroDivisionError
     for units, kept in chosen:
-        for name in units.norms:
+        for name in (place.parameter.rpartition(".")[0] for place in units.norms):
             for leaf in ("running_mean", "running_var"):
                 old, now = before[f"{name}.{leaf}"], model.get_buffer(f"{name}.{leaf}")
                 assert torch.equal(old[~kept], now[~kept]) and not (old == now)[kept].any()
@@ -62,9 +62,11 @@ def test_layers_that_are_stored_transposed() -> None:
 
 def under(units: neurons.Units) -> neurons.Units:
     """The same in a nested model, which holds the network as `model`."""
-    places = tuple(place._replace(parameter=f"model.{place.parameter}") for place in units.places)
-    names = [tuple(f"model.{name}" for name in part) for part in (units.layers, units.norms)]
-    return neurons.Units(units.count, names[0], places, names[1])
+    places, norms = (
+        tuple(place._replace(parameter=f"model.{place.parameter}") for place in part)
+        for part in (units.places, units.norms)
+    )
+    return neurons.Units(units.count, tuple(f"model.{name}" for name in units.layers), places, norms)
 
 
 def test_in_a_family_of_one_the_units_are_those_of_the_network_inside() -> None:
@@ -87,7 +89,8 @@ def test_residual_sums_are_one_layer_of_units() -> None:
 def test_named_layers_and_the_norm_between_them() -> None:
     chosen = neurons.hidden_units(mlp(), ("2", "3", "5"), caller="test")
     names = (("2.weight", 0), ("2.bias", 0), ("3.weight", 0), ("3.bias", 0), ("5.weight", 1))
-    assert chosen == (neurons.Units(7, ("2",), tuple(neurons.Place(*place) for place in names), ("3",)),)
+    places = tuple(neurons.Place(*place) for place in names)
+    assert chosen == (neurons.Units(7, ("2",), places, (neurons.Place("3.running_mean", 0),)),)
     with pytest.raises(ValueError, match="'0' makes 8 units and '3' normalises 7"):
         neurons.hidden_units(mlp(), ("0", "3", "2"), caller="test")
     with pytest.raises(ValueError, match="'3', '5'; it must name a layer that makes units"):

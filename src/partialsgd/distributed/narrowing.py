@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from partialsgd.distributed.unit_shards import Axis, SplitTensor
-from partialsgd.methods._shared.neurons import Units
+from partialsgd.methods._shared.neurons import Place, Units
+from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.nested import Nested
 from partialsgd.parameters import Parameters
 
@@ -31,13 +33,26 @@ def layouts_of(parameters: Parameters, model: nn.Module, hidden: Sequence[Units]
     shapes: dict[str, torch.Size] = {}
     for number, units in enumerate(hidden):
         for place in units.places:
+            _require_whole(model, place)
             axes.setdefault(place.parameter, []).append(Axis(place.dimension, number, place.times))
             shapes[place.parameter] = parameters[place.parameter].shape
+        times = {place.parameter.rpartition(".")[0]: place.times for place in units.norms}
         for name, buffer in statistics_of(model):
-            if name.rpartition(".")[0] in units.norms:
-                axes.setdefault(name, []).append(Axis(0, number, 1))
+            if (norm := name.rpartition(".")[0]) in times:
+                axes.setdefault(name, []).append(Axis(0, number, times[norm]))
                 shapes[name] = buffer.shape
     return {name: SplitTensor(shapes[name], tuple(found)) for name, found in axes.items()}
+
+
+def _require_whole(model: nn.Module, place: Place) -> None:
+    """Refuse a tensor that has entries beside the units, or the units several times, and layers of other kinds."""
+    layer = model.get_submodule(name := place.parameter.rpartition(".")[0])
+    is_known = isinstance(layer, _BatchNorm) or isinstance(linear_map_of(layer), LinearMap)
+    if not is_known or place.repeats > 1 or place.before or place.tail:
+        raise ValueError(
+            f"{name!r} cannot be split over workers: its hidden units lie in it several times or beside other "
+            "entries, or it is no Linear, Conv2d without groups, or BatchNorm; name other layers by hidden="
+        )
 
 
 def statistics_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -58,7 +73,7 @@ def replace_values(tensors: Sequence[tuple[Tensor, Tensor]]) -> None:
 def set_sizes(model: nn.Module, hidden: Sequence[Units]) -> None:
     """Make the sizes that layers remember those of their parameters."""
     names = {place.parameter.rpartition(".")[0] for units in hidden for place in units.places}
-    names |= {norm for units in hidden for norm in units.norms}
+    names |= {place.parameter.rpartition(".")[0] for units in hidden for place in units.norms}
     layer: Any
     for layer in map(model.get_submodule, names):
         if isinstance(layer, nn.Linear):

@@ -16,7 +16,7 @@ import partialsgd as ps
 from partialsgd.nested.budgets.allocate import candidates
 from partialsgd.nested.budgets.budget import FittedBudget
 from partialsgd.nested.budgets.choices import UnitChoice, find_choices, loss_at
-from partialsgd.nested.budgets.costs import Cost, Product
+from partialsgd.nested.budgets.costs import Cost, Length, Product
 from partialsgd.nested.planning.groups import Producer, UnitGroup, UnitSlice
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
@@ -145,7 +145,7 @@ def test_greedy_removal_finds_the_best_sizes_where_units_cost_alike() -> None:
     """The definition: try all sizes. Units of both layers cost the same, so greedy removal is optimal."""
     worths = {"a": (9.0, 4.0, 3.0, 0.5), "b": (8.0, 2.0, 1.0, 0.25)}
     choices = [UnitChoice(UnitGroup(4, (Producer(n),)), (), (0, 1, 2, 3), worth) for n, worth in worths.items()]
-    cost = Cost(8.0, tuple(Product(1.0, ((name, 1, 0),)) for name in worths), 8.0)
+    cost = Cost(8.0, tuple(Product(1.0, (Length(((name, 1),), 0),)) for name in worths), 8.0)
     start = {"a": 4, "b": 4}
     for limit in range(2, 9):
         all_sizes = [dict(zip("ab", pair, strict=True)) for pair in itertools.product(range(1, 5), repeat=2)]
@@ -177,7 +177,7 @@ def test_an_allocation_is_written_into_the_spec_exactly_and_survives_a_file(tmp_
 def test_measuring_a_loss_restores_the_weights_when_a_batch_raises() -> None:
     model, _, _ = trained_mlp()
     before = copy.deepcopy(model.state_dict())
-    group = UnitGroup(24, (Producer("0"),), ("2",))
+    group = UnitGroup(24, (Producer("0"),), (UnitSlice("2.weight", 1),))
     choice = UnitChoice(group, (UnitSlice("2.weight", 1),), tuple(range(24)), (1.0,) * 24)
 
     def fails() -> Tensor:

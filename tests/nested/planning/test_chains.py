@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from partialsgd import Width, nest
-from partialsgd.nested.planning.groups import Producer, UnitGroup, hidden_groups
+from partialsgd.nested.planning.groups import Producer, UnitGroup, UnitSlice, hidden_groups
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import assert_one_function, few, shaken, untouched
@@ -49,7 +49,7 @@ def groups(model: nn.Module, *chains: tuple[str, ...]) -> list[UnitGroup]:
 
 
 def gated(name: str, units: int) -> UnitGroup:
-    return UnitGroup(units, (Producer(f"{name}.gate"), Producer(f"{name}.up")), (f"{name}.down",))
+    return UnitGroup(units, (Producer(f"{name}.gate"), Producer(f"{name}.up")), (UnitSlice(f"{name}.down.weight", 1),))
 
 
 NUMBERED = [gated("blocks.0", 7), gated("blocks.1", 8)]
@@ -74,8 +74,8 @@ def test_a_dot_is_no_wildcard() -> None:
 def test_indices_of_a_sequential_are_names() -> None:
     layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     assert groups(layers, ("0", "2"), ("2", "4")) == [
-        UnitGroup(8, (Producer("0"),), ("2",)),
-        UnitGroup(6, (Producer("2"),), ("4",)),
+        UnitGroup(8, (Producer("0"),), (UnitSlice("2.weight", 1),)),
+        UnitGroup(6, (Producer("2"),), (UnitSlice("4.weight", 1),)),
     ]
     inner = nn.ModuleDict({"a": copy.deepcopy(layers), "b": copy.deepcopy(layers)})
     assert [g.name for g in groups(inner, ("0", "2"))] == ["a.0", "b.0"]
@@ -100,7 +100,7 @@ def test_a_chain_that_does_not_hold_says_where(chain: tuple[str, ...], message: 
 
 def test_a_flattened_image_has_several_inputs_for_a_unit_and_a_sequence_is_refused() -> None:
     conv = nn.ModuleDict({"c": nn.Conv2d(3, 4, 3), "f": nn.Linear(36, 2)})
-    assert groups(conv, ("c", "f")) == [UnitGroup(4, (Producer("c"),), ("f",))]
+    assert groups(conv, ("c", "f")) == [UnitGroup(4, (Producer("c"),), (UnitSlice("f.weight", 1, width=9),))]
     with pytest.raises(ValueError, match="'c' makes 4 units and 'f' takes 36"):
         groups(nn.ModuleDict({"c": nn.Linear(3, 4), "f": nn.Linear(36, 2)}), ("c", "f"))
 
@@ -109,7 +109,9 @@ def test_a_flattened_image_has_several_inputs_for_a_unit_and_a_sequence_is_refus
 def test_a_norm_among_the_names_is_over_the_units(norms: str) -> None:
     model = shaken(nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)))
     before = copy.deepcopy(model)
-    assert groups(model, ("0", "1", "4")) == [UnitGroup(4, (Producer("0"),), ("4",), ("1",))]
+    assert groups(model, ("0", "1", "4")) == [
+        UnitGroup(4, (Producer("0"),), (UnitSlice("4.weight", 1, width=4),), (UnitSlice("1.running_mean", 0),))
+    ]
     nested = nest(model, Width(1 / 2, hidden=("0", "1", "4")), norms=norms)
     x = torch.randn(5, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert_one_function(before, nested, {"input": x}, is_mask=norms == "shared")

@@ -126,7 +126,6 @@ PARTLY: dict[str, tuple[Net, str]] = {
     "a view of a fixed size": (Net(lambda m, x: m.c(m.b(m.a(x)).view(-1, 64))), "its code needs the full width"),
     "softmax": (Net(lambda m, x: m.c(m.b(m.a(x)).softmax(1).flatten(1))), "mixed by _softmax"),
     "mean over channels": (Net(lambda m, x: m.d(m.b(m.a(x)).mean(1).flatten(1)), d=nn.Linear(16, 2)), "mixed by mean"),
-    "flatten all": (Net(lambda m, x: m.d(m.b(m.a(x)).flatten(0)), d=nn.Linear(192, 2)), "cannot be cut"),
     "group norm": (
         Net(lambda m, x: m.c(m.n(m.b(m.a(x))).flatten(1)), n=nn.GroupNorm(2, 4)), "native_group_norm in 'n'",
     ),
@@ -148,11 +147,8 @@ def test_what_mixes_units_is_named_and_everything_else_is_narrowed(name: str) ->
 
 
 NOTHING: dict[str, tuple[Net, str]] = {
-    "one tensor twice": (
-        Net(lambda m, x: m.d(torch.cat([m.a(x), m.a(x)], 1).flatten(1)), d=nn.Linear(128, 2)), "'d.weight' in an order",
-    ),
-    "two tensors": (
-        Net(lambda m, x: m.d(torch.cat([m.a(x), m.e(x)], 1).flatten(1)), d=nn.Linear(128, 2), e=nn.Conv2d(3, 4, 1)),
+    "two tensors in turns": (
+        Net(lambda m, x: m.d(torch.stack([m.a(x), m.e(x)], 2).flatten(1)), d=nn.Linear(128, 2), e=nn.Conv2d(3, 4, 1)),
         "'d.weight' in an order",
     ),
     "a branch that depends on numbers": (
@@ -169,14 +165,6 @@ def test_what_cannot_be_narrowed_is_named_and_the_model_untouched(name: str) -> 
     model(IMAGES)  # it is a network, only not one that can be narrowed
     with untouched(model), pytest.raises(ValueError, match=f"no hidden units that could be fewer.*hidden=.*{what}"):
         nest(model, Width(1 / 2), example=IMAGES)
-
-
-def test_a_flattened_sequence_is_no_flattened_image() -> None:
-    """Its units lie within each place: to cut the first inputs would be to cut the first places."""
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3))
-    x = torch.randn(2, 5, 6)
-    with untouched(model), pytest.raises(ValueError, match=r"'0': its units lie in '3\.weight' in an order"):
-        nest(model, Width(1 / 2), example=x)
 
 
 def test_without_an_example_and_a_shape_that_fits_the_user_is_asked_for_one() -> None:
@@ -203,6 +191,86 @@ def test_a_layer_that_only_runs_in_training_is_narrowed_too() -> None:
     assert set(nested.nested_by) == {"a", "b", "extra"}
     for training in (True, False):
         assert_one_function(before.train(training), nested.train(training), {"x": normal(3, 6)})
+
+
+class Dense(nn.Module):
+    """A dense block: each layer takes the concatenation of all outputs before it, normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, padding=1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(6 + 4 * i) for i in range(3)])
+        self.convs = nn.ModuleList([nn.Conv2d(6 + 4 * i, 4, 3, padding=1) for i in range(3)])
+        self.last, self.fc = nn.BatchNorm2d(18), nn.Linear(18 * 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = [self.stem(x)]
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            features.append(conv(norm(torch.cat(features, 1)).relu()))
+        y: Tensor = self.fc(F.avg_pool2d(self.last(torch.cat(features, 1)), 2).flatten(1))
+        return y
+
+
+class Branches(nn.Module):
+    """Branches of different width and the input itself are concatenated; halves of a layer's outputs go two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 4), nn.Linear(5, 6)
+        self.c, self.d = nn.Linear(4 + 5 + 6 + 4, 8), nn.Linear(4, 3)
+        self.e, self.f = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.a(x).tanh()
+        one, two = self.c(torch.cat([first, x, self.b(x).relu(), first], -1)).chunk(2, -1)
+        y: Tensor = self.d(one.sigmoid()) + self.f(self.e(two).relu())
+        return y
+
+
+class CrossStage(nn.Module):
+    """Halves go different ways and meet again in front of a grouped convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 1), nn.Conv2d(4, 4, 3, padding=1)
+        self.grouped, self.c = nn.Conv2d(8, 12, 1, groups=2), nn.Conv2d(12, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.a(x).chunk(2, 1)
+        y: Tensor = self.c(self.grouped(torch.cat([left, self.b(right).relu()], 1)).relu())
+        return y
+
+
+CONCATENATED: dict[str, tuple[Callable[[], nn.Module], Tensor, list[int]]] = {
+    "dense": (Dense, normal(3, 3, 4, 4), [6, 4, 4, 4]),
+    "branches": (Branches, normal(3, 5), [4, 6, 4, 6]),
+    "cross stage": (CrossStage, normal(3, 3, 4, 4), [4, 6]),
+    "twice": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), Doubled(), nn.Linear(8, 3)), normal(3, 5), [4],
+    ),
+    "sequence": (
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)), normal(2, 5, 6), [8],
+    ),
+}  # fmt: skip
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, -x], -1)
+
+
+@pytest.mark.parametrize("ratio", [(1 / 2,), (1 / 4, 3 / 4)])
+@pytest.mark.parametrize("name", CONCATENATED)
+def test_parts_of_a_concatenation_or_a_split_are_narrowed_each_by_itself(name: str, ratio: tuple[float, ...]) -> None:
+    build, x, units = CONCATENATED[name]
+    model = shaken(build())
+    before = copy.deepcopy(model)
+    argument = next(iter(inspect.signature(before.forward).parameters))
+    found = find_units(NestPlan(model, Switch(("core", "full")), example=as_example(x))).feed_forward
+    assert sorted(group.units for group in found) == sorted(units)
+    for spec in (Width(ratio, order="norm"), Width(1, ratios={found[0].name: ratio[0]}, order="norm")):
+        nested = nest(copy.deepcopy(before), spec, example=x)
+        assert_one_function(before, nested, {argument: x}, is_mask=name != "dense")
 
 
 class Sub(nn.Linear):

@@ -144,7 +144,7 @@ def test_several_queries_of_one_key_keep_the_same_units() -> None:
     scores = rows(model["k"], "norm").view(2, 2) + rows(model["q"], "norm").view(2, 2, 2).sum(1)
     plan = NestPlan(model, Switch(("core", "full")))
     for producer, heads in zip(cut.group.producers, (2, 1), strict=True):
-        order = cut.producer_axis(plan, producer).order
+        order = cut.producer_part(plan, producer).axis.order
         expected = [2 * head + unit for head in range(2 * heads) for unit in best(scores[head // heads])]
         assert order is not None and order.tolist() == expected
 

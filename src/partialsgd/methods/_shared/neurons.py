@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partialsgd import masks
@@ -18,7 +19,7 @@ from partialsgd._util.snapshots import RandomState
 from partialsgd.masks import Mask
 from partialsgd.nested.nested import Nested
 from partialsgd.nested.planning.build import find_hidden_groups
-from partialsgd.nested.planning.groups import UnitGroup, require_disjoint, unit_slices
+from partialsgd.nested.planning.groups import UnitGroup, UnitSlice, require_disjoint, unit_slices
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.specs import Hidden, chains_of
 from partialsgd.nested.switch import FULL, Switch
@@ -26,19 +27,20 @@ from partialsgd.parameters import Parameters, matches, unwrap
 
 
 class Place(NamedTuple):
-    """The units in one parameter: along a dimension, `repeats` times all of them, each `times` in a row."""
+    """The units in one parameter or buffer: along a dimension, `repeats` times all of them, each `times` in a row."""
 
     parameter: str
     dimension: int
     times: int = 1
     repeats: int = 1
     tail: int = 0
-    """The entries behind them, which belong to no unit."""
+    """The entries behind them, and below those in front of them, which belong to none of the units."""
+    before: int = 0
 
     def entries(self, is_in: Tensor) -> Tensor:
         """Return True for the entries of the units that are in, and for those of none."""
         body = is_in.repeat_interleave(self.times).repeat(self.repeats)
-        return torch.cat([body, body.new_ones(self.tail)]) if self.tail else body
+        return F.pad(body, (self.before, self.tail), value=True) if self.before or self.tail else body
 
 
 @final
@@ -50,8 +52,8 @@ class Units:
     layers: tuple[str, ...]
     """The layers that make them."""
     places: tuple[Place, ...]
-    norms: tuple[str, ...]
-    """The BatchNorms over them."""
+    norms: tuple[Place, ...]
+    """The running means of BatchNorms over them; the entries of the running variances are the same."""
 
     @property
     def name(self) -> str:
@@ -123,9 +125,10 @@ def attached(parameters: Parameters, chosen: Chosen) -> dict[str, Tensor]:
 def statistics_kept(model: nn.Module, chosen: Chosen) -> AbstractContextManager[None]:
     """Keep BatchNorm's running statistics of the units that are out: the pass did not see them."""
     buffers = [
-        (buffer, ~is_in)
+        (buffer, ~place.entries(is_in))
         for units, is_in in chosen
-        for norm in map(model.get_submodule, units.norms)
+        for place in units.norms
+        for norm in [model.get_submodule(place.parameter.rpartition(".")[0])]
         for buffer in (norm.running_mean, norm.running_var)
         if isinstance(buffer, Tensor)
     ]
@@ -151,6 +154,11 @@ def _units(plan: NestPlan, group: UnitGroup, prefix: str) -> Units:
         parameter = getattr(plan.modules[layer], leaf)
         if parameter not in names:
             raise ValueError(f"{layer!r} computes its {leaf} from other parameters; {plan.caller} needs it as one")
-        places.append(Place(prefix + names[parameter], part.dim, part.width, part.repeats, part.tail))
-    layers, norms = (tuple(prefix + name for name in names) for names in (group.producer_names, group.norms))
+        places.append(_place(part, prefix + names[parameter]))
+    layers = tuple(prefix + name for name in group.producer_names)
+    norms = tuple(_place(part, prefix + part.parameter) for part in group.normalised)
     return Units(group.units, layers, tuple(places), norms)
+
+
+def _place(part: UnitSlice, name: str) -> Place:
+    return Place(name, part.dim, part.width, part.repeats, part.tail, part.before)

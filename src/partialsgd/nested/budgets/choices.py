@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from partialsgd._util.snapshots import Buffers, Modes, RandomState
 from partialsgd.nested.layers.linear_maps import LinearMap
 from partialsgd.nested.planning.build import low_rank_layers, width_groups
-from partialsgd.nested.planning.groups import UnitGroup, UnitSlice, unit_slices
+from partialsgd.nested.planning.groups import UnitGroup, UnitSlice, by_unit, unit_slices
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.specs import LowRank, Width
 
@@ -46,9 +46,9 @@ class UnitChoice:
         return self.group.units
 
     def shrink(self, model: nn.Module, size: int) -> None:
-        """Set the weights that take the other units to zero, which is what a level of that size computes."""
+        """Set all weights of the other units to zero, which is what a level of that size computes."""
         dropped = torch.tensor(self.order[size:], dtype=torch.long)
-        for part in gates(self.group, self.slices):
+        for part in self.slices:
             parameter = model.get_parameter(part.parameter)
             view = by_unit(parameter, part, self.full)
             view[:, dropped.to(parameter.device)] = 0.0
@@ -85,20 +85,13 @@ class RankChoice:
 Choice: TypeAlias = UnitChoice | RankChoice
 
 
-def by_unit(tensor: Tensor, part: UnitSlice, units: int) -> Tensor:
-    """Return a view (repeats, units, width, …) of the part of a parameter that belongs to units."""
-    body = tensor.movedim(part.dim, 0).narrow(0, 0, part.repeats * units * part.width)
-    return torch.unflatten(body, 0, (part.repeats, units, part.width))
-
-
 def gates(group: UnitGroup, slices: Sequence[UnitSlice]) -> list[UnitSlice]:
     """Return the weights that take the units; where no layer does, all that belong to them.
 
     A unit that nobody takes is gone, and gradient × weight, summed over them, is the derivative of the loss by a
     factor in front of the unit. Summed over the weights that make it, it would be zero in front of a normalisation.
     """
-    takers = [part for part in slices if part.parameter.rpartition(".")[0] in group.consumers]
-    return takers or list(slices)
+    return list(group.taken or slices)
 
 
 def find_choices(
@@ -189,7 +182,7 @@ def _changed(model: nn.Module, choices: Sequence[Choice]) -> Iterator[nn.Paramet
         if isinstance(choice, RankChoice):
             yield model.get_submodule(choice.name).get_parameter("weight")
         else:
-            yield from (model.get_parameter(part.parameter) for part in gates(choice.group, choice.slices))
+            yield from (model.get_parameter(part.parameter) for part in choice.slices)
 
 
 def _gradients(model: nn.Module, batches: Sequence[LossBatch]) -> Iterator[dict[str, Tensor]]:

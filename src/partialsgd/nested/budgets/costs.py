@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, final
+from typing import NamedTuple, Protocol, TypeAlias, final
 
 import torch
 from torch import nn
@@ -16,6 +16,16 @@ from partialsgd.nested.example_inputs import Call
 from partialsgd.nested.inspect import flops
 
 Sizes: TypeAlias = Mapping[str, int]
+
+
+class Length(NamedTuple):
+    """The length of a dimension: so many entries for each unit of some choices, and the rest, which always stays."""
+
+    entries: tuple[tuple[str, int], ...]
+    rest: int
+
+    def at(self, sizes: Sizes) -> int:
+        return self.rest + sum(sizes[name] * each for name, each in self.entries)
 
 
 class Term(Protocol):
@@ -30,17 +40,17 @@ class Term(Protocol):
 @final
 @dataclass(frozen=True)
 class Product:
-    """A coefficient times a length for each choice that it depends on: size · slope + tail."""
+    """A coefficient times the lengths of some dimensions."""
 
     coefficient: float
-    lengths: tuple[tuple[str, int, int], ...]
+    lengths: tuple[Length, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(name for name, _, _ in self.lengths)
+        return tuple(name for length in self.lengths for name, _ in length.entries)
 
     def value(self, sizes: Sizes) -> float:
-        return self.coefficient * math.prod(sizes[name] * slope + tail for name, slope, tail in self.lengths)
+        return self.coefficient * math.prod(length.at(sizes) for length in self.lengths)
 
 
 @final
@@ -90,13 +100,8 @@ def _flops_by_module(model: nn.Module, call: Call) -> dict[str, float]:
 
 def _products(model: nn.Module, choices: Sequence[Choice], by_module: Mapping[str, float]) -> list[Product]:
     """Return a product for each parameter that becomes smaller, in parameters, or in FLOPs if they are given."""
-    lengths: dict[str, dict[int, tuple[str, int, int]]] = {}
-    for choice in choices:
-        for part in choice.slices if isinstance(choice, UnitChoice) else ():
-            length = (choice.name, part.repeats * part.width, part.tail)
-            lengths.setdefault(part.parameter, {})[part.dim] = length
     products = []
-    for name, by_dim in lengths.items():
+    for name, by_dim in cut_lengths(model, choices).items():
         parameter, module = model.get_parameter(name), name.rpartition(".")[0]
         rest: float = math.prod(n for dim, n in enumerate(parameter.shape) if dim not in by_dim)
         if by_module:
@@ -108,8 +113,26 @@ def _products(model: nn.Module, choices: Sequence[Choice], by_module: Mapping[st
         if isinstance(choice, RankChoice):
             outputs, inputs = choice.factors[0].shape[0], choice.factors[1].shape[1]
             per_weight = by_module.get(choice.name, 0.0) / (outputs * inputs) if by_module else 1.0
-            products.append(Product(per_weight * (outputs + inputs), ((choice.name, 1, 0),)))
+            products.append(Product(per_weight * (outputs + inputs), (Length(((choice.name, 1),), 0),)))
     return products
+
+
+def cut_lengths(model: nn.Module, choices: Sequence[Choice]) -> dict[str, dict[int, Length]]:
+    """Return the lengths of the dimensions of parameters that become smaller with the units of choices."""
+    entries: dict[str, dict[int, dict[str, int]]] = {}
+    units = {choice.name: choice for choice in choices if isinstance(choice, UnitChoice)}
+    for name, choice in units.items():
+        for part in choice.slices:
+            own = entries.setdefault(part.parameter, {}).setdefault(part.dim, {})
+            own[name] = own.get(name, 0) + part.repeats * part.width
+    lengths: dict[str, dict[int, Length]] = {}
+    for parameter, by_dim in entries.items():
+        shape = model.get_parameter(parameter).shape
+        lengths[parameter] = {
+            dim: Length(tuple(own.items()), shape[dim] - sum(units[name].full * n for name, n in own.items()))
+            for dim, own in by_dim.items()
+        }
+    return lengths
 
 
 def _cost(full: float, products: Sequence[Product], choices: Sequence[Choice]) -> Cost:

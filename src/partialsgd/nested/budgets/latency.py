@@ -15,16 +15,14 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from partialsgd.nested.budgets.choices import Choice, RankChoice, UnitChoice, frozen
-from partialsgd.nested.budgets.costs import Cost, Product, Sizes, Term
+from partialsgd.nested.budgets.choices import Choice, RankChoice, frozen
+from partialsgd.nested.budgets.costs import Cost, Length, Product, Sizes, Term, cut_lengths
 from partialsgd.nested.example_inputs import Call
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 
 _SHARES = (1 / 16, 1 / 4, 1 / 2, 3 / 4, 1.0)
 _ROUNDS = 9
 
-Length: TypeAlias = tuple[str, int, int]
-"""The choice that a dimension depends on, the entries for each unit, and the entries that always stay."""
 Key: TypeAlias = tuple[Any, ...]
 
 
@@ -55,7 +53,8 @@ class LayerTime:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(length[0] for length in (self.rows, self.columns) if length is not None)
+        lengths = [length for length in (self.rows, self.columns) if length is not None]
+        return tuple(name for length in lengths for name, _ in length.entries)
 
     def value(self, sizes: Sizes) -> float:
         return self.table.at(
@@ -182,16 +181,14 @@ def _recorded(model: nn.Module, call: Call) -> tuple[dict[str, list[tuple[int, .
 
 def _lengths(model: nn.Module, choices: Sequence[Choice]) -> dict[str, tuple[Length | None, Length | None]]:
     """Return for each layer that becomes narrower the choices that its outputs and its inputs depend on."""
-    lengths: dict[str, list[Length | None]] = {}
-    for choice in choices:
-        for part in choice.slices if isinstance(choice, UnitChoice) else ():
-            name, _, leaf = part.parameter.rpartition(".")
-            linear = linear_map_of(model.get_submodule(name))
-            if leaf == "weight" and isinstance(linear, LinearMap):
-                is_column = (part.dim == 1) != (linear.kind == "conv1d_hf")
-                length = (choice.name, part.repeats * part.width, part.tail)
-                lengths.setdefault(name, [None, None])[int(is_column)] = length
-    return {name: (rows, columns) for name, (rows, columns) in lengths.items()}
+    lengths: dict[str, tuple[Length | None, Length | None]] = {}
+    for parameter, by_dim in cut_lengths(model, choices).items():
+        name, _, leaf = parameter.rpartition(".")
+        linear = linear_map_of(model.get_submodule(name))
+        if leaf == "weight" and isinstance(linear, LinearMap):
+            rows = int(linear.kind == "conv1d_hf")
+            lengths[name] = by_dim.get(rows), by_dim.get(1 - rows)
+    return lengths
 
 
 def _measured(model: nn.Module, jobs: Mapping[Key, Callable[[], object]]) -> dict[Key, float]:
@@ -217,7 +214,7 @@ def _grid(full: int, is_cut: bool) -> tuple[int, ...]:
 
 
 def _length(length: Length | None, sizes: Sizes, grid: Sequence[int]) -> float:
-    return grid[-1] if length is None else sizes[length[0]] * length[1] + length[2]
+    return grid[-1] if length is None else length.at(sizes)
 
 
 def _position(grid: Sequence[int], value: float) -> tuple[int, float]:

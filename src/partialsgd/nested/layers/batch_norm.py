@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from partialsgd._util.snapshots import Buffers, Modes
 from partialsgd.nested.example_inputs import Call
-from partialsgd.nested.layers.axes import Axis
+from partialsgd.nested.layers.axes import AnyAxis
 from partialsgd.nested.layers.base import NestedModule, level_modules
 from partialsgd.nested.layers.linear_maps import parameter_like
 from partialsgd.nested.switch import FULL, Switch
@@ -30,7 +30,7 @@ class SeparateBatchNorm(NestedModule):
 
     spec_name = "norms"
 
-    def __init__(self, norm: _BatchNorm, axis: Axis, levels: Sequence[str], switch: Switch) -> None:
+    def __init__(self, norm: _BatchNorm, axis: AnyAxis, levels: Sequence[str], switch: Switch) -> None:
         super().__init__()
         self.switch, self.axis, self.levels = switch, axis, tuple(levels)
         for level in self.levels:
@@ -62,11 +62,13 @@ class SharedBatchNorm(NestedModule):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
 
-    def __init__(self, norm: _BatchNorm, axis: Axis, switch: Switch) -> None:
+    def __init__(self, norm: _BatchNorm, axis: AnyAxis, switch: Switch) -> None:
         if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             raise ValueError(f"levels of different widths cannot share a {type(norm).__name__}; use norms='separate'")
-        if axis.groups > 1:
-            raise ValueError("levels cannot share a BatchNorm after a grouped convolution; use norms='separate'")
+        if not axis.is_prefix:
+            raise ValueError(
+                "levels cannot share a BatchNorm after a grouped convolution or a concatenation; use norms='separate'"
+            )
         super().__init__()
         self.switch, self.axis = switch, axis
         self.eps, self.momentum = norm.eps, norm.momentum
@@ -170,7 +172,7 @@ def recalibrate(model: nn.Module, level: str, batches: Iterable[Call]) -> None:
         raise ValueError("recalibrate got no batches; the statistics are unchanged")
 
 
-def _narrowed(norm: _BatchNorm, axis: Axis, level: str) -> nn.Module:
+def _narrowed(norm: _BatchNorm, axis: AnyAxis, level: str) -> nn.Module:
     """Return a BatchNorm for one level with the values of the full one; its statistics count as never updated."""
     units = axis.units(level)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from partialsgd.nested.layers.axes import Axis
+from partialsgd.nested.layers.axes import AnyAxis
 from partialsgd.nested.layers.base import NestedLayer
 from partialsgd.nested.layers.blocks import is_packed, pack_rows, packed_rows, sum_over_columns
 from partialsgd.nested.layers.linear_maps import LinearMap, parameter_like
@@ -32,7 +32,14 @@ class NarrowLayer(NestedLayer):
     """The memory in which the blocks of rows lie behind each other, so that joining them copies nothing."""
 
     def __init__(
-        self, layer: nn.Module, linear: LinearMap, rows: Axis, columns: Axis, switch: Switch, *, pads: bool = False
+        self,
+        layer: nn.Module,
+        linear: LinearMap,
+        rows: AnyAxis,
+        columns: AnyAxis,
+        switch: Switch,
+        *,
+        pads: bool = False,
     ) -> None:
         sizes = {level: (rows.units(level), columns.units(level)) for level in switch.levels}
         steps = sorted(set(sizes.values()))
@@ -60,7 +67,8 @@ class NarrowLayer(NestedLayer):
     def compute(self, x: Tensor) -> Tensor:
         level = self.switch.level
         count, bias = self.block_counts[level], self.bias_at(level)
-        if self.linear.kind != "conv2d" and count > 1 and not self.rows.sizes:
+        is_summed = self.linear.kind != "conv2d" and not self.rows.sizes and self.columns.is_prefix
+        if is_summed and count > 1:
             y = sum_over_columns(x, self.blocks("rows", count) + self.blocks("columns", count), bias)
         else:
             y = self.linear.apply(x, self._joined(level), bias)
@@ -125,7 +133,7 @@ class NarrowLayer(NestedLayer):
     def _pack(self) -> None:
         """Lay blocks of rows behind each other, so that `_joined` need not copy them."""
         blocks = self.blocks("rows", max(self.block_counts.values()))
-        is_cut_in_rows_only = not self.columns.sizes and self.rows.groups == 1 and self.rows.tail == 0
+        is_cut_in_rows_only = not self.columns.sizes and self.rows.is_prefix
         if is_cut_in_rows_only and len(blocks) > 1 and not is_packed(self._memory, blocks):
             self._memory = pack_rows(blocks)
 
@@ -146,7 +154,7 @@ class NarrowLayer(NestedLayer):
         self._pack()
 
 
-def _padded(layer: nn.Module, axis: Axis, units: int) -> nn.Module:
+def _padded(layer: nn.Module, axis: AnyAxis, units: int) -> nn.Module:
     """Return the layer followed by zeros in the places of the missing units, built of torch's modules."""
     if axis.tail == 0:
         pad = nn.ConstantPad1d((0, axis.full - units), 0.0)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from partialsgd.nested.layers.axes import Axis
+from partialsgd.nested.layers.axes import AnyAxis
 from partialsgd.nested.layers.base import NestedModule
 from partialsgd.nested.layers.linear_maps import parameter_like
 from partialsgd.nested.switch import Switch
 
-Axes = Mapping[int, Axis]
+Axes = Mapping[int, AnyAxis]
 """The dimensions of a parameter that are cut."""
 
 

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from partialsgd._util import randomness
-from partialsgd.nested.layers.axes import Axis
+from partialsgd.nested.layers.axes import Axis, AxisPart, axis_of
 from partialsgd.nested.layers.batch_norm import Norms, SeparateBatchNorm, SharedBatchNorm, batch_norms
 from partialsgd.nested.layers.depth import ShortenedBlocks, ShortenedModuleList, ShortenedSequential, block_indices
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
@@ -142,24 +143,38 @@ def _refuted(plan: NestPlan, cuts: Sequence[Cut]) -> list[str]:
 
 def _replace_widths(plan: NestPlan, cuts: Sequence[Cut]) -> None:
     """Plan the narrow layers for some cuts."""
-    rows = {p.name: (cut, cut.producer_axis(plan, p)) for cut in cuts for p in cut.group.producers}
-    columns = {name: cut.consumer_axis(plan, name) for cut in cuts for name in cut.group.consumers}
+    rows: dict[str, list[AxisPart]] = {}
+    columns: dict[str, list[AxisPart]] = {}
+    norms: dict[str, list[AxisPart]] = {}
+    others: dict[str, dict[str, dict[int, list[AxisPart]]]] = {}
+    for cut in cuts:
+        for producer in cut.group.producers:
+            rows.setdefault(producer.name, []).append(cut.producer_part(plan, producer))
+        for part in cut.group.taken:
+            columns.setdefault(part.module, []).append(cut.part(plan, part))
+        for part in cut.group.normalised:
+            norms.setdefault(part.module, []).append(cut.part(plan, part))
+        for part in cut.group.others:
+            own = others.setdefault(part.module, {}).setdefault(part.parameter.rpartition(".")[2], {})
+            own.setdefault(part.dim, []).append(cut.part(plan, part))
+    padded = {producer.name for cut in cuts if cut.group.pads for producer in cut.group.producers}
     for name in dict.fromkeys([*rows, *columns]):
         linear = plan.linear_map(name)
-        row_axis = rows[name][1] if name in rows else Axis(linear.outputs)
-        column_axis = columns.get(name, Axis(linear.inputs))
-        pads = name in rows and rows[name][0].group.pads
-        plan.replace(name, NarrowLayer(plan.modules[name], linear, row_axis, column_axis, plan.switch, pads=pads))
-    others: dict[str, dict[str, dict[int, Axis]]] = {}
-    for cut in cuts:
-        for other in cut.group.others:
-            name, _, leaf = other.parameter.rpartition(".")
-            others.setdefault(name, {}).setdefault(leaf, {})[other.dim] = cut.other_axis(plan, other)
-    for name, axes in others.items():
+        axes = axis_of(rows.get(name, ()), linear.outputs), axis_of(columns.get(name, ()), linear.inputs)
+        plan.replace(name, NarrowLayer(plan.modules[name], linear, *axes, plan.switch, pads=name in padded))
+    for name, by_leaf in others.items():
         if (reason := plan.why_not_replaceable(name)) is not None:
             raise ValueError(f"{name!r} cannot be nested: {reason}; exclude it, or name other layers")
-        plan.replace(name, NarrowModule(plan.modules[name], axes, plan.switch))
-    plan.norm_axes |= {name: cut.norm_axis(plan) for cut in cuts for name in cut.group.norms}
+        shapes = {leaf: plan.modules[name].get_parameter(leaf).shape for leaf in by_leaf}
+        axes_of_leaves = {
+            leaf: {dim: axis_of(parts, shapes[leaf][dim]) for dim, parts in by_dim.items()}
+            for leaf, by_dim in by_leaf.items()
+        }
+        plan.replace(name, NarrowModule(plan.modules[name], axes_of_leaves, plan.switch))
+    for name, parts in norms.items():
+        norm = plan.modules[name]
+        assert isinstance(norm, _BatchNorm)
+        plan.norm_axes[name] = axis_of(parts, norm.num_features)
 
 
 def width_groups(plan: NestPlan, spec: Width) -> list[UnitGroup]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
@@ -13,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.planning.groups import Producer, UnitGroup, UnitSlice
 from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.planning.ties import NO_UNIT, Solution, connected, unique
+from partialsgd.nested.planning.ties import NO_UNIT, Solution, unique
 from partialsgd.nested.planning.trace import Attention, Trace
 
 
@@ -23,6 +24,14 @@ class Layout(NamedTuple):
     repeats: int
     width: int
     tail: int
+    before: int
+
+
+class Dims(NamedTuple):
+    """Units that lie in the same dimensions of parameters, and these dimensions."""
+
+    units: Tensor
+    keys: list[tuple[str, int]]
 
 
 @final
@@ -44,9 +53,11 @@ class FoundUnits:
 def found_units(plan: NestPlan, trace: Trace) -> FoundUnits:
     """Return what the trace shows about the model of a plan."""
     finder = _Finder(plan, trace, trace.ties.solve(with_attention=True))
+    while finder.tie_parts():  # parts that are tied lie in more dimensions together, and meet other parts there
+        finder = _Finder(plan, trace, trace.ties.solve(with_attention=True))
     found = FoundUnits(query_key=list(_query_key_groups(plan, trace)))
-    for dims in finder.components():
-        result = finder.group(dims)
+    for units, dims in finder.components():
+        result = finder.group(units, dims)
         if isinstance(result, str):
             found.refused |= {finder.layer(name): result for name, dim in dims if finder.is_made(name, dim)}
         elif finder.is_attention(dims):
@@ -104,23 +115,45 @@ class _Finder:
         first, length = self.trace.ties.offsets[name, dim]
         return any(first <= entry < first + length for entry in entries)
 
-    def components(self) -> list[list[tuple[str, int]]]:
-        """Return the dimensions of parameters that share units, of each set that has two units or more."""
-        dims = [key for key in self.trace.ties.offsets if key[0] in self.owners]
-        pairs, count = [], self.trace.ties.count
-        for i, key in enumerate(dims):
-            units = unique(self.units(*key))
-            units = units[units != NO_UNIT]
-            pairs.append(torch.stack([units, torch.full_like(units, count + i)]))
-        joined = connected(count + len(dims), torch.cat(pairs, 1)) if pairs else torch.zeros(0, dtype=torch.long)
-        components: dict[int, list[tuple[str, int]]] = {}
-        for key, root in zip(dims, joined[count:].tolist(), strict=True):
-            components.setdefault(root, []).append(key)
+    def components(self) -> list[Dims]:
+        """Return the units that some layers make and others take, those in the same dimensions together."""
         return [
-            keys
-            for keys in components.values()
-            if any(self.is_made(*key) for key in keys) and any(self.is_taken(*key) for key in keys)
+            dims
+            for dims in self._dims()
+            if any(self.is_made(*key) for key in dims.keys) and any(self.is_taken(*key) for key in dims.keys)
         ]
+
+    def _dims(self) -> list[Dims]:
+        keys = [key for key in self.trace.ties.offsets if key[0] in self.owners]
+        places: dict[int, list[tuple[int, int]]] = {}
+        for i, key in enumerate(keys):
+            units, counts = torch.unique(self.units(*key), return_counts=True)
+            for unit, count in zip(units.tolist(), counts.tolist(), strict=True):
+                if unit != NO_UNIT:
+                    places.setdefault(unit, []).append((i, count))
+        by_place: dict[tuple[tuple[int, int], ...], list[int]] = {}
+        for unit, own in places.items():
+            by_place.setdefault(tuple(own), []).append(unit)
+        return [Dims(torch.tensor(units, device="cpu"), [keys[i] for i, _ in own]) for own, units in by_place.items()]
+
+    def tie_parts(self) -> bool:
+        """Tie the parts of a layer's outputs that go to different layers, if they are as long; return if any were.
+
+        The code that splits the outputs needs parts of equal length, or it would split a narrow layer elsewhere.
+        """
+        parts: dict[tuple[str, int], list[Tensor]] = {}
+        for units, keys in self.components():
+            for key in keys:
+                if self.is_made(*key):
+                    own = self.units(*key)
+                    parts.setdefault(key, []).append(own[torch.isin(own, units)])
+        tied = False
+        for first, *others in parts.values():
+            if others and all(len(other) == len(first) for other in others):
+                for other in others:
+                    self.trace.ties.tie(first, other)
+                tied = True
+        return tied
 
     def is_attention(self, dims: Sequence[tuple[str, int]]) -> bool:
         return any(bool(torch.isin(self.units(*key), self.attention_units).any()) for key in dims)
@@ -142,30 +175,29 @@ class _Finder:
         )
         return bool(read) and bool(written) and bool(torch.isin(torch.cat(read), torch.cat(written)).any())
 
-    def group(self, dims: Sequence[tuple[str, int]]) -> UnitGroup | str:
-        """Return the group of some dimensions, or the reason why they cannot be cut."""
+    def group(self, members: Tensor, dims: Sequence[tuple[str, int]]) -> UnitGroup | str:
+        """Return the group of units that lie in some dimensions, or the reason why they cannot be cut."""
         order = {name: i for i, name in enumerate([*self.plan.parameters, *self.owners])}
         dims = sorted(dims, key=lambda key: (not self.is_made(*key), order[key[0]]))
-        units = list(dict.fromkeys(self.units(*dims[0]).tolist()))
-        units = [unit for unit in units if unit != NO_UNIT]
+        first = self.units(*dims[0])
+        units = list(dict.fromkeys(first[torch.isin(first, members)].tolist()))
         if len(units) < 2:
             return self._why_mixed(dims)
         if (reason := self._why_not_replaceable(dims)) is not None:
             return reason
         place = torch.full((self.trace.ties.count,), -1, device="cpu")
         place[torch.tensor(units, device="cpu")] = torch.arange(len(units), device="cpu")
-        layouts: dict[tuple[str, int], Layout] = {}
+        layouts: dict[tuple[str, int], list[Layout]] = {}
         for name, dim in sorted(dims, key=lambda key: order[key[0]]):
-            own = self.units(name, dim)
-            layout = _layout(torch.where(own == NO_UNIT, -1, place[own]), len(units))
-            if layout is None or (bool((own != NO_UNIT).any()) and bool((place[own[own != NO_UNIT]] < 0).any())):
+            layout = _layouts(place[self.units(name, dim)], len(units))
+            if layout is None:
                 return f"its units lie in {name!r} in an order that cannot be cut"
             layouts[name, dim] = layout
         return self._assembled(layouts, len(units))
 
     def _why_mixed(self, dims: Sequence[tuple[str, int]]) -> str:
         reason = self.trace.ties.reason(torch.cat([self.numbers(*key) for key in dims]), self.solution)
-        return f"its outputs are mixed by {reason}"
+        return f"its outputs are mixed by {reason}" if reason else "its outputs go one by one to different layers"
 
     def _why_not_replaceable(self, dims: Sequence[tuple[str, int]]) -> str | None:
         members = {self.layer(name) for name, _ in dims}
@@ -179,39 +211,35 @@ class _Finder:
                 return f"the code of {branch or 'the model'!r} depends on numbers that the network computes"
         return None
 
-    def _assembled(self, layouts: dict[tuple[str, int], Layout], units: int) -> UnitGroup | str:
+    def _assembled(self, layouts: dict[tuple[str, int], list[Layout]], units: int) -> UnitGroup | str:
         """Sort the dimensions by the kind of their modules."""
-        producers: dict[str, Layout] = {}
-        consumers: list[str] = []
-        norms: dict[str, Layout] = {}
+        producers: dict[str, list[Layout]] = {}
+        norms: dict[str, list[Layout]] = {}
+        taken: list[UnitSlice] = []
         others: list[UnitSlice] = []
-        for (name, dim), layout in layouts.items():
+        for (name, dim), own in layouts.items():
             layer, leaf = self.layer(name), name.rpartition(".")[2]
             module = self.plan.modules[layer]
             linear = linear_map_of(module)
             if isinstance(module, _BatchNorm):
-                if norms.setdefault(layer, layout) != layout or layout.tail:
+                if norms.setdefault(layer, own) != own:
                     return f"its units lie in {layer!r} in an order that cannot be cut"
             elif isinstance(linear, LinearMap) and leaf in ("weight", "bias"):
-                is_rows = leaf == "bias" or dim == (1 if linear.kind == "conv1d_hf" else 0)
-                if is_rows and producers.setdefault(layer, layout) != layout:
+                if leaf == "weight" and dim != (1 if linear.kind == "conv1d_hf" else 0):
+                    taken += [UnitSlice(name, dim, *layout) for layout in own]
+                elif producers.setdefault(layer, own) != own:
                     return f"weight and bias of {layer!r} have other units"
-                if not is_rows:
-                    if layout.repeats > 1 or layout.tail:
-                        return f"its units lie in {name!r} in an order that cannot be cut"
-                    consumers.append(layer)
             elif (reason := _why_not_cut(module, layer, self.plan)) is not None:
                 return f"{name!r} cannot be cut: {reason}"
             else:
-                others.append(UnitSlice(name, dim, *layout))
-        norm_layouts = set(norms.values())
-        if len(norm_layouts) > 1:
-            return f"{next(iter(norms))!r} and {list(norms)[-1]!r} normalise units that lie in another order"
-        made = tuple(Producer(name, own.repeats, own.tail, width=own.width) for name, own in producers.items())
-        layout = next(iter(norm_layouts), Layout(1, 1, 0))
-        return UnitGroup(
-            units, made, tuple(consumers), tuple(norms), norm_layout=layout[:2], others=tuple(others)
-        )  # fmt: skip
+                others += [UnitSlice(name, dim, *layout) for layout in own]
+        made = tuple(
+            Producer(name, one.repeats, one.tail, width=one.width, before=one.before)
+            for name, own in producers.items()
+            for one in own
+        )
+        normalised = tuple(UnitSlice(f"{name}.running_mean", 0, *one) for name, own in norms.items() for one in own)
+        return UnitGroup(units, made, tuple(taken), normalised, others=tuple(others))
 
     def explain(self, found: FoundUnits) -> None:
         """Give the reason for each layer that makes units which are in no group."""
@@ -225,18 +253,25 @@ class _Finder:
                 )
 
 
-def _layout(places: Tensor, units: int) -> Layout | None:
-    """Return how units lie in a dimension whose entries are the units at `places`, -1 for none."""
-    in_units = (places >= 0).nonzero().flatten()
-    length = int(in_units[-1]) + 1 if len(in_units) else 0
-    body = places[:length]
-    if len(in_units) != length or length % units:
+def _layouts(places: Tensor, units: int) -> list[Layout] | None:
+    """Return how units lie in a dimension whose entries are the units at `places`, -1 for none of them."""
+    is_unit = places >= 0
+    border = (is_unit[1:] != is_unit[:-1]).nonzero().flatten() + 1
+    ends = [0, *border.tolist(), len(places)]
+    layouts = [_layout(places, start, end, units) for start, end in itertools.pairwise(ends) if bool(is_unit[start])]
+    known = [layout for layout in layouts if layout is not None]
+    return known if len(known) == len(layouts) else None
+
+
+def _layout(places: Tensor, start: int, end: int, units: int) -> Layout | None:
+    body = places[start:end]
+    if len(body) % units:
         return None
     change = (body != body[0]).nonzero().flatten()
-    width = int(change[0]) if len(change) else length
-    repeats = length // (units * width)
+    width = int(change[0]) if len(change) else len(body)
+    repeats = len(body) // (units * width)
     expected = torch.arange(units, device="cpu").repeat_interleave(width).repeat(repeats)
-    return Layout(repeats, width, len(places) - length) if torch.equal(body, expected) else None
+    return Layout(repeats, width, len(places) - end, start) if torch.equal(body, expected) else None
 
 
 def _why_not_cut(module: nn.Module, name: str, plan: NestPlan) -> str | None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partialsgd.nested.layers.axes import Axis
+from partialsgd.nested.layers.axes import Axis, AxisPart
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.parameters import matches
@@ -25,7 +23,7 @@ _WILDCARD = r"(\*|\?|\[[^\]]+\])"
 @final
 @dataclass(frozen=True)
 class Producer:
-    """A layer whose outputs are the units of a group, in each of `heads` heads, followed by `tail` other outputs.
+    """A layer whose outputs are the units of a group, in each of `heads` heads, between `before` and `tail` others.
 
     Each unit is `width` outputs in a row.
     """
@@ -36,15 +34,16 @@ class Producer:
     stacked: int = 1
     """How many projections the heads belong to: 2 if query and key are packed in one layer."""
     width: int = 1
+    before: int = 0
 
 
 @final
 @dataclass(frozen=True)
 class UnitSlice:
-    """Where the units of a group lie in one dimension of a parameter.
+    """Where the units of a group lie in one dimension of a parameter, or of a buffer.
 
-    The dimension has `repeats` times all units, one after the other, each unit `width` entries in a row; `tail`
-    entries that belong to no unit follow.
+    The dimension has `before` entries of other groups or none, then `repeats` times all units, one after the other,
+    each unit `width` entries in a row, then `tail` other entries.
     """
 
     parameter: str
@@ -52,6 +51,16 @@ class UnitSlice:
     repeats: int = 1
     width: int = 1
     tail: int = 0
+    before: int = 0
+
+    @property
+    def module(self) -> str:
+        return self.parameter.rpartition(".")[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all entries of the dimension belong to the units, each unit once."""
+        return self.repeats == 1 and not self.before and not self.tail
 
 
 @final
@@ -61,13 +70,13 @@ class UnitGroup:
 
     units: int
     producers: tuple[Producer, ...]
-    consumers: tuple[str, ...] = ()
-    norms: tuple[str, ...] = ()
+    taken: tuple[UnitSlice, ...] = ()
+    """Where the units lie in the weights of the consumers."""
+    normalised: tuple[UnitSlice, ...] = ()
+    """Where they lie in the entries of BatchNorms: of weight, bias, running_mean and running_var alike."""
     pads: bool = False
     """True for query and key: they are narrowed in each head and padded with zeros, so they have no consumers."""
     can_be_ordered: bool = True
-    norm_layout: tuple[int, int] = (1, 1)
-    """How often the norms have all units, one after the other, and how many entries in a row each unit has."""
     others: tuple[UnitSlice, ...] = ()
     """Parameters of other modules than linear layers and BatchNorm: experts, depth-wise convolutions, subclasses."""
 
@@ -81,8 +90,16 @@ class UnitGroup:
         return tuple(producer.name for producer in self.producers) + self.other_names
 
     @property
+    def consumers(self) -> tuple[str, ...]:
+        return _modules_of(self.taken)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        return _modules_of(self.normalised)
+
+    @property
     def other_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(other.parameter.rpartition(".")[0] for other in self.others))
+        return _modules_of(self.others)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -94,6 +111,10 @@ class UnitGroup:
         return any(matches(name, pattern) for name in self.producer_names)
 
 
+def _modules_of(slices: Sequence[UnitSlice]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.module for part in slices))
+
+
 def unit_slices(plan: NestPlan, group: UnitGroup) -> list[UnitSlice]:
     """Return the dimensions of parameters that become smaller with the units of a group."""
     slices = []
@@ -101,29 +122,30 @@ def unit_slices(plan: NestPlan, group: UnitGroup) -> list[UnitSlice]:
         is_transposed = _linear_map(plan, producer.name).kind == "conv1d_hf"
         for leaf, dim in (("weight", int(is_transposed)), ("bias", 0)):
             if getattr(plan.modules[producer.name], leaf) is not None:
-                name = f"{producer.name}.{leaf}"
-                slices.append(UnitSlice(name, dim, producer.heads, producer.width, producer.tail))
-    for name in group.norms:
-        leaves, layout = plan.modules[name]._parameters, group.norm_layout
-        slices += [UnitSlice(f"{name}.{leaf}", 0, *layout) for leaf in ("weight", "bias") if leaves[leaf] is not None]
-    slices += group.others
-    for name in group.consumers:
-        linear = _linear_map(plan, name)
-        dim = 0 if linear.kind == "conv1d_hf" else 1
-        slices.append(UnitSlice(f"{name}.weight", dim, width=linear.inputs // group.units))
-    return slices
+                layout = producer.heads, producer.width, producer.tail, producer.before
+                slices.append(UnitSlice(f"{producer.name}.{leaf}", dim, *layout))
+    for part in group.normalised:
+        leaves = plan.modules[part.module]._parameters
+        slices += [
+            replace(part, parameter=f"{part.module}.{leaf}") for leaf in ("weight", "bias") if leaves[leaf] is not None
+        ]
+    return [*slices, *group.others, *group.taken]
 
 
 def require_disjoint(groups: Sequence[UnitGroup]) -> None:
-    """Refuse a layer that makes the units of two groups, or takes those of two."""
-    names_of_groups = [
-        ([p.name for p in g.producers], g.consumers, g.norms, [f"{o.parameter} {o.dim}" for o in g.others])
-        for g in groups
-    ]
-    for names in zip(*names_of_groups, strict=True):
-        twice = [name for name, count in Counter(itertools.chain(*names)).items() if count > 1]
-        if twice:
-            raise ValueError(f"{twice[0]!r} belongs to two groups of hidden units; a layer can be narrowed in one way")
+    """Refuse groups of which two have the same entries of a layer's outputs, of its inputs, or of a norm."""
+    owners: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
+    for group in groups:
+        made = [UnitSlice(f"{p.name}.", 0, p.heads, p.width, p.tail, p.before) for p in group.producers]
+        for role, slices in (("made", made), ("taken", group.taken), ("norm", group.normalised), ("", group.others)):
+            for part in slices:
+                end = part.before + part.repeats * part.width * group.units
+                spans = owners.setdefault((role, part.parameter, part.dim), [])
+                if any(part.before < other_end and start < end for start, other_end in spans):
+                    raise ValueError(
+                        f"{part.module!r} belongs to two groups of hidden units; a layer can be narrowed in one way"
+                    )
+                spans.append((part.before, end))
 
 
 def hidden_groups(plan: NestPlan, chains: Sequence[tuple[str, ...]]) -> list[UnitGroup]:
@@ -157,7 +179,14 @@ def _group(plan: NestPlan, names: Sequence[str]) -> UnitGroup:
     for name in norms:
         if (features := plan.modules[name].num_features) != units:
             raise ValueError(f"{makers[0]!r} makes {units} units and {name!r} normalises {features}")
-    return UnitGroup(units, tuple(Producer(name) for name in makers), (taker,), norms)
+    made = tuple(Producer(name) for name in makers)
+    normalised = tuple(UnitSlice(f"{name}.running_mean", 0) for name in norms)
+    return UnitGroup(units, made, (taken_slice(plan, taker, taken // units),), normalised)
+
+
+def taken_slice(plan: NestPlan, name: str, width: int) -> UnitSlice:
+    """Return the inputs of a layer that takes each unit of a group as `width` inputs in a row."""
+    return UnitSlice(f"{name}.weight", 0 if _linear_map(plan, name).kind == "conv1d_hf" else 1, width=width)
 
 
 def _linear_map(plan: NestPlan, name: str) -> LinearMap:
@@ -189,26 +218,17 @@ class Cut:
     sizes: dict[str, int]
     order: Order | Mapping[str, Sequence[int]]
 
-    def producer_axis(self, plan: NestPlan, producer: Producer) -> Axis:
-        return self._axis(plan, producer)
-
-    def consumer_axis(self, plan: NestPlan, name: str) -> Axis:
-        """Return the axis of a consumer's inputs; after flattening, each unit is several inputs in a row."""
-        return self._axis(plan, Producer(name, width=plan.linear_map(name).inputs // self.group.units))
-
-    def norm_axis(self, plan: NestPlan) -> Axis:
-        repeats, width = self.group.norm_layout
-        return self._axis(plan, Producer("", repeats, width=width))
-
-    def other_axis(self, plan: NestPlan, other: UnitSlice) -> Axis:
-        return self._axis(plan, Producer("", other.repeats, other.tail, width=other.width))
-
-    def _axis(self, plan: NestPlan, producer: Producer) -> Axis:
+    def producer_part(self, plan: NestPlan, producer: Producer) -> AxisPart:
+        """Return the part of a layer's outputs that are the units."""
         order, width = self._permutation(plan), producer.width
         if order is not None:
             order = _over_heads(order, producer)
         sizes = {level: size * width for level, size in self.sizes.items()}
-        return Axis(self.group.units * width, sizes, producer.heads, producer.tail, order)
+        return AxisPart(producer.before, Axis(self.group.units * width, sizes, producer.heads, 0, order))
+
+    def part(self, plan: NestPlan, units: UnitSlice) -> AxisPart:
+        """Return the part of a dimension that belongs to the units; flattened, a unit is several entries in a row."""
+        return self.producer_part(plan, Producer("", units.repeats, width=units.width, before=units.before))
 
     def _permutation(self, plan: NestPlan) -> Tensor | None:
         """Return the units of each head, the most important first."""
@@ -238,22 +258,25 @@ def _importance(plan: NestPlan, group: UnitGroup, order: Order) -> Tensor:
     heads = min(producer.heads // producer.stacked for producer in group.producers) if group.pads else 1
     total = torch.zeros(heads, group.units, dtype=torch.float64, device="cpu")
     for producer in group.producers:
+        length = producer.heads * group.units * producer.width
         for values in _values(plan, producer.name, order):
-            squares = values[: producer.heads * group.units * producer.width].double().pow(2).flatten(1).sum(1)
+            squares = values.narrow(0, producer.before, length).double().pow(2).flatten(1).sum(1)
             # Several query heads may share one key head; their units are ordered together.
             total += squares.view(producer.stacked, heads, -1, group.units, producer.width).sum((0, 2, 4)).cpu()
-    for name in group.consumers:
-        weight = _values(plan, name, order)[0].double().pow(2)
-        total += weight.transpose(0, 1).flatten(1).sum(1).view(1, group.units, -1).sum(2).cpu()
-    for name in group.norms:
-        for values in _values(plan, name, order):
-            total += values.double().pow(2).view(1, -1, group.units, group.norm_layout[1]).sum((1, 3)).cpu()
-    for other in group.others:
-        values = _of_order(plan.model.get_parameter(other.parameter), order, other.parameter)
-        squares = values.double().pow(2).movedim(other.dim, 0).reshape(values.shape[other.dim], -1).sum(1)
-        body = squares[: other.repeats * group.units * other.width]
-        total += body.view(1, other.repeats, group.units, other.width).sum((1, 3)).cpu()
+    rows = {f"{producer.name}.{leaf}" for producer in group.producers for leaf in ("weight", "bias")}
+    for part in unit_slices(plan, group):
+        if part.parameter not in rows or part in group.taken:
+            name = part.parameter if part in group.others else part.module
+            values = _of_order(plan.model.get_parameter(part.parameter), order, name)
+            body = by_unit(values.double().pow(2), part, group.units)
+            total += body.transpose(0, 1).flatten(1).sum(1).cpu()
     return total
+
+
+def by_unit(tensor: Tensor, part: UnitSlice, units: int) -> Tensor:
+    """Return a view (repeats, units, width, …) of the part of a parameter that belongs to units."""
+    body = tensor.movedim(part.dim, 0).narrow(0, part.before, part.repeats * units * part.width)
+    return torch.unflatten(body, 0, (part.repeats, units, part.width))
 
 
 def _values(plan: NestPlan, name: str, order: Order) -> list[Tensor]:
@@ -276,5 +299,4 @@ def _over_heads(order: Tensor, producer: Producer) -> Tensor:
     heads, units = order.shape
     each = order.repeat_interleave(producer.heads // producer.stacked // heads, 0).repeat(producer.stacked, 1)
     each = each + units * torch.arange(producer.heads, device="cpu")[:, None]
-    body = (each[:, :, None] * producer.width + torch.arange(producer.width, device="cpu")).flatten()
-    return torch.cat([body, torch.arange(producer.tail, device="cpu") + len(body)])
+    return (each[:, :, None] * producer.width + torch.arange(producer.width, device="cpu")).flatten()

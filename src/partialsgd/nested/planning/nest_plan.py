@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 from torch import nn
 
 from partialsgd.nested.example_inputs import Example
-from partialsgd.nested.layers.axes import Axis
+from partialsgd.nested.layers.axes import AnyAxis
 from partialsgd.nested.layers.base import NestedModule
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.switch import Switch
@@ -31,7 +31,7 @@ class NestPlan:
     replacements: dict[str, NestedModule] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     """The layers that could have been nested, each with the reason why it is not."""
-    norm_axes: dict[str, Axis] = field(default_factory=dict)
+    norm_axes: dict[str, AnyAxis] = field(default_factory=dict)
     """The BatchNorm modules that have fewer units at some level."""
     caller: str = "Width"
     """The spec or method that asks for hidden units, for error messages."""

@@ -6,6 +6,7 @@ gradients; the model is left as it was.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
 
 from partialsgd._util.snapshots import Buffers, Modes, RandomState
 from partialsgd.nested.example_inputs import Call, is_close, tensors_of
@@ -27,6 +29,11 @@ from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import FULL
 
 _ROUNDING = 1e-5  # of a bias of keys the gradient is zero: softmax does not see it
+_DIFFERENCES = (
+    "the whole network would compute something else",
+    "the narrow network computes something else than the masked one",
+    "the narrow network has another gradient than the masked one",
+)
 _TOLERANCE = 1e-3  # some layers compute in single precision whatever the dtype, and sums have another order
 
 
@@ -37,18 +44,41 @@ def kind_of(name: str) -> str:
 
 def refuted(plan: NestPlan, cuts: Sequence[Cut], call: Call, replace: Any) -> dict[str, str]:
     """Return the kinds of groups that cannot be cut, each with what happened; `replace(plan, cuts)` plans the cuts."""
+    failure = _failure_of_all(plan, cuts, call, replace)
+    if failure in _DIFFERENCES and (exact := _in_double(plan, call)) is not None:
+        # In single precision a gradient jumps where a sum in another order ends on the other side of a ReLU.
+        again = _failure_of_all(exact[0], cuts, exact[1], replace)
+        if again is None or again in _DIFFERENCES:
+            (plan, call), failure = exact, again
+    if failure is None:
+        return {}
+    kinds: dict[str, list[Cut]] = {}
+    for cut in cuts:
+        kinds.setdefault(kind_of(cut.group.name), []).append(cut)
+    if len(kinds) == 1:
+        return dict.fromkeys(kinds, failure)
     with _prepared(plan.model):
         expected = _outputs(plan.model, call)
-        failure = _failure(plan, cuts, call, replace, expected)
-        if failure is None:
-            return {}
-        kinds: dict[str, list[Cut]] = {}
-        for cut in cuts:
-            kinds.setdefault(kind_of(cut.group.name), []).append(cut)
-        if len(kinds) == 1:
-            return dict.fromkeys(kinds, failure)
         alone = {kind: _failure(plan, own, call, replace, expected) for kind, own in kinds.items()}
-        return {kind: reason for kind, reason in alone.items() if reason} or dict.fromkeys(kinds, failure)
+    return {kind: reason for kind, reason in alone.items() if reason} or dict.fromkeys(kinds, failure)
+
+
+def _failure_of_all(plan: NestPlan, cuts: Sequence[Cut], call: Call, replace: Any) -> str | None:
+    with _prepared(plan.model):
+        return _failure(plan, cuts, call, replace, _outputs(plan.model, call))
+
+
+def _in_double(plan: NestPlan, call: Call) -> tuple[NestPlan, Call] | None:
+    """Return the plan of a copy of the model in double precision, and the inputs; None if it is not another one."""
+    if all(p.dtype is torch.float64 for p in plan.model.parameters() if p.is_floating_point()):
+        return None
+    try:
+        model = copy.deepcopy(plan.model).double()
+        args, kwargs = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, call)
+        _outputs(model, (args, kwargs))
+    except Exception:  # whatever a model raises that cannot be copied, or computes in one precision only
+        return None
+    return NestPlan(model, plan.switch, plan.seed), (args, kwargs)
 
 
 def _failure(plan: NestPlan, cuts: Sequence[Cut], call: Call, replace: Any, expected: list[Tensor]) -> str | None:
@@ -62,14 +92,14 @@ def _failure(plan: NestPlan, cuts: Sequence[Cut], call: Call, replace: Any, expe
     with trial.carried_out() as root:
         try:
             if not _are_close(expected, _outputs(root, call)):
-                return "the whole network would compute something else"
+                return _DIFFERENCES[0]
             for level in dict.fromkeys(level for cut in cuts for level in cut.sizes):
                 outputs, gradients = _narrow(root, plan, level, call)
                 masked, masked_gradients = _masked(root, plan, level, call)
                 if not _are_close(masked, outputs):
-                    return "the narrow network computes something else than the masked one"
+                    return _DIFFERENCES[1]
                 if not _are_gradients_close(masked_gradients, gradients):
-                    return "the narrow network has another gradient than the masked one"
+                    return _DIFFERENCES[2]
         except Exception as error:  # whatever the code of the model raises for tensors of another size
             message = re.sub(r"\s+", " ", str(error))
             return f"its code needs the full width ({type(error).__name__}: {message[:160]})"
