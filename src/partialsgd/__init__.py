@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from partialsgd.meters.criteria_meter import CriteriaMeter
     from partialsgd.method import Branch, Context, GradientPair, GradientRequest, Guard, Meter, Method
     from partialsgd.nested import Depth, LayerSum, LowRank, Nested, OutputSum, Width, nest, soft_cross_entropy
-    from partialsgd.nested.budgets.budget import Budget, fit_budget
+    from partialsgd.nested.budgets.budget import Budget
+    from partialsgd.nested.budgets.fit import fit_budget
     from partialsgd.perturbations import Perturbation
     from partialsgd.vectors import Vector
 
@@ -42,7 +43,8 @@ _HOMES = {
     "meters.criteria_meter": ("CriteriaMeter",),
     "method": ("Branch", "Context", "GradientPair", "GradientRequest", "Guard", "Meter", "Method"),
     "nested": ("Depth", "LayerSum", "LowRank", "Nested", "OutputSum", "Width", "nest", "soft_cross_entropy"),
-    "nested.budgets.budget": ("Budget", "fit_budget"),
+    "nested.budgets.budget": ("Budget",),
+    "nested.budgets.fit": ("fit_budget",),
     "perturbations": ("Perturbation",),
     "vectors": ("Vector",),
 }

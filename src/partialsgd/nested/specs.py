@@ -94,6 +94,7 @@ class Width:
 class Depth:
     """Fewer residual blocks of the lists that `layers` names: the first `keep`, or that many evenly spaced.
 
+    `pick` may also be the numbers of all blocks, the most important first: a level keeps the first `keep` of them.
     `keep` is a number of blocks, or a share of them if it is a float; several give several levels. The first block
     always stays. In a pre-norm network a block whose parameters are zero is the identity, so a level is a mask; in a
     post-norm network it is not.
@@ -101,10 +102,13 @@ class Depth:
 
     layers: Patterns
     keep: int | float | Sequence[int | float] = field(kw_only=True)
-    pick: Literal["first", "even"] = field(default="first", kw_only=True)
+    pick: Literal["first", "even"] | Sequence[int] = field(default="first", kw_only=True)
 
     def __post_init__(self) -> None:
-        require_choice("pick", self.pick, ("first", "even"))
+        if isinstance(self.pick, str):
+            require_choice("pick", self.pick, ("first", "even"))
+        elif sorted(self.pick) != list(range(len(self.pick))) or self.pick[0] != 0:
+            raise ValueError(f"pick must list the number of each block once, 0 first; got {self.pick!r}")
         if not as_tuple(self.keep):
             raise ValueError("keep must be a number of blocks, or several; it is empty")
         for keep in as_tuple(self.keep):

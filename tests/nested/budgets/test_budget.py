@@ -20,7 +20,7 @@ from partialsgd.nested.budgets.costs import Cost, Length, Product
 from partialsgd.nested.planning.groups import Producer, UnitGroup, UnitSlice
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
-from tests.zoo import ZOO
+from tests.zoo import ZOO, normal
 
 Batches = list[Callable[[], Tensor]]
 
@@ -86,6 +86,71 @@ def test_other_networks_get_what_was_promised(name: str) -> None:
     assert (fitted.promises[0].parameters, fitted.promises[0].flops) == (core.parameters, core.forward)
     assert core.forward <= 0.8 * full.forward
     assert "core" in fitted.compare(nested, inputs, repeats=1)
+
+
+class Residual(nn.Module):
+    """Six blocks, of which 0 widens, 2 and 4 do nearly nothing, and the last widens again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        shapes = [(6, 8), (8, 8), (8, 8), (8, 8), (8, 8), (8, 10)]
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(a, 12), nn.Tanh(), nn.Linear(12, b)) for a, b in shapes])
+        for idle in (self.blocks[2], self.blocks[4]):
+            nn.init.normal_(idle[2].weight, std=1e-3)
+            nn.init.zeros_(idle[2].bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            y = block(x)
+            x = x + y if x.shape == y.shape else y
+        return x
+
+
+def residual() -> tuple[Residual, Tensor, Batches]:
+    model, x = Residual().double(), normal(8, 6)
+    with torch.no_grad():
+        y = model(x)
+    return model, x, [lambda: F.mse_loss(model(x[:4]), y[:4]), lambda: F.mse_loss(model(x[4:]), y[4:])]
+
+
+def kept_blocks(nested: ps.Nested, level: str) -> tuple[int, ...]:
+    indices: tuple[int, ...] = nested.model.blocks.indices[level]
+    return indices
+
+
+@pytest.mark.parametrize("kind", ["parameters", "flops"])
+def test_blocks_whose_absence_the_loss_does_not_feel_are_left_out_first(kind: str) -> None:
+    model, x, batches = residual()
+    before = dict(model.named_modules())
+    depth = ps.Depth("blocks", keep=1.0)
+    fitted = ps.fit_budget(model, x, batches, budget=ps.Budget(**{kind: 0.7}), spec=depth)
+    assert list(fitted) == [ps.Depth("blocks", keep=4, pick=(0, 5, *fitted[0].pick[2:]))]
+    assert dict(model.named_modules()) == before, "the model is as it was"
+    nested = ps.nest(model, fitted, example=x)
+    assert kept_blocks(nested, "core") == (0, 1, 3, 5)
+    core = nested.profile(x, repeats=1).rows[0]
+    assert (fitted.promises[0].parameters, fitted.promises[0].flops) == (core.parameters, core.forward)
+    with nested.at("core"), torch.no_grad():
+        assert sum(float(batch()) for batch in batches) / 2 == pytest.approx(fitted.promises[0].loss)
+
+
+def test_blocks_and_units_are_chosen_together_and_levels_lie_inside_each_other() -> None:
+    model, x, batches = residual()
+    budget = ps.Budget(parameters=(0.3, 0.6))
+    both = ps.fit_budget(model, x, batches, budget=budget, spec=[ps.Depth("blocks", keep=1.0), ps.Width(1.0)])
+    width = ps.fit_budget(model, x, batches, budget=budget)
+    assert both.promises[1].loss < width.promises[1].loss, "two idle blocks cost more than they are worth"
+    nested = ps.nest(model, both, example=x)
+    assert nested.levels == ("3/10", "3/5", "full")
+    small, large = (kept_blocks(nested, level) for level in nested.levels[:2])
+    assert set(small) <= set(large) and not {2, 4} & set(large)
+    for promise, row in zip(both.promises, nested.profile(x, repeats=1).rows, strict=False):
+        assert (promise.parameters, promise.flops) == (row.parameters, row.forward)
+        assert promise.parameters <= promise.limit
+        with nested.at(promise.level), torch.no_grad():
+            assert sum(float(batch()) for batch in batches) / 2 == pytest.approx(promise.loss)
+    assert nested.extract("3/10", example=x)(x).shape == (8, 10)
 
 
 def test_the_loss_is_at_most_that_of_the_same_share_of_every_layer() -> None:
@@ -217,7 +282,7 @@ def test_what_cannot_be_fitted_is_refused_and_the_model_unchanged() -> None:
     with pytest.raises(ValueError, match=r"loss_batches\[0\]\(\) must return the loss"):
         fit(model, example, [lambda: model(example)], budget=ps.Budget(parameters=0.5))
     with pytest.raises(TypeError, match="spec must be Width, LowRank"):
-        fit(model, example, batches, budget=ps.Budget(parameters=0.5), spec=ps.Depth("x", keep=1))
+        fit(model, example, batches, budget=ps.Budget(parameters=0.5), spec=ps.LayerSum("0", copy.deepcopy))
     with pytest.raises(ValueError, match="order must list each of the 24 units"):
         ps.nest(model, ps.Width(1 / 2, order={"0": [1, 2, 3]}))
     assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())

@@ -24,13 +24,13 @@ from tests.zoo import ZOO, normal, tokens
 @given(st.integers(1, 30), st.data())
 def test_evenly_spaced_blocks_are_distinct_in_order_and_reach_both_ends(total: int, data: st.DataObject) -> None:
     keep = data.draw(st.integers(1, total))
-    even = block_indices(total, keep, even=True)
+    even = block_indices(total, keep, "even")
     assert len(even) == keep and even[0] == 0 and list(even) == sorted(set(even)) and max(even) < total
     if keep > 1:
         assert even[-1] == total - 1
         steps = [b - a for a, b in itertools.pairwise(even)]
         assert max(steps) - min(steps) <= 1, "as even as whole numbers allow"
-    assert block_indices(total, keep, even=False) == tuple(range(keep))
+    assert block_indices(total, keep, "first") == tuple(range(keep))
 
 
 def listed(**options: Any) -> tuple[Any, list[nn.Module]]:
@@ -39,12 +39,19 @@ def listed(**options: Any) -> tuple[Any, list[nn.Module]]:
     return nest(model, Depth("layers", **options)), blocks
 
 
+@pytest.mark.parametrize("pick", [(1, 0, 2, 3, 4), (0, 1, 1, 3, 4), (0, 1, 2), "last"])
+def test_an_order_of_blocks_names_each_of_them_and_begins_with_the_first(pick: Any) -> None:
+    with pytest.raises(ValueError, match="pick (must|lists)"):
+        listed(keep=2, pick=pick)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         ({"keep": 2}, {"core": [0, 1]}),
         ({"keep": 3, "pick": "even"}, {"core": [0, 2, 4]}),
         ({"keep": 0.5}, {"core": [0, 1]}),
+        ({"keep": (2, 3), "pick": (0, 3, 1, 4, 2)}, {"2": [0, 3], "3": [0, 1, 3]}),
         ({"keep": (1, 3)}, {"1": [0], "3": [0, 1, 2]}),
         ({"keep": (1, 2, 3, 5), "pick": "even"}, {"1": [0], "2": [0, 4], "3": [0, 2, 4], "5": [0, 1, 2, 3, 4]}),
     ],

@@ -1,24 +1,13 @@
-"""`Budget` and `fit_budget`: what a level may cost, and the spec of a level that costs no more."""
+"""`Budget` says what a level may cost, `FittedBudget` has the specs of levels that cost no more."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, final, get_args, overload
 
-from torch import Tensor, nn
-
-from partialsgd.nested.budgets.allocate import candidates
-from partialsgd.nested.budgets.choices import Choice, LossBatch, RankChoice, UnitChoice, find_choices, loss_at
-from partialsgd.nested.budgets.costs import Cost, flop_cost, parameter_cost
-from partialsgd.nested.budgets.latency import latency_cost
-from partialsgd.nested.example_inputs import as_call, as_example
-from partialsgd.nested.layers.base import exact_arithmetic
-from partialsgd.nested.planning.build import fill_plan, ratio_of
-from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.specs import LowRank, Ratio, Spec, Width, as_tuple, level_name, resolve_levels
-from partialsgd.nested.switch import FULL, Switch
+from partialsgd.nested.specs import Ratio, Spec, as_tuple
+from partialsgd.nested.switch import FULL
 
 if TYPE_CHECKING:
     from partialsgd.nested.nested import Nested
@@ -80,6 +69,8 @@ class Promise:
     """The mean loss of the level on the batches, before any training."""
     sizes: Mapping[str, int]
     """The number of units, or the rank, by the name of the layer."""
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    """The number of blocks, by the name of the list."""
 
 
 @final
@@ -125,149 +116,6 @@ class FittedBudget(Sequence[Spec]):
             measured = f"{1e3 * row.latency:.2f} ms ({1e3 * low:.2f} to {1e3 * high:.2f})"
             lines.append((promise.level, *counts, promised, measured))
         return _table(lines)
-
-
-def fit_budget(
-    model: nn.Module,
-    example: Any,
-    loss_batches: Sequence[LossBatch | Mapping[str, Any]],
-    *,
-    budget: Budget,
-    spec: Width | LowRank | Sequence[Width | LowRank] | None = None,
-) -> FittedBudget:
-    """Return specs for `nest` whose levels cost no more than the budget, and keep what is worth most.
-
-    `example` is an input, as for `Nested.profile`. `loss_batches` are functions that return the loss of the model on
-    one batch, or the arguments of a Hugging Face model that returns its loss. `spec` says what may be smaller, by
-    default hidden units: `Width(1, hidden=…)`, `LowRank(1, where=…)` or a list of both; its ratios, and the order of
-    units, are chosen.
-
-    What a unit is worth is measured by one pass over each batch, in three ways: by the gradient, by its activations and
-    by its weights. Units that are worth least for what they cost are removed first; of the allocations that result,
-    and the same share of every layer, the one with the smallest loss on the batches is taken. The model is unchanged.
-    """
-    listed = Width(1.0) if spec is None else spec
-    specs = tuple(listed) if isinstance(listed, Sequence) else (listed,)
-    if not specs or any(not isinstance(one, (Width, LowRank)) for one in specs):
-        raise TypeError(f"spec must be Width, LowRank or a list of them, got {spec!r}")
-    if not loss_batches:
-        raise ValueError("loss_batches is empty; give at least one function that returns the loss on a batch")
-    if any(isinstance(one, Width) and one.query_key for one in specs):
-        raise ValueError("fit_budget does not choose the width of query and key; leave out query_key=True")
-    batches = [_as_function(model, batch) for batch in loss_batches]
-    with exact_arithmetic(model):
-        skipped: set[str] = set()
-        while True:
-            fitted = _fit(model, example, batches, budget, specs, skipped)
-            refused = _refused(model, example, fitted)
-            if not refused:
-                return fitted
-            skipped |= refused
-
-
-def _fit(
-    model: nn.Module,
-    example: Any,
-    batches: Sequence[LossBatch],
-    budget: Budget,
-    specs: Sequence[Width | LowRank],
-    skipped: Collection[str],
-) -> FittedBudget:
-    plan = NestPlan(model, Switch((FULL,)), caller="fit_budget", example=as_example(example))
-    measures = find_choices(plan, specs, batches, skipped)
-    anyone = next(iter(measures.values()))
-    costs = {"parameters": parameter_cost(model, anyone), "flops": flop_cost(model, anyone, as_call(example))}
-    if budget.kind == "latency":
-        costs["latency"] = latency_cost(model, anyone, as_call(example))
-    found = [(_levels(model, choices, costs, budget, batches), choices) for choices in measures.values()]
-    promises, choices = min(found, key=lambda one: sum(_comparable(promise.loss) for promise in one[0]))
-    return FittedBudget(_specs(specs, choices, promises), budget, promises, loss_at(model, [], {}, batches))
-
-
-def _refused(model: nn.Module, example: Any, fitted: FittedBudget) -> set[str]:
-    """Return the layers that `nest` would leave as they are, because it finds that they cannot be cut."""
-    levels = resolve_levels(fitted, None)
-    plan = NestPlan(model, Switch((*levels, FULL)), example=as_example(example))
-    fill_plan(plan, levels, "separate")
-    return {name for name in fitted.promises[0].sizes if name not in plan.replacements}
-
-
-def _levels(
-    model: nn.Module, choices: Sequence[Choice], costs: Mapping[str, Cost], budget: Budget, batches: Sequence[LossBatch]
-) -> list[Promise]:
-    """Return the levels, smallest first; they are chosen from the largest down, each inside the one before."""
-    cost, promises = costs[budget.kind], []
-    start = {choice.name: choice.largest for choice in choices}
-    for amount in reversed(budget.amounts):
-        absolute = amount / 1e3 if budget.kind == "latency" else amount  # milliseconds
-        limit = amount * cost.full if amount <= 1 else absolute
-        share = limit / cost.full
-        if share > 1:
-            raise ValueError(f"the network has {cost.full:.4g} {budget.kind}, fewer than the budget of {amount:.4g}")
-        name = level_name(share) if len(budget.amounts) > 1 else "core"
-        least = cost.at({choice.name: 1 for choice in choices})
-        if least > limit:
-            raise ValueError(
-                f"no level fits {limit:.4g} {budget.kind}: with one unit in every layer that may be smaller, the "
-                f"network still has {least:.4g} of {cost.full:.4g}; raise the budget, or let `spec` reach more layers"
-            )
-        found = {tuple(sizes.items()): sizes for sizes in candidates(choices, cost, limit, start)}
-        losses = {key: loss_at(model, choices, sizes, batches) for key, sizes in found.items()}
-        best = min(found, key=lambda key: _comparable(losses[key]))
-        start = found[best]
-        parameters, flops = (round(costs[kind].at(start)) for kind in ("parameters", "flops"))
-        latency = costs["latency"].at(start) if "latency" in costs else None
-        promises.append(Promise(name, limit, share, parameters, flops, latency, losses[best], start))
-    return promises[::-1]
-
-
-def _specs(specs: Sequence[Width | LowRank], choices: Sequence[Choice], promises: Sequence[Promise]) -> list[Spec]:
-    """Write the sizes into the specs. Longer names come first, because a name is a pattern that fits longer ones."""
-    base = _ratios([promise.share for promise in promises])
-    filled: list[Spec] = []
-    for spec in specs:
-        kind = UnitChoice if isinstance(spec, Width) else RankChoice
-        own = sorted((c for c in choices if isinstance(c, kind)), key=lambda c: -c.name.count("."))
-        ratios: dict[str, Ratio] = {c.name: _ratios([p.sizes[c.name] / c.full for p in promises]) for c in own}
-        if isinstance(spec, LowRank):
-            filled.append(replace(spec, ratio=base, ratios=ratios))
-            continue
-        order = {c.name: c.order for c in own if isinstance(c, UnitChoice) and c.order != tuple(range(c.full))}
-        width = replace(spec, ratio=base, ratios=ratios, order=order)
-        for choice in own:
-            first = width.split()[0][1]
-            if isinstance(choice, UnitChoice) and ratio_of(choice.group, first) != as_tuple(ratios[choice.name])[0]:
-                raise ValueError(f"the name {choice.name!r} also fits other hidden layers; rename one of the modules")
-        filled.append(width)
-    return filled
-
-
-def _comparable(loss: float) -> float:
-    return float("inf") if math.isnan(loss) else loss
-
-
-def _ratios(values: Sequence[float]) -> Ratio:
-    return values[0] if len(values) == 1 else tuple(values)
-
-
-def _as_function(model: nn.Module, batch: LossBatch | Mapping[str, Any]) -> LossBatch:
-    if not isinstance(batch, Mapping):
-        if not callable(batch):
-            raise TypeError(
-                "loss_batches must hold functions without arguments that return the loss, or dicts of arguments for a "
-                f"Hugging Face model; got a {type(batch).__name__}"
-            )
-        return batch
-
-    def loss() -> Tensor:
-        value = getattr(model(**batch), "loss", None)
-        if not isinstance(value, Tensor):
-            raise ValueError(
-                "the model returns no loss for a dict of loss_batches; add its labels, or give functions that return it"
-            )
-        return value
-
-    return loss
 
 
 def _table(lines: Sequence[tuple[str, ...]]) -> str:

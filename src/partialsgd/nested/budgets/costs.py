@@ -14,8 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from partialsgd.nested.budgets.choices import Choice, RankChoice, UnitChoice, frozen
 from partialsgd.nested.example_inputs import Call
 from partialsgd.nested.inspect import flops
+from partialsgd.nested.layers.base import level_parameters
 
 Sizes: TypeAlias = Mapping[str, int]
+SHORT = "short"
+"""The level at which lists of blocks are while blocks are left out of them."""
 
 
 class Length(NamedTuple):
@@ -76,7 +79,7 @@ class Cost:
 
 def parameter_cost(model: nn.Module, choices: Sequence[Choice]) -> Cost:
     """Return the number of parameters of an extracted level."""
-    full = float(sum(parameter.numel() for parameter in model.parameters()))
+    full = float(sum(parameter.numel() for parameter in level_parameters(model, SHORT)))
     return _cost(full, _products(model, choices, {}), choices)
 
 

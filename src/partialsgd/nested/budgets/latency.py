@@ -62,9 +62,10 @@ class LayerTime:
         )
 
 
-def latency_cost(model: nn.Module, choices: Sequence[Choice], call: Call) -> Cost:
+def latency_cost(model: nn.Module, choices: Sequence[Choice], call: Call, known: dict[Key, float]) -> Cost:
     """Return the seconds of a forward pass in evaluation mode on the machine and the number of threads of now.
 
+    `known` has the seconds of shapes that were measured before, and gets those of the others.
     What the model does beside these layers is taken to be proportional to the numbers that its modules put out.
     """
     calls, elements = _recorded(model, call)
@@ -78,8 +79,10 @@ def latency_cost(model: nn.Module, choices: Sequence[Choice], call: Call) -> Cos
             plans[name] = _Plan(linear, calls[name][0], ranks.get(name), *lengths.get(name, (None, None)))
             jobs |= plans[name].jobs(model.get_submodule(name))
     args, kwargs = call
-    jobs[("model",)] = partial(model, *args, **kwargs)
-    seconds = _measured(model, jobs)
+    new = {key: run for key, run in jobs.items() if key not in known}
+    seconds = _measured(model, {**new, ("model",): partial(model, *args, **kwargs)})
+    known |= {key: seconds[key] for key in new}
+    seconds = {**known, **seconds}
     terms: list[Term] = []
     full_sizes, at_full = {choice.name: choice.full for choice in choices}, 0.0
     for name, plan in plans.items():

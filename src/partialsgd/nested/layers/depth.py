@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 from torch import nn
@@ -86,8 +86,12 @@ class ShortenedSequential(ShortenedBlocks, nn.Sequential):
         return nn.Sequential(OrderedDict(zip(names, copies, strict=True)))
 
 
-def block_indices(total: int, keep: int, *, even: bool) -> tuple[int, ...]:
+def block_indices(total: int, keep: int, pick: str | Sequence[int], name: str = "") -> tuple[int, ...]:
     """Return the blocks that stay. The first always stays: it may own what the others need (T5's position bias)."""
-    if not even or keep == 1:
+    if not isinstance(pick, str):
+        if len(pick) != total:
+            raise ValueError(f"pick lists {len(pick)} blocks, and {name!r} has {total}")
+        return tuple(sorted(pick[:keep]))
+    if pick == "first" or keep == 1:
         return tuple(range(keep))
     return tuple(round(i * (total - 1) / (keep - 1)) for i in range(keep))

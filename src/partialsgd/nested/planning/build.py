@@ -227,13 +227,13 @@ def ratio_of(group: UnitGroup, spec: Width) -> float:
 
 
 def _plan_depth(plan: NestPlan, specs: Sequence[tuple[str, Depth]]) -> None:
-    for name, by_level in _specs_by_layer(specs, partial(_block_lists, plan)).items():
+    for name, by_level in _specs_by_layer(specs, partial(block_lists, plan)).items():
         blocks, indices = plan.modules[name], {}
         total = len(blocks._modules)
         for level, spec in by_level.items():
             if (keep := spec.count(total)) > total:
                 raise ValueError(f"{name!r} has {total} blocks and cannot keep {keep}")
-            indices[level] = block_indices(total, keep, even=spec.pick == "even")
+            indices[level] = block_indices(total, keep, spec.pick, name)
         _require_growing(plan, name, indices, total)
         plan.require_no_hooks(name)
         left_out = {i for own in indices.values() for i in set(range(total)) - set(own)}
@@ -242,7 +242,8 @@ def _plan_depth(plan: NestPlan, specs: Sequence[tuple[str, Depth]]) -> None:
         plan.replace(name, shortened(blocks, indices, plan.switch))
 
 
-def _block_lists(plan: NestPlan, spec: Depth) -> list[str]:
+def block_lists(plan: NestPlan, spec: Depth) -> list[str]:
+    """Return the lists of blocks that a spec names."""
     names = []
     for pattern in as_patterns(spec.layers):
         # A pattern also matches everything inside the list, which is left out here.
