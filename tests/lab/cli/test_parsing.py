@@ -169,6 +169,22 @@ def test_the_options_reach_the_training(call: Call, monkeypatch: pytest.MonkeyPa
     assert calls[2][0].path == run.path
 
 
+@pytest.mark.parametrize("words", [("--budget", "parameters=1/4"), ("--budget=parameters=1/4",)])
+def test_a_budget_of_a_level_is_one_of_train_and_has_a_name_of_its_own_in_compare(
+    call: Call, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    from partialsgd.lab.training import loop
+
+    calls: list[Any] = []
+    for module, name in ((loop, "train"), (comparing, "compare")):
+        monkeypatch.setattr(module, name, lambda what, **options: calls.append((what.level_budget, options)))
+    assert call("train", "images", "--nest", "width", *words) == (0, "", "")
+    both = ("--budget", "each", "--level-budget", "flops=1/2")
+    assert call("compare", "images", "--nest", "width", *both) == (0, "", "")
+    assert calls[0] == ("parameters=1/4", {})
+    assert calls[1] == ("flops=1/2", {"budget": "each", "seeds": 1, "jobs": 1})
+
+
 def test_the_command_line_goes_over_the_file_over_the_preset_over_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('preset = "wmt17"\nepochs = 5\nheads = 2')

@@ -41,7 +41,7 @@ def listed(**options: Any) -> tuple[Any, list[nn.Module]]:
 
 @pytest.mark.parametrize("pick", [(1, 0, 2, 3, 4), (0, 1, 1, 3, 4), (0, 1, 2), "last"])
 def test_an_order_of_blocks_names_each_of_them_and_begins_with_the_first(pick: Any) -> None:
-    with pytest.raises(ValueError, match="pick (must|lists)"):
+    with pytest.raises(ValueError, match=r"pick (must|lists)"):
         listed(keep=2, pick=pick)
 
 

@@ -33,11 +33,15 @@ class Train:
     $ partialsgd train --data FOLDER --source de --target en
     $ partialsgd train --preset iwslt14 --data FOLDER --show-settings
     $ partialsgd train --nest width --ratio 1/4 1/2  # and full: three levels
+    $ partialsgd train images --nest width --budget parameters=1/4
     $ partialsgd train --config run.toml --epochs 5
     $ partialsgd train images                     # scikit-learn's digits
     $ partialsgd train images --method "sam(rho=0.1)" --nest none
     $ partialsgd train images --preset narrow --data cifar-10-batches-bin
     """
+
+    short_names: ClassVar[Mapping[str, str]] = {"--budget": "--level-budget"}
+    """`compare` has a --budget of another kind, so the setting has a name that fits both."""
 
     config: Path | None = None
     """A TOML file with settings, or the config.json of a run; options of the command line take precedence."""

@@ -51,9 +51,16 @@ def parse_settings(command: type[Command], name: str, argv: Sequence[str]) -> tu
     options_class.__doc__ = ""
     examples = (inspect.getdoc(command) or "").partition("\n\n")[2]
     about = f"{inspect.getdoc(RECIPES[recipe])}\n\n{examples}"
-    parsed = parse(options_class, f"partialsgd {name} {recipe}", rest, about)
+    parsed = parse(options_class, f"partialsgd {name} {recipe}", _without_short_names(command, rest), about)
     chosen = {key: value for title, _, _ in options for key, value in vars(getattr(parsed, title)).items()}
     return parsed, _resolve(recipe, chosen)
+
+
+def _without_short_names(command: type[Any], argv: Sequence[str]) -> list[str]:
+    """Replace the short names that a command has for some settings by those of the settings."""
+    short_names: Mapping[str, str] = getattr(command, "short_names", {})
+    split = (arg.partition("=") for arg in argv)
+    return [short_names.get(name, name) + equals + value for name, equals, value in split]
 
 
 def _resolve(recipe: str, values: Mapping[str, Any]) -> Settings:

@@ -26,7 +26,7 @@ class LevelOptions:
     """The share of it that a smaller level keeps, such as 1/4; several ratios give several levels."""
     level_budget: str | None = None
     """The cost limit of a smaller level, instead of `ratio`, such as parameters=1/4 or flops=1/4,1/2. The sizes of its
-    layers are chosen by how much their units lower the loss before training. A number above 1 is absolute."""
+    layers are chosen by how much their units lower the loss before training. In `train` it is also called --budget."""
     alone: str | None = None
     """Extract this level before training and train only it, from the weights it starts with in the nested model."""
     init: Literal["zero", "svd", "matched"] = "zero"
