@@ -22,6 +22,7 @@ NAMES = (
     "memory",
     "nested_transformer",
     "nested_gpt",
+    "nest_time",
     "budget_latency",
     "nested_resnet",
     "level_switch",
@@ -60,7 +61,7 @@ def chosen(words: Sequence[str]) -> list[str]:
 
 
 def write_readme() -> None:
-    page = report.in_place(report.README.read_text(encoding="utf-8"), report.tables((*NAMES, *ON_REQUEST)))
+    page = report.in_place(report.README.read_text(encoding="utf-8"), report.tables((*NAMES, *ON_REQUEST, "peers")))
     report.README.write_text(page, encoding="utf-8")
 
 

@@ -28,7 +28,7 @@ class Figure:
     measured: Estimate
     limit: float | None = None
     """None where a figure is only reported."""
-    unit: Literal["×", "µs"] = "×"
+    unit: Literal["×", "µs", "s", "weights"] = "×"
     medians: Mapping[str, float] = field(default_factory=dict)
     """The values that it was computed from: seconds of each contestant, or bytes."""
 
@@ -43,7 +43,9 @@ class Figure:
     def written(self, number: float | None) -> str:
         if number is None:
             return "–"
-        return f"{number:.0f} µs" if self.unit == "µs" else f"{number:.3g} ×" if number >= 10 else f"{number:.3f} ×"
+        if self.unit != "×":
+            return f"{number:,.2f} s" if self.unit == "s" else f"{number:,.0f} {self.unit}"
+        return f"{number:.3g} ×" if number >= 10 else f"{number:.3f} ×"
 
     def cells(self) -> tuple[str, str, str, str, str]:
         low, high = self.written(self.measured.low), self.written(self.measured.high)

@@ -1,17 +1,18 @@
-"""How long `nest` takes beyond one forward pass, on a GPT-2 of 98 M parameters: `python -m benchmarks.nest_time`."""
+"""How long `nest` takes beyond one forward pass, on a GPT-2 of 98 M parameters."""
 
 from __future__ import annotations
-
-import statistics
-import time
 
 import torch
 
 import partialsgd as ps
+from benchmarks.figures import Figure
+from benchmarks.harness import Run, Track
 from partialsgd.nested.example_inputs import from_config
 
+SUMMARY = "nest of a network of 98 M parameters, beyond one forward pass"
 
-def model() -> torch.nn.Module:
+
+def network() -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     with torch.device("meta"):
@@ -22,28 +23,20 @@ def model() -> torch.nn.Module:
     return made.eval()
 
 
-def main(repeats: int = 3) -> None:
-    """Print the medians of the forward pass and of `nest`."""
-    torch.set_num_threads(1)
-    forward, nesting = [], []
-    for _ in range(repeats):
-        network = model()
-        example = from_config(network)
-        assert example is not None
-        for seconds, run in (
-            (forward, lambda network=network, example=example: network(**example.call[1])),
-            (nesting, lambda network=network: ps.nest(network, ps.Width(1 / 2))),
-        ):
-            start = time.perf_counter()
-            with torch.no_grad():
-                run()
-            seconds.append(time.perf_counter() - start)
-    count = sum(p.numel() for p in model().parameters())
-    first, second = statistics.median(forward), statistics.median(nesting)
-    print(
-        f"{count / 1e6:.0f} M parameters: forward {first:.2f} s, nest {second:.2f} s, beyond it {second - first:.2f} s"
-    )
+def measure(track: Track) -> list[Figure]:
+    plain = network()
+    example = from_config(plain)
+    assert example is not None
+    args, kwargs = example.call
 
+    @torch.no_grad()
+    def forward() -> None:
+        plain(*args, **kwargs)
 
-if __name__ == "__main__":
-    main()
+    def nesting() -> Run:
+        fresh = network()
+        return lambda: ps.nest(fresh, ps.Width(1 / 2))
+
+    times = track.race(SUMMARY, {"forward": lambda: forward, "nest": nesting}, repeat=1)
+    beyond = times.difference("nest", "forward")
+    return [Figure(SUMMARY, beyond, 3.0, "s", times.medians())]

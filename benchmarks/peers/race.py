@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 import partialsgd as ps
-from benchmarks.harness import Run, Times, Track, ready
+from benchmarks.figures import FEWEST_ROUNDS, Figure, ratio, record, sum_ratio
+from benchmarks.harness import Estimate, Run, Track, ready
+from benchmarks.machine import Company
+from benchmarks.report import screen
 
 WIDTH, HIDDEN, CORE, BLOCKS, TOKENS = 512, 2048, 512, 3, 1024
 
@@ -25,10 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
-    track = Track(rounds=options.rounds, warm_up=1, threads=options.threads)
-    print(json.dumps({"threads": options.threads, "tokens": TOKENS, "torch": torch.__version__}))
-    for line in (*nested_networks(track), *small_networks(track)):
-        print(json.dumps(line), flush=True)
+    track, company = Track(rounds=options.rounds, warm_up=1, threads=options.threads), Company()
+    taken = record("peers", [*nested_networks(track), *small_networks(track)], track, company.share())
+    console = Console()
+    console.print(screen(taken))
+    if options.rounds >= FEWEST_ROUNDS:
+        taken.save()
+    else:
+        console.print(f"not stored: a figure needs {FEWEST_ROUNDS} rounds or more")
 
 
 class Block(nn.Module):
@@ -48,7 +55,7 @@ def network(linear: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequentia
     return nn.Sequential(*[Block(linear) for _ in range(BLOCKS)])
 
 
-def nested_networks(track: Track) -> list[dict[str, Any]]:
+def nested_networks(track: Track) -> list[Figure]:
     """Times of full, core and pair, coordinates that a core step moves outside the core, and bytes held."""
     x = torch.randn(TOKENS, WIDTH)
     sliced = network(_whittle_linear())
@@ -92,16 +99,20 @@ def nested_networks(track: Track) -> list[dict[str, Any]]:
         "ours: pair": pair,
     }
     times = track.race("nested", {name: ready(run) for name, run in contestants.items()}, repeat=1)
-    lines = [{"what": name, "milliseconds": 1e3 * seconds} for name, seconds in times.medians().items()]
-    for name, baseline in (("pass of full", "pass of plain"), ("pass of core", "pass of small")):
-        lines += [_ratio(times, f"{who}: {name}", [baseline]) for who in ("whittle", "ours")]
-    lines += [_ratio(times, f"{who}: pair", ["plain", "small"]) for who in ("whittle", "ours")]
-    return [*lines, *_moved_outside(sliced, whittle, nested, sgd, x, closure)]
+    figures = [
+        ratio(f"{who}: {name} ÷ {baseline}", times, f"{who}: {name}", baseline)
+        for name, baseline in (("pass of full", "pass of plain"), ("pass of core", "pass of small"))
+        for who in ("whittle", "ours")
+    ]
+    for who in ("whittle", "ours"):
+        what = f"{who}: pair of steps, full and core ÷ (plain + small)"
+        figures.append(sum_ratio(what, times, f"{who}: pair", ["plain", "small"]))
+    return [*figures, *_moved_outside(sliced, whittle, nested, sgd, x, closure)]
 
 
 def _moved_outside(
     sliced: nn.Module, whittle: torch.optim.Optimizer, nested: ps.Nested, sgd: ps.PartialSGD, x: Tensor, closure: Any
-) -> list[dict[str, Any]]:
+) -> list[Figure]:
     """Count weights outside the core that a step of the core changes, after a step of the whole network."""
     _whittle_step(sliced, HIDDEN, x, whittle)
     outside = [w for block in sliced for w in (block.up.weight.data[CORE:], block.down.weight.data[:, CORE:])]
@@ -116,23 +127,24 @@ def _moved_outside(
     sgd.step(closure)
     ours_moved = sum(int((a != b).sum()) for a, b in zip(held, ours, strict=True))
     total = sum(w.numel() for w in outside)
+    what = f"weights outside the core that a core step moves, of {total:,}"
+    held_bytes = {"ours": float(_bytes(sgd)), "whittle": float(_bytes(whittle))}
     return [
-        {
-            "what": "whittle: weights outside that a core step moves",
-            "moved": moved,
-            "of": total,
-            "bytes": _bytes(whittle),
-        },
-        {
-            "what": "ours: weights outside that a core step moves",
-            "moved": ours_moved,
-            "of": total,
-            "bytes": _bytes(sgd),
-        },
+        Figure(f"whittle: {what}", _exact(moved), unit="weights"),
+        Figure(f"ours: {what}", _exact(ours_moved), 0, unit="weights"),
+        Figure(
+            "ours ÷ whittle: bytes of parameters and optimizer state",
+            _exact(held_bytes["ours"] / held_bytes["whittle"]),
+            medians=held_bytes,
+        ),
     ]
 
 
-def small_networks(track: Track) -> list[dict[str, Any]]:
+def _exact(number: float) -> Estimate:
+    return Estimate(number, number, number)
+
+
+def small_networks(track: Track) -> list[Figure]:
     """Seconds to choose the hidden units of a network of half the FLOPs, and the time of a pass of the result."""
     import torch_pruning as tp
 
@@ -147,16 +159,18 @@ def small_networks(track: Track) -> list[dict[str, Any]]:
     tp.pruner.BasePruner(pruned, x[:8], importance=importance, pruning_ratio=0.5, ignored_layers=kept).step()
     theirs = perf_counter() - start
     runs = {"ours": ready(_pass(small, x)), "Torch-Pruning": ready(_pass(pruned, x))}
-    times = track.race("small", runs, repeat=1).medians()
-    sizes = {"ours": small, "Torch-Pruning": pruned}
+    times = track.race("small", runs, repeat=1)
+    sizes = {who: float(sum(p.numel() for p in m.parameters())) for who, m in (("ours", small), ("pruned", pruned))}
+    what = "half of the FLOPs"
     return [
-        {
-            "what": f"{who}: half of the FLOPs",
-            "seconds": seconds,
-            "parameters": sum(p.numel() for p in sizes[who].parameters()),
-            "milliseconds of a pass": 1e3 * times[who],
-        }
-        for who, seconds in (("ours", ours), ("Torch-Pruning", theirs))
+        Figure(f"ours: {what}, to choose the units by a loss and take the network out", _exact(ours), unit="s"),
+        Figure(f"Torch-Pruning: {what}, to choose the units by magnitude and remove them", _exact(theirs), unit="s"),
+        ratio(f"ours ÷ Torch-Pruning: {what}, a pass of the result", times, "ours", "Torch-Pruning"),
+        Figure(
+            f"ours ÷ Torch-Pruning: {what}, parameters of the result",
+            _exact(sizes["ours"] / sizes["pruned"]),
+            medians=sizes,
+        ),
     ]
 
 
@@ -202,11 +216,6 @@ def _pass(model: nn.Module, x: Tensor) -> Run:
         model.zero_grad()
 
     return run
-
-
-def _ratio(times: Times, name: str, baselines: Sequence[str]) -> dict[str, Any]:
-    ratio = times.ratio_to_sum(name, baselines)
-    return {"what": f"{name} ÷ ({' + '.join(baselines)})", "ratio": ratio.value, "interval": [ratio.low, ratio.high]}
 
 
 def _bytes(owner: Any) -> int:

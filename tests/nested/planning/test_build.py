@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partialsgd import Depth, LowRank, Nested, Width, nest
 from partialsgd.nested.layers.low_rank import LowRankLayer
@@ -180,3 +180,23 @@ def test_the_slices_of_a_group_are_what_a_level_lacks(build: Callable[[], nn.Mod
         layer, _, leaf = name.rpartition(".")
         tensor = narrow[layer].weight_at("core") if leaf == "weight" else narrow[layer].bias_at("core")
         assert tensor is not None and tensor.shape[dim] == size, name
+
+
+def test_low_rank_leaves_a_layer_whose_weight_other_code_reads() -> None:
+    """Mamba multiplies by such a weight; the extracted layer would have none."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.read, self.b = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.b(self.a(x) @ self.read.weight.T)
+            return y
+
+    x = torch.randn(4, 6)
+    nested = nest(Reader(), LowRank(1 / 2), example=x)
+    assert list(nested.nested_by) == ["a"] and "the code of 'the model' reads its weight" in nested.skipped["read"]
+    nested.extract("core", example=x)
+    with pytest.raises(ValueError, match=r"'read' cannot be nested: the code of 'the model' reads its weight"):
+        nest(Reader(), LowRank(1 / 2, where="read"), example=x)

@@ -151,6 +151,11 @@ NOTHING: dict[str, tuple[Net, str]] = {
         Net(lambda m, x: m.d(torch.stack([m.a(x), m.e(x)], 2).flatten(1)), d=nn.Linear(128, 2), e=nn.Conv2d(3, 4, 1)),
         "'d.weight' in an order",
     ),
+    "parts that are not equally long": (
+        Net(lambda m, x: m.d(m.g(x)[:, :2].flatten(1)) + m.e(m.g(x)[:, 2:].flatten(1)), g=nn.Conv2d(3, 5, 1),
+            d=nn.Linear(32, 2), e=nn.Linear(48, 2)),
+        "'g': its outputs go to different layers in parts that are not equally long",
+    ),
     "a branch that depends on numbers": (
         Net(lambda m, x: m.c(m.b(m.a(x)).flatten(1)) if x.sum() > 0 else m.c(m.a(x).flatten(1))),
         "the code of 'the model' depends on numbers",

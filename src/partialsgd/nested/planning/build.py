@@ -22,7 +22,13 @@ from partialsgd.nested.layers.sums import SumLayer, require_same_signature
 from partialsgd.nested.planning.groups import Cut, UnitGroup, hidden_groups, require_disjoint
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.planning.proof import kind_of, refused_layers, refuted
-from partialsgd.nested.planning.tracing import example_of, find_units, require_groups, require_same_shapes
+from partialsgd.nested.planning.tracing import (
+    example_of,
+    find_units,
+    read_elsewhere,
+    require_groups,
+    require_same_shapes,
+)
 from partialsgd.nested.specs import Depth, LayerSum, Levels, LowRank, Width, as_patterns, as_tuple, chains_of
 from partialsgd.parameters import matches
 
@@ -94,8 +100,15 @@ def low_rank_layers(plan: NestPlan, spec: LowRank) -> list[str]:
             if not any(matches(name, pattern) for name in nestable):
                 name = next(name for name in matched if matches(name, pattern))
                 raise ValueError(f"{name!r} cannot be nested: {linear_maps[name]}")
-    plan.skipped |= skipped | {name: "excluded" for name in chosen if name in excluded}
+    skipped |= {name: "excluded" for name in chosen if name in excluded}
     chosen = [name for name in chosen if name not in excluded]
+    for name, reader in read_elsewhere(plan, chosen).items():
+        reason = f"the code of {reader or 'the model'!r} reads its weight, which a layer of low rank does not have"
+        if spec.where is not None:
+            raise ValueError(f"{name!r} cannot be nested: {reason}; exclude it, or name other layers")
+        skipped[name] = reason
+    chosen = [name for name in chosen if name not in skipped]
+    plan.skipped |= skipped
     if not chosen:
         raise ValueError(f"LowRank has no layer left in {type(plan.model).__name__}; change `where` or `exclude`")
     for pattern in spec.ratios:

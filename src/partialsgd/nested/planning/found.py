@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, final
 
 import torch
@@ -56,7 +58,7 @@ def found_units(plan: NestPlan, trace: Trace) -> FoundUnits:
     while finder.tie_parts():  # parts that are tied lie in more dimensions together, and meet other parts there
         finder = _Finder(plan, trace, trace.ties.solve(with_attention=True))
     found = FoundUnits(query_key=list(_query_key_groups(plan, trace)))
-    for units, dims in finder.components():
+    for units, dims in finder.components:
         result = finder.group(units, dims)
         if isinstance(result, str):
             found.refused |= {finder.layer(name): result for name, dim in dims if finder.is_made(name, dim)}
@@ -67,11 +69,22 @@ def found_units(plan: NestPlan, trace: Trace) -> FoundUnits:
         else:
             why = "it is not between two layers of the residual stream"
             found.refused |= {finder.layer(name): why for name, dim in dims if finder.is_made(name, dim)}
+    _refuse_unequal_parts(found)
     finder.explain(found)
     order = {name: i for i, name in enumerate(plan.modules)}
     for groups in (found.feed_forward, found.heads):
         groups.sort(key=lambda group: order[group.name])
     return found
+
+
+def _refuse_unequal_parts(found: FoundUnits) -> None:
+    """Leave out groups of one name: they are parts of a layer's outputs that are not equally long."""
+    for groups in (found.feed_forward, found.heads):
+        names = Counter(group.name for group in groups)
+        for group in [group for group in groups if names[group.name] > 1]:
+            groups.remove(group)
+            why = "its outputs go to different layers in parts that are not equally long"
+            found.refused |= dict.fromkeys(group.producer_names, why)
 
 
 @final
@@ -115,8 +128,9 @@ class _Finder:
         first, length = self.trace.ties.offsets[name, dim]
         return any(first <= entry < first + length for entry in entries)
 
+    @cached_property
     def components(self) -> list[Dims]:
-        """Return the units that some layers make and others take, those in the same dimensions together."""
+        """The units that some layers make and others take, those in the same dimensions together."""
         return [
             dims
             for dims in self._dims()
@@ -142,7 +156,7 @@ class _Finder:
         The code that splits the outputs needs parts of equal length, or it would split a narrow layer elsewhere.
         """
         parts: dict[tuple[str, int], list[Tensor]] = {}
-        for units, keys in self.components():
+        for units, keys in self.components:
             for key in keys:
                 if self.is_made(*key):
                     own = self.units(*key)

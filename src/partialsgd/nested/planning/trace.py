@@ -77,7 +77,7 @@ class Trace:
             if leaf.ndim == 3:  # a residual stream begins
                 labels.put(leaf, self.ties.numbers(f"input {i}", 0, leaf.shape[-1]).expand(leaf.shape))
                 self.ties.fix(self.ties.numbers(f"input {i}", 0, leaf.shape[-1]), Reason("it is an input", ""))
-        with torch.no_grad(), _module_path(model, path), labels:
+        with torch.no_grad(), module_path(model, path), labels:
             outputs = model(*args, **kwargs)
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, Tensor) and isinstance(label := labels.get(leaf), Tensor):
@@ -256,7 +256,7 @@ class Call:
 
 
 @contextmanager
-def _module_path(model: nn.Module, path: list[str]) -> Iterator[None]:
+def module_path(model: nn.Module, path: list[str]) -> Iterator[None]:
     """Keep the names of the modules that are running in `path`, the innermost last."""
 
     def push(name: str, *_: Any) -> None:

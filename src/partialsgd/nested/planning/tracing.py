@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partialsgd._util.snapshots import Buffers, Modes, RandomState
 from partialsgd.nested import example_inputs
@@ -18,7 +19,7 @@ from partialsgd.nested.example_inputs import Example, tensors_of
 from partialsgd.nested.layers import fast_paths
 from partialsgd.nested.planning.found import FoundUnits, found_units
 from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.planning.trace import Trace
+from partialsgd.nested.planning.trace import Trace, module_path
 
 _HINT = 'name the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
 
@@ -73,6 +74,54 @@ def _found(plan: NestPlan) -> FoundUnits:
     found = found_units(plan, trace)
     found.unknown = [str(reason) for reason in trace.unknown]
     return found
+
+
+def read_elsewhere(plan: NestPlan, layers: Sequence[str]) -> dict[str, str]:
+    """Return the layers whose weight other code than their own reads, where an input is known, and the code's module.
+
+    An extracted layer of low rank has no weight that could be read.
+    """
+    model = plan.model
+    example = plan.example or example_inputs.from_config(model)
+    weights = {model.get_submodule(name).get_parameter("weight"): name for name in layers}
+    if example is None or any(weight.is_meta for weight in weights):
+        return {}
+    reads = _Reads(weights)
+    args, kwargs = example.call
+    snapshots = RandomState(model), Buffers(model), Modes(model)
+    try:
+        with torch.no_grad(), fast_paths.disabled(), module_path(model, reads.path), reads:
+            model.eval()(*args, **kwargs)
+    except Exception:  # whatever the model raises: it is the user's to see when it runs
+        return {}
+    finally:
+        for snapshot in snapshots:
+            snapshot.restore()
+    return reads.readers
+
+
+@final
+class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+    """Notes which modules run operations on weights of other modules."""
+
+    def __init__(self, weights: Mapping[nn.Parameter, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.path: list[str] = []
+        self.readers: dict[str, str] = {}
+        self._weights = weights
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to say so torch would import its compiler
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        reader = self.path[-1] if self.path else ""
+        for value in args:
+            if isinstance(value, nn.Parameter) and self._weights.get(value, reader) != reader:
+                self.readers[self._weights[value]] = reader
+        return function(*args, **kwargs or {})
 
 
 def require_same_shapes(plan: NestPlan, blocks: Sequence[str]) -> None:
