@@ -378,6 +378,10 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Tensor, Width, dict[str, int]]] 
         ),
         normal(3, 3, 9), Width((1 / 3, 2 / 3), order="norm"), {"0": 6, "2": 4},
     ),
+    "instance norm": (
+        lambda: nn.Sequential(nn.Conv2d(3, 6, 1), nn.InstanceNorm2d(6, affine=True), nn.ReLU(), nn.Conv2d(6, 2, 1)),
+        normal(3, 3, 4, 4), Width((1 / 3, 2 / 3), order="norm"), {"0": 6},
+    ),
     "heads": (
         lambda: nn.Sequential(Attention(), FeedForward()), normal(3, 5, 6), Width(1 / 2, heads=True, order="norm"),
         {"0.qkv": 2, "1.up": 8},

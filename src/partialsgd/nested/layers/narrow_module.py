@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from partialsgd.nested.layers.axes import AnyAxis
 from partialsgd.nested.layers.base import NestedModule
@@ -149,5 +150,7 @@ def _set_sizes(template: nn.Module, module: nn.Module) -> None:
         first, second = template.weight.shape[0], template.weight.shape[1] * template.groups
         outputs, inputs = (second, first) if module.transposed else (first, second)
         template.out_channels, template.in_channels = outputs, inputs
+    elif isinstance(template, _InstanceNorm):
+        template.num_features = template.weight.numel()
     elif isinstance(template, nn.PReLU):
         template.num_parameters = template.weight.numel()
