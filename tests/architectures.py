@@ -77,6 +77,8 @@ OWN: dict[str, dict[str, Any]] = {
         conv_dim=(16, 16), conv_stride=(5, 4), conv_kernel=(10, 4), num_feat_extract_layers=2,
         num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=4,
     ) for name in ("wav2vec2", "hubert", "wavlm")},
+    "deepseek_v3": dict(num_key_value_heads=4),
+    "nemotron": dict(num_key_value_heads=2),
     "gptj": dict(rotary_dim=4),
     "codegen": dict(rotary_dim=4),
     "esm": dict(vocab_size=60, pad_token_id=0, mask_token_id=2, token_dropout=False),

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from tests.architectures import AXES, FIRST, LATER, PAGE, STORED, outcome, page
+from tests.architectures import AXES, FIRST, LAST, LATER, PAGE, STORED, outcome, page
 
 OFTEN = [("distilbert", "Width"), ("phi3", "Width"), ("gpt_neox", "Width"), ("convnext", "Width"), ("mixtral", "Width"),
          ("falcon", "Width"), ("convnext", "Depth")]  # fmt: skip
 
 
 def cells() -> list[object]:
-    every = [(name, axis) for name in (*FIRST, *LATER) for axis in AXES]
+    every = [(name, axis) for name in (*FIRST, *LATER, *LAST) for axis in AXES]
     return [pytest.param(*cell, marks=() if cell in OFTEN else pytest.mark.slow) for cell in every]
 
 
