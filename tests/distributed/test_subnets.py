@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from partialsgd import PartialSGD, distributed, methods
+from partialsgd.distributed.narrowing import layouts_of
+from partialsgd.methods._shared import neurons
+from partialsgd.parameters import Parameters
 from tests.distributed import subnet_ranks
 from tests.distributed.subnet_ranks import CASES, EVERY, RATE, ROUNDS, SEED, SHAPES, loss_of, momenta, values
 from tests.methods.smaller import mlp, places, ready, smaller
@@ -132,3 +137,26 @@ def test_a_group_of_processes_is_needed() -> None:
     model = subnet_ranks.wide()
     with pytest.raises(RuntimeError, match="init_process_group"):
         distributed.independent_subnets(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+class PackedGate(nn.Module):
+    """Gate and up lie in one layer: each hidden unit is two of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up, self.down = nn.Linear(4, 12), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        y: torch.Tensor = self.down(gate.relu() * up)
+        return y
+
+
+@pytest.mark.parametrize(
+    "build", [PackedGate, lambda: nn.Sequential(nn.Conv1d(3, 4, 1), nn.ReLU(), nn.Conv1d(4, 2, 1))]
+)
+def test_layers_that_cannot_be_split_over_workers_are_refused(build: Callable[[], nn.Module]) -> None:
+    model = build()
+    hidden = neurons.hidden_units(model, caller="test")
+    with pytest.raises(ValueError, match=r"cannot be split over workers: .* name other layers by hidden="):
+        layouts_of(Parameters(model), model, hidden)
