@@ -275,6 +275,8 @@ def test_parts_of_a_concatenation_or_a_split_are_narrowed_each_by_itself(name: s
     assert sorted(group.units for group in found) == sorted(units)
     for spec in (Width(ratio, order="norm"), Width(1, ratios={found[0].name: ratio[0]}, order="norm")):
         nested = nest(copy.deepcopy(before), spec, example=x)
+        narrowed = {layer for group in found for layer in group.producer_names}
+        assert narrowed <= nested.nested_by.keys() and not narrowed & nested.skipped.keys(), "a cut was refuted"
         assert_one_function(before, nested, {argument: x}, is_mask=name != "dense")
 
 
