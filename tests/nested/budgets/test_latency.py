@@ -35,7 +35,7 @@ def test_the_cost_begins_at_the_whole_network_and_falls_with_every_unit(spec: ps
     model, x = network()
     plan = NestPlan(model, Switch(("full",)))
     choices = find_choices(plan, [spec], [lambda: model(x).pow(2).mean()])["gradient"]
-    cost = latency_cost(model, choices, ((x,), {}))
+    cost = latency_cost(model, choices, ((x,), {}), {})
     full = {choice.name: choice.full for choice in choices}
     if isinstance(spec, ps.Width):
         assert cost.at(full) == pytest.approx(cost.full)
