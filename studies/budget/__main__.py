@@ -1,6 +1,6 @@
 """Levels within a budget of FLOPs: fit_budget beside the same share of every layer and beside Torch-Pruning.
 
-python -m studies.budget --data FOLDER [--torch-pruning FOLDER]
+python -m studies.budget --data FOLDER [--torch-pruning FOLDER] [--seeds 3] [--only CIFAR-10]
 
 FOLDER of --data has the binary files of CIFAR-10. Torch-Pruning is not a dependency of the project; install it with
 `pip install --no-deps --target FOLDER torch-pruning==1.6.1`.
@@ -28,6 +28,7 @@ from studies.budget.page import FILE
 
 SHARES = (1 / 2, 1 / 4)
 STEPS = 200
+FITTED, TAUGHT = "fit_budget", "fit_budget, taught by the whole network"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,12 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder with the binary files of CIFAR-10")
     parser.add_argument("--torch-pruning", type=Path, help="the folder that torch-pruning was installed to")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", help="the name of one of the two networks: CIFAR-10 or phrases")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if options.torch_pruning is not None:
         sys.path.append(str(options.torch_pruning))
     for problem in (images(options.data), language()):
-        for seed in range(options.seeds):
+        for seed in range(options.seeds) if options.only in (None, problem.name) else ():
             run(problem, seed, with_torch_pruning=options.torch_pruning is not None)
 
 
@@ -54,13 +56,16 @@ def run(problem: Problem, seed: int, *, with_torch_pruning: bool, file: Path = F
     for share in SHARES:
         for method, small in small_networks(problem, whole, share, with_torch_pruning=with_torch_pruning):
             used = flops.count(small, example).forward / full
-            before = problem.accuracy(small)
-            problem.fit(small, STEPS, seed + 100)
-            record = {"network": problem.name, "share": share, "method": method, "seed": seed, "flops": used}
-            scores = {"whole": problem.accuracy(whole), "before": before, "after": problem.accuracy(small)}
-            record |= {**scores, "steps": STEPS, "date": date.today().isoformat(), "torch": torch.__version__}
-            results.put(file, record, key=["network", "share", "method", "seed"])
-            print(record, flush=True)
+            problem.recalibrate(small, _batches(problem))
+            start, before = copy.deepcopy(small), problem.accuracy(small)
+            trained = {method: (small, None)} | ({TAUGHT: (start, whole)} if method == FITTED else {})
+            for name, (network, teacher) in trained.items():
+                problem.fit(network, STEPS, seed + 100, teacher)
+                record = {"network": problem.name, "share": share, "method": name, "seed": seed, "flops": used}
+                scores = {"whole": problem.accuracy(whole), "before": before, "after": problem.accuracy(network)}
+                record |= {**scores, "steps": STEPS, "date": date.today().isoformat(), "torch": torch.__version__}
+                results.put(file, record, key=["network", "share", "method", "seed"])
+                print(record, flush=True)
 
 
 def small_networks(
@@ -69,12 +74,11 @@ def small_networks(
     """Yield a network within the budget by each method; `whole` is left as it is."""
     example = problem.train[0][:2]
     limit = share * flops.count(whole, example).forward
-    draw = torch.Generator().manual_seed(1)
-    rows = [torch.randint(len(problem.train[0]), (64,), generator=draw) for _ in range(8)]
+    rows = _batches(problem)
     model = copy.deepcopy(whole)
     batches: list[Callable[[], Tensor]] = [lambda r=r: problem.loss(model, r) for r in rows]
     fitted = ps.fit_budget(model, example, batches, budget=ps.Budget(flops=share))
-    yield "fit_budget", ps.nest(model, fitted, example=example).extract("core", example=example)
+    yield FITTED, ps.nest(model, fitted, example=example).extract("core", example=example)
     orders: tuple[Literal["first", "norm"], ...] = ("first", "norm")
     for order in orders:
         yield f"uniform, order={order}", _uniform(whole, order, example, limit)
@@ -84,6 +88,12 @@ def small_networks(
                 where = "global" if is_global else "local"
                 small = _pruned(problem, whole, importance, is_global, rows, limit)
                 yield f"Torch-Pruning, {importance}, {where}", small
+
+
+def _batches(problem: Problem) -> list[Tensor]:
+    """Return the rows of the eight batches that every method may look at."""
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randint(len(problem.train[0]), (64,), generator=draw) for _ in range(8)]
 
 
 def _uniform(whole: nn.Module, order: Literal["first", "norm"], example: Tensor, limit: float) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partialsgd import soft_cross_entropy
 from partialsgd.lab.recipes.images.data import read_cifar_batch
 from partialsgd.lab.recipes.translation import phrases
 
@@ -35,17 +36,40 @@ class Problem:
         x, y = self.train
         return F.cross_entropy(model(x[rows]).flatten(0, -2), y[rows].flatten())
 
-    def fit(self, model: nn.Module, steps: int, seed: int) -> None:
-        """Train by Adam; the learning rate falls to zero."""
+    def fit(self, model: nn.Module, steps: int, seed: int, teacher: nn.Module | None = None) -> None:
+        """Train by Adam; the learning rate falls to zero. With a teacher, half of the loss is by its outputs."""
         draw = torch.Generator().manual_seed(seed)
         optimizer = torch.optim.Adam(model.parameters(), self.rate)
         model.train()
         for step in range(steps):
             optimizer.param_groups[0]["lr"] = self.rate * (1 - step / steps)
             optimizer.zero_grad()
-            self.loss(model, torch.randint(len(self.train[0]), (64,), generator=draw)).backward()
+            rows = torch.randint(len(self.train[0]), (64,), generator=draw)
+            (self.loss(model, rows) if teacher is None else self._taught_loss(model, teacher, rows)).backward()
             optimizer.step()
         model.eval()
+
+    def _taught_loss(self, model: nn.Module, teacher: nn.Module, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = teacher(self.train[0][rows])
+        outputs = model(self.train[0][rows])
+        labels = F.cross_entropy(outputs.flatten(0, -2), self.train[1][rows].flatten())
+        return (labels + soft_cross_entropy(outputs, target)) / 2
+
+    @torch.no_grad()
+    def recalibrate(self, model: nn.Module, batches: Sequence[Tensor]) -> None:
+        """Compute the statistics of BatchNorm anew on some batches, and change nothing else."""
+        norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches
+        model.train()
+        for rows in batches if norms else ():
+            model(self.train[0][rows])
+        model.eval()
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module) -> float:

@@ -17,6 +17,7 @@ from partialsgd.nested.budgets.allocate import candidates
 from partialsgd.nested.budgets.budget import FittedBudget
 from partialsgd.nested.budgets.choices import UnitChoice, find_choices, loss_at
 from partialsgd.nested.budgets.costs import Cost, Length, Product
+from partialsgd.nested.budgets.fit import _clear_best
 from partialsgd.nested.planning.groups import Producer, UnitGroup, UnitSlice
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
@@ -286,3 +287,32 @@ def test_what_cannot_be_fitted_is_refused_and_the_model_unchanged() -> None:
     with pytest.raises(ValueError, match="order must list each of the 24 units"):
         ps.nest(model, ps.Width(1 / 2, order={"0": [1, 2, 3]}))
     assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
+
+
+def test_another_allocation_must_be_clearly_better_than_the_safe_one() -> None:
+    assert _clear_best([2.4, 2.3, 2.35], 0.6) == 0  # it closes 6 % of the distance to the whole network
+    assert _clear_best([2.4, 2.1, 2.35], 0.6) == 1
+    assert _clear_best([float("inf"), 2.1], 0.6) == 1
+    assert _clear_best([0.5, 0.4], 0.6) == 1
+
+
+def test_the_loss_of_a_level_with_batch_norm_is_that_of_the_narrow_network_after_recalibration() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+    )  # fmt: skip
+    for norm in (model[1], model[4]):
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.running_mean)  # statistics that fit no level
+    model.eval()
+    x, y = torch.randn(16, 3, 8, 8), torch.randint(4, (16,))
+    before = copy.deepcopy(model.state_dict())
+    fitted = ps.fit_budget(model, x[:2], [lambda: F.cross_entropy(model(x), y)], budget=ps.Budget(flops=1 / 3))
+    assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
+    nested = ps.nest(model, fitted, example=x[:2])
+    nested.recalibrate("core", [x])
+    with torch.no_grad(), nested.at("core"):
+        nested.train()  # by the statistics of this batch
+        loss = float(F.cross_entropy(nested(x), y))
+    assert fitted.promises[0].loss == pytest.approx(loss, rel=1e-4)

@@ -34,7 +34,7 @@ def network() -> tuple[nn.Module, Tensor]:
 def test_the_cost_begins_at_the_whole_network_and_falls_with_every_unit(spec: ps.Width | ps.LowRank) -> None:
     model, x = network()
     plan = NestPlan(model, Switch(("full",)))
-    choices = find_choices(plan, [spec], [lambda: model(x).pow(2).mean()])["gradient"]
+    choices = find_choices(plan, [spec], [lambda: model(x).pow(2).mean()])["norm"]
     cost = latency_cost(model, choices, ((x,), {}), {})
     full = {choice.name: choice.full for choice in choices}
     if isinstance(spec, ps.Width):

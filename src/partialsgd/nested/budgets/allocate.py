@@ -13,14 +13,14 @@ _STEPS = 64  # a choice is made smaller in at most so many steps
 
 
 def candidates(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes) -> Iterator[dict[str, int]]:
-    """Yield sizes within the limit and not above `start`: the same share everywhere, and what greedy removal leaves.
+    """Yield sizes within the limit and not above `start`: the same share everywhere, then what greedy removal leaves.
 
     Worths of different layers are compared as measured (temper 1), only within layers (0), or in between: estimates
     of single removals say less about layers of which much is removed.
     """
+    yield _uniform(choices, cost, limit, start)
     for temper in _TEMPERS:
         yield _greedy(choices, cost, limit, start, temper)
-    yield _uniform(choices, cost, limit, start)
 
 
 def _greedy(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes, temper: float) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from partialsgd._util.snapshots import Buffers, Modes, RandomState
 from partialsgd.nested.layers.linear_maps import LinearMap
@@ -99,9 +100,9 @@ def find_choices(
 ) -> dict[Measure, list[Choice]]:
     """Return what the specs may make smaller, with worths by each measure, from one gradient for each batch.
 
-    "gradient" is the squared derivative of the loss by a factor in front of a unit. It says little of a network whose
-    loss is nearly zero, where "activation" is better: the squared contribution of the unit to what takes it. "norm" is
-    the squared norm of the unit's weights.
+    "norm", the safe choice, comes first: the squared norm of the unit's weights. "gradient" is the squared derivative
+    of the loss by a factor in front of a unit. It says little of a network whose loss is nearly zero, where
+    "activation" is better: the squared contribution of the unit to what takes it.
     """
     groups = [group for spec in specs if isinstance(spec, Width) for group in width_groups(plan, spec)]
     groups = [group for group in groups if group.name not in skipped]
@@ -117,14 +118,14 @@ def find_choices(
                 square = gradient[f"{name}.weight"].double().pow(2).cpu()
                 squares[name] = squares[name] + square if name in squares else square
     worths: dict[Measure, dict[str, Tensor]] = {
+        "norm": {g.name: _energy(plan.model, g, slices[g.name], {}) for g in groups},
         "gradient": by_gradient,
         "activation": {g.name: _energy(plan.model, g, gates(g, slices[g.name]), energies) for g in groups},
-        "norm": {g.name: _energy(plan.model, g, slices[g.name], {}) for g in groups},
     }
     found: dict[Measure, list[Choice]] = {}
     for measure, by_group in worths.items():
         found[measure] = [_unit_choice(group, slices[group.name], by_group[group.name]) for group in groups]
-        if groups or measure == "gradient":
+        if groups or measure == "norm":
             found[measure] += [_rank_choice(plan, name, squares[name]) for name in layers]
     return {measure: choices for measure, choices in found.items() if choices}
 
@@ -165,8 +166,15 @@ def frozen(model: nn.Module) -> Iterator[None]:
 def loss_at(
     model: nn.Module, choices: Sequence[Choice], sizes: Mapping[str, int], batches: Sequence[LossBatch]
 ) -> float:
-    """Return the mean loss of a level, computed by the whole network with zeros; the weights are restored exactly."""
+    """Return the mean loss of a level, computed by the whole network with zeros; the weights are restored exactly.
+
+    BatchNorm normalises by the statistics of the batch, as it will at the level after `recalibrate` or some training.
+    By those of the whole network every level looks bad, and one that gives all inputs the same output looks best.
+    """
     with torch.no_grad(), frozen(model):
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.train()
         saved = {parameter: parameter.detach().clone() for parameter in _changed(model, choices)}
         try:
             for choice in choices:

@@ -24,6 +24,7 @@ from partialsgd.nested.switch import FULL, Switch
 
 Budgeted: TypeAlias = Width | LowRank | Depth
 """A spec whose sizes a budget chooses."""
+_CLEAR = 0.1
 
 
 def fit_budget(
@@ -42,10 +43,11 @@ def fit_budget(
     its ratios, the order of units, and the blocks that stay, are chosen.
 
     What a unit is worth is measured by one pass over each batch, in three ways: by the gradient, by its activations and
-    by its weights. Units that are worth least for what they cost are removed first; of the allocations that result,
-    and the same share of every layer, the one with the smallest loss on the batches is taken. Blocks are left out in
-    the order of what the loss grows without each of them; for several numbers of blocks the widths are fitted, and the
-    smallest loss is taken again. The model is unchanged.
+    by its weights. Units that are worth least for what they cost are removed first. Of the allocations that result the
+    one with the smallest loss on the batches is taken, if it is clearly smaller than that of the safe choice: the same
+    share of every layer, and the units with the largest weights. Blocks are left out in the order of what the loss
+    grows without each of them; for several numbers of blocks the widths are fitted, and the smallest loss is taken.
+    The model is unchanged.
     """
     listed = Width(1.0) if spec is None else spec
     specs = tuple(listed) if isinstance(listed, Sequence) else (listed,)
@@ -81,12 +83,14 @@ def _fit(
         measures = find_choices(plan, narrowing, batches, skipped).values()
     blocks = find_blocks(plan, [one for one in specs if isinstance(one, Depth)], batches)
     costs = _Costs(model, as_call(example), blocks, budget.kind)
-    found = [(_levels(model, choices, costs, budget, batches), choices) for choices in measures]
-    promises, choices = min(found, key=lambda one: sum(_comparable(promise.loss) for promise in one[0]))
+    full_loss = loss_at(model, [], {}, batches)
+    fitted = [(_levels(model, choices, costs, budget, batches, full_loss), choices) for choices in measures]
+    totals = [sum(_comparable(promise.loss) for promise in promises) for promises, _ in fitted]
+    promises, choices = fitted[_clear_best(totals, len(budget.amounts) * full_loss)]
     filled = _specs(narrowing, choices, promises) + _depths(blocks, promises)
     named = zip(promises, resolve_levels(filled, None), strict=True)
     promises = [replace(promise, level=level) for promise, level in named]
-    return FittedBudget(filled, budget, promises, loss_at(model, [], {}, batches))
+    return FittedBudget(filled, budget, promises, full_loss)
 
 
 @final
@@ -122,7 +126,12 @@ def _refused(model: nn.Module, example: Any, fitted: FittedBudget) -> set[str]:
 
 
 def _levels(
-    model: nn.Module, choices: Sequence[Choice], costs: _Costs, budget: Budget, batches: Sequence[LossBatch]
+    model: nn.Module,
+    choices: Sequence[Choice],
+    costs: _Costs,
+    budget: Budget,
+    batches: Sequence[LossBatch],
+    full_loss: float,
 ) -> list[Promise]:
     """Return the levels, smallest first; they are chosen from the largest down, each inside the one before."""
     whole, promises, removed = costs.without(0, choices)[budget.kind].full, [], 0
@@ -134,7 +143,8 @@ def _levels(
         if share > 1:
             raise ValueError(f"the network has {whole:.4g} {budget.kind}, fewer than the budget of {amount:.4g}")
         found = [
-            _level(model, choices, costs, (n, start), limit, budget.kind, batches) for n in costs.blocks.states(removed)
+            _level(model, choices, costs, (n, start), limit, budget.kind, batches, full_loss)
+            for n in costs.blocks.states(removed)
         ]
         fitting = [one for one in found if isinstance(one, _Level)]
         if not fitting:
@@ -166,6 +176,7 @@ def _level(
     limit: float,
     kind: Kind,
     batches: Sequence[LossBatch],
+    full_loss: float,
 ) -> _Level | float:
     """Return the best sizes within the limit if some blocks are left out; if none fit, the least that it can cost."""
     removed, largest = start
@@ -177,10 +188,9 @@ def _level(
         return least
     start_sizes = {choice.name: largest[choice.name] for choice in own}
     with costs.blocks.shortened(model, kept):
-        found = {tuple(sizes.items()): sizes for sizes in candidates(own, cost, limit, start_sizes)}
-        losses = {key: loss_at(model, own, sizes, batches) for key, sizes in found.items()}
-    best = min(found, key=lambda key: _comparable(losses[key]))
-    return _Level(removed, found[best], losses[best])
+        tried = {tuple(sizes.items()): sizes for sizes in candidates(own, cost, limit, start_sizes)}
+        levels = [_Level(removed, sizes, loss_at(model, own, sizes, batches)) for sizes in tried.values()]
+    return levels[_clear_best([_comparable(level.loss) for level in levels], full_loss)]
 
 
 def _depths(blocks: Blocks, promises: Sequence[Promise]) -> list[Spec]:
@@ -209,6 +219,17 @@ def _specs(specs: Sequence[Width | LowRank], choices: Sequence[Choice], promises
                 raise ValueError(f"the name {choice.name!r} also fits other hidden layers; rename one of the modules")
         filled.append(width)
     return filled
+
+
+def _clear_best(losses: Sequence[float], full_loss: float) -> int:
+    """Return the index of the smallest loss if it is clearly smaller than the first, else 0.
+
+    The first is the safe choice. Before any training the losses of small networks say little about what training makes
+    of them, so another one must close a tenth of the distance to the whole network's loss.
+    """
+    best = min(range(len(losses)), key=losses.__getitem__)
+    is_clear = math.isinf(losses[0]) or losses[0] - losses[best] > _CLEAR * (losses[0] - full_loss)
+    return best if is_clear else 0
 
 
 def _comparable(loss: float) -> float:
