@@ -55,5 +55,5 @@ setup: $(INSTALLED)  ## only the installation, with all extras
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[lab,trainer,lightning,trackers,export,elastic,docs,dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[lab,trainer,lightning,trackers,export,int8,elastic,docs,dev]"
 	touch $(INSTALLED)

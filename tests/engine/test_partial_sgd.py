@@ -387,7 +387,8 @@ def test_a_loop_that_forgets_something_is_told() -> None:
         (lambda m, o: PartialSGD(m, None), "must be a torch.optim.Optimizer or a list of them"),
         (lambda m, o: PartialSGD(m, []), "must be a torch.optim.Optimizer or a list of them"),
         (lambda m, o: PartialSGD(m, [o, 3]), "must be a torch.optim.Optimizer or a list of them"),
-        (lambda m, o: PartialSGD(m, o, methods.sam), r"must be a Method, got .*; call it: methods\.sam\(\)"),
+        (lambda m, o: PartialSGD(m, torch.optim.SGD), r"build it first: SGD\(model\.parameters\(\), lr=0\.1\)"),
+        (lambda m, o: PartialSGD(m, o, methods.dropout), r"must be a Method, got .*; call it: methods\.dropout\(\)"),
         (
             lambda m, o: PartialSGD(m, o, meter=CriteriaMeter),
             r"requests and measure, like ps.CriteriaMeter\(\)",

@@ -81,6 +81,18 @@ def test_every_size_trains_three_networks_and_takes_the_smallest_out(capsys: pyt
     assert sum(p.numel() for p in small.parameters()) == sum(p.numel() for p in nested.parameters(level="1/16"))
 
 
+# --- int8_weights
+
+
+def test_int8_weights_are_smaller_and_as_good(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = example("int8_weights").main(epochs=30)
+    assert [row[:2] for row in rows] == [(name, kind) for name in ("1/16", "full") for kind in ("float32", "int8")]
+    (size, score), (small, coarse), (full_size, full_score), (full_small, full_coarse) = [row[2:] for row in rows]
+    assert small < 0.7 * size and full_small < 0.4 * full_size  # a row of a small weight has a scale too
+    assert abs(coarse - score) < 0.02 and abs(full_coarse - full_score) < 0.02
+    assert full_coarse > 0.9
+
+
 # --- does_it_converge
 
 

@@ -81,12 +81,15 @@ def test_another_model_in_the_directory_is_not_overwritten(tmp_path: Path) -> No
 
 def test_without_a_network_the_hub_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
-    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(LocalEntryNotFoundError):
-        ps.Nested.from_pretrained("someone/a-model")
+    for name in ("someone/a-model", "no/such/folder"):  # the second could be no repository
+        with pytest.raises(
+            FileNotFoundError, match=f"no directory '{name}', .* give the directory that save_pretrained"
+        ):
+            ps.Nested.from_pretrained(name)
     with pytest.raises(OfflineModeIsEnabled):
         ps.nest(network(), ps.Width(1 / 4)).push_to_hub("someone/a-model", token="none")
     (tmp_path / "file").write_text("")

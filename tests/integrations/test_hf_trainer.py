@@ -85,6 +85,52 @@ def test_the_plain_method_is_the_trainer(tmp_path: Path, bf16: bool) -> None:
     assert not bert.differing(ours.model, theirs.model)
 
 
+def scaling_gradients(trainer: Any, init_scale: float) -> Any:
+    """Give the Trainer what accelerate gives it for fp16 on a GPU, float16 and a gradient scaler, on the CPU."""
+    accelerator = trainer.accelerator
+    accelerator.state._mixed_precision, accelerator.native_amp = "fp16", True
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=3)
+    return trainer
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+@pytest.mark.parametrize("steps", [bert.STEPS, 4], ids=["whole", "resumed"])
+def test_the_plain_method_is_the_trainer_with_fp16_and_steps_that_overflow(
+    tmp_path: Path, steps: int, optim: str
+) -> None:
+    """The first step overflows and is left out; the schedule waits for it, as with the Trainer, unless it is fused."""
+
+    def trained(trainer_class: Any, folder: Path) -> Any:
+        for resume in (False, True):
+            told = bert.arguments(folder, logging_steps=1, max_steps=bert.STEPS if resume else steps, optim=optim)
+            trainer = trainer_class(bert.network(), told, train_dataset=bert.data())
+            scaling_gradients(trainer, 2.0**21).train(resume_from_checkpoint=resume)
+        return trainer
+
+    ours, theirs = trained(PartialTrainer, tmp_path / "ours"), trained(transformers.Trainer, tmp_path / "theirs")
+    rates = [[log["learning_rate"] for log in t.state.log_history if "loss" in log] for t in (ours, theirs)]
+    assert rates[0] == rates[1] and rates[0][0] > rates[0][-1]
+    assert (rates[0][0] == rates[0][1]) == (optim == "adamw_torch")
+    assert ours.sgd.t < ours.state.global_step == bert.STEPS
+    assert ours.accelerator.scaler.get_scale() == theirs.accelerator.scaler.get_scale() != 2.0**21
+    assert not bert.differing(ours.model, theirs.model)
+
+
+@each_method
+def test_a_scaled_gradient_is_unscaled_before_it_is_masked_and_clipped(
+    tmp_path: Path, method: ps.Method, gradients: int
+) -> None:
+    models = []
+    for scale in (1.0, 1024.0):
+        told = bert.arguments(tmp_path, save_strategy="no", max_steps=2, optim="sgd", learning_rate=0.1)
+        trainer = PartialTrainer(bert.network(), told, method=method, train_dataset=bert.data())
+        scaling_gradients(trainer, scale).train()
+        assert trainer.sgd.t == 2
+        models.append(trainer.model)
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+
+
 def test_the_plain_method_trains_a_family_as_the_trainer_does_and_evaluating_levels_changes_nothing(
     tmp_path: Path,
 ) -> None:

@@ -22,6 +22,7 @@ import partialsgd as ps
 lightning = pytest.importorskip("lightning")
 
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.plugins import MixedPrecision  # noqa: E402
 from torchmetrics import MeanMetric  # noqa: E402
 
 from partialsgd.integrations import PartialSGDCallback  # noqa: E402
@@ -115,6 +116,39 @@ def test_the_plain_method_is_lightning(tmp_path: Path, nested: bool, precision: 
     assert ours.losses == theirs.losses and partial_run.global_step == plain_run.global_step == 12
     of_full = {name: value for name, value in partial_run.callback_metrics.items() if not name.startswith("core_")}
     assert of_full == plain_run.callback_metrics
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_plain_method_is_lightning_with_a_gradient_scaler_and_a_step_that_overflows(
+    tmp_path: Path, fused: bool
+) -> None:
+    """The scaler of "16-mixed", which Lightning does not offer for a CPU; one step has an infinite gradient."""
+
+    class Overflowing(Module):
+        def training_step(self, batch: list[Tensor], number: int) -> Tensor:
+            return super().training_step(batch, number) * (float("inf") if number == 4 else 1.0)
+
+        def configure_optimizers(self) -> Any:
+            configured = super().configure_optimizers()
+            configured["optimizer"].param_groups[0]["fused"] = fused
+            configured["optimizer"]._step_supports_amp_scaling = fused
+            return configured
+
+    def fitted(*callbacks: Any) -> tuple[Module, Any, Any]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+        plugin = MixedPrecision("16-mixed", "cpu", scaler)
+        module, fitting = Overflowing(), trainer(
+            tmp_path, *callbacks, plugins=[plugin], max_epochs=2, gradient_clip_val=None if fused else 1.0
+        )  # fmt: skip
+        fitting.fit(module, batches())
+        assert fitting.precision_plugin.scaler is scaler
+        return module, fitting, scaler
+
+    callback = PartialSGDCallback()
+    (ours, run, scaler), (theirs, plain_run, its_scaler) = fitted(callback), fitted()
+    assert not differing(ours, theirs)
+    assert callback.sgd.t == 10 and run.global_step == plain_run.global_step == 12
+    assert scaler.state_dict() == its_scaler.state_dict() and scaler.get_scale() == 256.0
 
 
 @each_method

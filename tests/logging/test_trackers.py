@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +53,28 @@ def test_tensorboard_is_given_the_same_numbers(tmp_path: Path) -> None:
 TRACKED = """
 import sys
 from pathlib import Path
+import trackio
 import partialsgd as ps
 from tests.logging.training import alternating, made_up, steps
 
 path, taken = Path(sys.argv[1]), steps(alternating(), 8)
-with ps.MetricsLog(path, trackers=("tensorboard", "wandb")) as log:
+own = trackio.init("mine", embed=False, auto_log_cpu=False)  # a run of the user's own goes on
+with ps.MetricsLog(path, trackers=("tensorboard", "wandb", "trackio")) as log:
     for step in taken[:6]:
         log.write(step, accuracy=0.5)
-with ps.MetricsLog(path, t=4, trackers=("wandb",)) as log:
+with ps.MetricsLog(path, t=4, trackers=("wandb", "trackio")) as log:
     log.write(made_up(4, skipped=True), accuracy=0.75)
     for step in taken[4:]:
         log.write(step, accuracy=0.25)
+trackio.log({"mine": 1.0}, step=0)
+own.finish()
 """
 
 
-def test_wandb_is_given_the_same_numbers(tmp_path: Path) -> None:
+def test_wandb_and_trackio_are_given_the_same_numbers(tmp_path: Path) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
     environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path / "home")}
+    environment |= {"TRACKIO_DIR": str(tmp_path / "trackio"), "TRACKIO_PROJECT": "digits"}
     command = [sys.executable, "-c", TRACKED, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -78,6 +86,15 @@ def test_wandb_is_given_the_same_numbers(tmp_path: Path) -> None:
         assert started.run_group == "run/metrics"
         history = [record.history for record in records if record.HasField("history")]
         runs[started.display_name] = {one.step.num: numbers_of(one) for one in history}
+    of_trackio: dict[str, dict[int, dict[str, float]]] = {}
+    with closing(sqlite3.connect(tmp_path / "trackio" / "digits.db")) as stored:
+        for name, t, numbers in stored.execute("select run_name, step, metrics from metrics order by step"):
+            of_trackio.setdefault(name, {})[t] = json.loads(numbers)
+    assert {name: {t: finite(numbers) for t, numbers in run.items()} for name, run in of_trackio.items()} == {
+        name: {t: finite(numbers) for t, numbers in run.items()} for name, run in runs.items()
+    }
+    with closing(sqlite3.connect(tmp_path / "trackio" / "mine.db")) as stored:
+        assert stored.execute("select count(*) from metrics").fetchall() == [(1,)]
     assert {name: list(logged) for name, logged in runs.items()} == {
         "run/metrics from step 0": [0, 1, 2, 3, 4, 5],
         "run/metrics from step 4": [4, 5, 6, 7],  # without the skipped attempt
@@ -109,11 +126,16 @@ def wandb_records(file: Path) -> Iterator[Any]:
             begun = b""
 
 
+def finite(numbers: dict[str, Any]) -> dict[str, float]:
+    """What was logged; wandb adds names with an underscore, and each has its own text for infinity."""
+    return {k: v for k, v in numbers.items() if isinstance(v, int | float) and math.isfinite(v) and k[0] != "_"}
+
+
 def numbers_of(history: Any) -> dict[str, float]:
     return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in history.item}
 
 
-@pytest.mark.parametrize(("name", "extra"), [("tensorboard", "lab"), ("wandb", "trackers")])
+@pytest.mark.parametrize(("name", "extra"), [("tensorboard", "lab"), ("wandb", "trackers"), ("trackio", "trackers")])
 def test_without_its_package_the_message_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, extra: str
 ) -> None:
@@ -126,7 +148,7 @@ def test_without_its_package_the_message_says_what_to_install(
 @pytest.mark.parametrize(
     ("names", "error", "message"),
     [
-        (("mlflow",), ValueError, "there is no tracker 'mlflow'; there are 'tensorboard', 'wandb'"),
+        (("mlflow",), ValueError, "there is no tracker 'mlflow'; there are 'tensorboard', 'wandb', 'trackio'"),
         (("wandb", "wandb"), ValueError, "trackers has 'wandb' twice"),
         ("wandb", TypeError, r"must be a sequence of names, got 'wandb'; for one tracker use \('wandb',\)"),
     ],

@@ -26,13 +26,16 @@ def check_arguments(
         raise TypeError(f"the model comes first and must be an nn.Module, got {type(model).__name__}")
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
-        raise TypeError(f"the optimizer must be a torch.optim.Optimizer or a list of them, got {optimizer!r}")
+        hint = (
+            f"; build it first: {optimizer.__name__}(model.parameters(), lr=0.1)" if isinstance(optimizer, type) else ""
+        )
+        raise TypeError(f"the optimizer must be a torch.optim.Optimizer or a list of them, got {optimizer!r}{hint}")
     if any(isinstance(unwrapped(o), torch.optim.LBFGS) for o in optimizers):
         raise NotImplementedError(
             "LBFGS evaluates the closure itself, so no step can be masked or measured; use another optimizer"
         )
     if not isinstance(method, Method):
-        hint = "; call it: methods.sam()" if callable(method) else ""
+        hint = f"; call it: methods.{getattr(method, '__name__', 'sam')}()" if callable(method) else ""
         hint = f"; write methods.{method}()" if isinstance(method, str) and method.isidentifier() else hint
         raise TypeError(f"the method must be a Method, got {method!r}{hint}")
     if isinstance(meter, type) or not (meter is None or (hasattr(meter, "requests") and hasattr(meter, "measure"))):

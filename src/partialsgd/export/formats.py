@@ -1,4 +1,4 @@
-"""`export`: one level as files for other programs, in safetensors, ONNX, torch.export or Hugging Face format."""
+"""`export`: one level as files for other programs, in safetensors, ONNX, torch.export or Hugging Face formats."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 from partialsgd._util import tensor_files
 from partialsgd._util.files import json_text, staged
-from partialsgd.export import files, hugging_face, onnx_graph, states, torch_program
+from partialsgd.export import files, hugging_face, low_rank_class, onnx_graph, states, torch_program
 from partialsgd.nested.nested import unwrap_nested
 from partialsgd.nested.specs import require_choice
 
-Format = Literal["safetensors", "onnx", "pt2", "transformers"]
+Format = Literal["safetensors", "onnx", "pt2", "transformers", "transformers_low_rank"]
 
 
 def export(
@@ -31,7 +31,9 @@ def export(
     `"safetensors"` writes `model.safetensors`, the state dict with tied tensors once, and `config.json`. `"onnx"`
     writes `model.onnx`, and `"pt2"` writes `model.pt2`, which `torch.export.load` reads without the model's code; both
     take any batch size, and texts of any length, if the model's code allows it. `"transformers"` writes what
-    `from_pretrained` reads, for levels that are a model of their own class. `example` is an input, as for `extract`.
+    `from_pretrained` reads, for levels that are a model of their own class; `"transformers_low_rank"` adds a file of
+    code for layers of low rank, which `from_pretrained` runs with `trust_remote_code=True`. `example` is an input, as
+    for `extract`.
 
     `dynamic` names the dimensions of a graph's inputs that must have any size, beside the batch:
     `{"input_ids": {1: "length"}, "attention_mask": {1: "length"}}`. In the example their size must be at least 2.
@@ -47,6 +49,10 @@ def export(
     extracted = nested.extract(level, example=example).eval()
     if format == "transformers":
         hugging_face.require_same_class(extracted, level)
+    elif format == "transformers_low_rank":
+        if (path / files.WEIGHTS).exists():  # from_pretrained would read them with the new config
+            raise ValueError(f"{path} holds the weights of another model; export to another directory")
+        extracted = low_rank_class.build(extracted, level)
     with staged(path, last=files.CONFIG) as stage:
         if format == "onnx":
             onnx_graph.write(nested, level, extracted, example, dynamic, stage / "model.onnx")
@@ -54,6 +60,8 @@ def export(
             torch_program.write(nested, level, extracted, example, dynamic, stage / "model.pt2")
         elif format == "transformers":
             hugging_face.save_pretrained(extracted, stage)
+        elif format == "transformers_low_rank":
+            low_rank_class.write(extracted, stage)
         else:
             # Tools of transformers read "format" to learn which framework wrote the tensors.
             tensor_files.write(stage / files.WEIGHTS, states.stored(extracted), {"format": "pt"})

@@ -47,7 +47,14 @@ def from_pretrained(
         return checkpoints.load(path, model, **options)
     if path.exists():
         raise NotADirectoryError(f"{path} is a file; give the directory that save_pretrained wrote")
-    folder = _hub().snapshot_download(str(source), revision=revision, allow_patterns=[files.WEIGHTS, files.CONFIG])
+    hub = _hub()
+    try:
+        folder = hub.snapshot_download(str(source), revision=revision, allow_patterns=[files.WEIGHTS, files.CONFIG])
+    except (hub.errors.HFValidationError, OSError) as error:  # errors of the network and of the Hub are OSErrors
+        raise FileNotFoundError(
+            f"there is no directory {str(source)!r}, and no repository of the Hub could be read ({error}); "
+            "give the directory that save_pretrained wrote, or 'owner/name'"
+        ) from error
     return checkpoints.load(folder, model, **options)
 
 

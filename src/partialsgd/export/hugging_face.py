@@ -87,7 +87,8 @@ def require_same_class(extracted: nn.Module, level: str) -> None:
     if save is None or isinstance(save, Unsaveable):
         reason = f"{type(extracted).__name__} is not a Hugging Face model" if save is None else save.reason
         raise ValueError(
-            f'the level {level!r} cannot be loaded by from_pretrained: {reason}; use format="safetensors" or "onnx"'
+            f'the level {level!r} cannot be loaded by from_pretrained: {reason}; use format="safetensors" or "onnx", '
+            'or for layers of low rank "transformers_low_rank"'
         )
 
 

@@ -26,7 +26,7 @@ from partialsgd.engine.partial_sgd import PartialSGD
 from partialsgd.export import checkpoints
 from partialsgd.integrations import hf_checkpoint
 from partialsgd.integrations.micro_batches import MicroBatches
-from partialsgd.integrations.updating_optimizer import UpdatingOptimizer, updating
+from partialsgd.integrations.updating_optimizer import LoopScaler, UpdatingOptimizer, updating
 from partialsgd.method import Meter, Method
 from partialsgd.nested import Nested
 
@@ -75,8 +75,6 @@ class PartialTrainerMixin(_Trainer):  # type: ignore[misc]  # its base is Any
             self._inspect(self.model)
 
     def _require_supported(self) -> None:
-        if self.accelerator.mixed_precision == "fp16":
-            raise ValueError("fp16=True scales gradients, which PartialTrainer does not support yet; use bf16=True")
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError("PartialTrainer runs in one process or under DistributedDataParallel, not FSDP, DeepSpeed")
 
@@ -107,10 +105,15 @@ class PartialTrainerMixin(_Trainer):  # type: ignore[misc]  # its base is Any
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         model, optimizer = prepared[0], updating(self.optimizer)
         assert optimizer is not None  # made by create_optimizer
+        scaler = None
+        if self.accelerator.scaler is not None:  # with fp16, on a device that has it
+            self.accelerator.scaler = self.optimizer.scaler = LoopScaler(self.accelerator.scaler)
+            scaler = self.accelerator.scaler.scaler
         if optimizer.sgd is None:  # else train() was called before: the optimizer goes on, and so does the method
             optimizer.sgd = PartialSGD(
-                model, optimizer.optimizer, self._method, seed=self.args.seed, meter=self._meter, **self._policies
-            )
+                model, optimizer.optimizer, self._method, seed=self.args.seed, scaler=scaler, meter=self._meter,
+                **self._policies,
+            )  # fmt: skip
         self.sgd = optimizer.sgd
         self.micro_batches = MicroBatches(partial(self.accelerator.no_sync, model=model))
         self.sgd.zero_grad()

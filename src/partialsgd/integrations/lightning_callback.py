@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
 from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -24,7 +25,7 @@ from partialsgd.engine.masked_update import Outside
 from partialsgd.engine.nonfinite import Nonfinite
 from partialsgd.engine.partial_sgd import PartialSGD
 from partialsgd.integrations.micro_batches import MicroBatches
-from partialsgd.integrations.updating_optimizer import UpdatingOptimizer
+from partialsgd.integrations.updating_optimizer import LoopScaler, UpdatingOptimizer
 from partialsgd.method import Meter, Method
 from partialsgd.nested import Nested
 from partialsgd.parameters import unwrap
@@ -59,7 +60,7 @@ class PartialSGDCallback(Callback):
         self._method = method
         self._options: dict[str, Any] = {"seed": seed, "meter": meter, "outside": outside, "nonfinite": nonfinite}
         self._saved: dict[str, Any] | None = None
-        self._loops: list[tuple[Any, str, Any]] = []
+        self._substituted: list[tuple[Any, str, Any]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -71,9 +72,9 @@ class PartialSGDCallback(Callback):
         self._substitute(trainer, "test_loop", _EveryLevelLoop)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for owner, name, loop in self._loops:
-            setattr(owner, name, loop)
-        self._loops = []
+        for owner, name, original in self._substituted:
+            setattr(owner, name, original)
+        self._substituted = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         (optimizer,) = trainer.strategy.optimizers  # automatic optimization has one
@@ -83,7 +84,12 @@ class PartialSGDCallback(Callback):
         is_same = before is not None and before.parameters.model is unwrap(model)
         method = before.method if before is not None and is_same else self._method  # a method is bound once
         wrapper = UpdatingOptimizer(optimizer)
-        wrapper.sgd = self.sgd = PartialSGD(model, optimizer, method, **self._options)
+        scaler, precision = None, trainer.precision_plugin
+        if isinstance(precision, MixedPrecision) and precision.scaler is not None:  # "16-mixed"
+            self._substituted.append((precision, "scaler", precision.scaler))
+            precision.scaler = LoopScaler(precision.scaler)
+            scaler = precision.scaler.scaler
+        wrapper.sgd = self.sgd = PartialSGD(model, optimizer, method, scaler=scaler, **self._options)
         if self._saved is not None:
             self.sgd.load_state_dict(self._saved)
             self._saved = None
@@ -109,13 +115,11 @@ class PartialSGDCallback(Callback):
                 "PartialSGDCallback works with automatic optimization; with automatic_optimization = False build a "
                 "PartialSGD in on_train_start and call its step in training_step"
             )
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            raise ValueError('precision="16-mixed" scales gradients, which is not supported yet; use "bf16-mixed"')
 
     def _substitute(self, owner: Any, name: str, loop_class: type) -> None:
         """Give the trainer a loop of our class that shares all state with its own."""
         loop = getattr(owner, name)
-        self._loops.append((owner, name, loop))
+        self._substituted.append((owner, name, loop))
         substitute: Any = object.__new__(loop_class)
         substitute.__dict__ = loop.__dict__
         setattr(owner, name, substitute)

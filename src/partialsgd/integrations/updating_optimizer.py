@@ -1,10 +1,11 @@
-"""`UpdatingOptimizer`: the optimizer of a loop that calls `optimizer.step()` itself; its step is `sgd.update()`."""
+"""The optimizer and the gradient scaler of a loop that steps by itself: the step becomes `sgd.update()`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, final
 
+import torch
 from torch.optim import Optimizer
 
 from partialsgd.engine.partial_sgd import PartialSGD
@@ -58,3 +59,53 @@ def updating(optimizer: Any) -> UpdatingOptimizer | None:
             return None
         optimizer = inner
     return optimizer
+
+
+@final
+class LoopScaler(torch.amp.GradScaler):
+    """The GradScaler that a loop sees: it scales losses, and the `PartialSGD` does all the rest with the real one.
+
+    The gradients that the loop clips are unscaled already, because masks and rules need them so.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:  # without GradScaler.__init__: the state is the scaler's
+        self.scaler: torch.amp.GradScaler = scaler.scaler if isinstance(scaler, LoopScaler) else scaler
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scaler":  # a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.scaler, name)
+
+    def scale(self, outputs: Any) -> Any:
+        return self.scaler.scale(outputs)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Do nothing: the gradients were unscaled when they were taken."""
+
+    def step(self, optimizer: Optimizer, *args: Any, **options: Any) -> Any:
+        """Make the update. As in torch, the `step` of an optimizer that is not fused is not called for an overflow.
+
+        accelerate puts a `step` of its own on the optimizer, and lets the schedule wait if nobody has called it.
+        """
+        inner = updating(optimizer)
+        assert inner is not None  # the loop's optimizer
+        flags = self.scaler._found_inf_per_device(inner.optimizer).values()
+        is_fused = getattr(inner.optimizer, "_step_supports_amp_scaling", False)
+        if not is_fused and any(bool(flag.item()) for flag in flags):
+            return UpdatingOptimizer.step(inner)
+        return optimizer.step(*args, **options)
+
+    def update(self, new_scale: Any = None) -> None:
+        """Do nothing: the scale was updated with the parameters."""
+
+    def is_enabled(self) -> bool:
+        return self.scaler.is_enabled()
+
+    def get_scale(self) -> float:
+        return self.scaler.get_scale()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state_dict)

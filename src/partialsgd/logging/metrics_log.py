@@ -47,7 +47,7 @@ class MetricsLog:
     checkpoint. `t=0` starts over; without `t` a file that is not empty is refused. Every line is flushed at once.
 
     `trackers` names who is given the same numbers, as `loss/core`, `lr`, `criteria/core/c_norm`: `"tensorboard"` and
-    `"wandb"`, which write into folders of that name beside the file.
+    `"wandb"`, which write into folders of that name beside the file, and `"trackio"`, which writes into its own folder.
     """
 
     def __init__(self, path: AnyPath, *, t: int | None = None, skips: int = 0, trackers: Sequence[str] = ()) -> None:

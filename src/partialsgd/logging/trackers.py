@@ -1,7 +1,8 @@
-"""Trackers: the numbers of a metrics log for TensorBoard and Weights & Biases, by name."""
+"""Trackers: the numbers of a metrics log for TensorBoard, Weights & Biases and trackio, by name."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,9 +56,36 @@ class _WandB:
         self._run.finish()
 
 
+class _Trackio:
+    """A run of the project that TRACKIO_PROJECT names, or `partialsgd`, in the folder that TRACKIO_DIR names.
+
+    As for Weights & Biases, what was logged before a resume is another run of its group.
+    """
+
+    def __init__(self, path: Path, t: int | None) -> None:
+        import trackio
+        from trackio import context_vars
+
+        name = f"{path.parent.resolve().name}/{path.stem}"
+        project = os.environ.get("TRACKIO_PROJECT", "partialsgd")
+        users_own = context_vars.current_run.get()
+        context_vars.current_run.set(None)  # `init` would end a run of the user's own
+        try:
+            self._run: Any = trackio.init(project, f"{name} from step {t or 0}", name, embed=False, auto_log_cpu=False)
+        finally:
+            context_vars.current_run.set(users_own)
+
+    def write(self, t: int, numbers: dict[str, float]) -> None:
+        self._run.log(numbers, step=t)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 _KINDS: dict[str, tuple[str, Callable[[Path, int | None], Tracker]]] = {
     "tensorboard": ("lab", _TensorBoard),
     "wandb": ("trackers", _WandB),
+    "trackio": ("trackers", _Trackio),
 }
 
 NAMES = tuple(_KINDS)

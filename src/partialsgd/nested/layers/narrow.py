@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ from partialsgd.nested.layers.blocks import is_packed, pack_rows, packed_rows, s
 from partialsgd.nested.layers.linear_maps import LinearMap, parameter_like
 from partialsgd.nested.layers.shares import Share
 from partialsgd.nested.switch import Switch
+
+if TYPE_CHECKING:
+    from typing import Self  # not in Python 3.10
 
 
 @final
