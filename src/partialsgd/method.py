@@ -49,6 +49,8 @@ class Context:
     level: str | None = None
     measured: Mapping[str, Remembered] = field(default_factory=dict)
     """The memory of the method's own meter; it is saved with the run too."""
+    cached_level: str | None = None
+    """The level of the step before this one, if that step has kept its outputs (`Branch.caches`)."""
     _mask: Mask | None = None
     _gradient: Vector | None = None
     _gradients: tuple[Vector, ...] | None = None
@@ -195,6 +197,10 @@ class Branch:
     """The point at which `context.gradient` is taken: for a level of a nested model, that level."""
     same_noise: bool = True
     """False if dropout masks have other shapes at x̃ than at x, so that both passes cannot draw the same noise."""
+    caches: bool = False
+    """The closure must assign `g.batch` and `g.outputs`, which are kept for the next step."""
+    repeats: bool = False
+    """The step repeats the batch of the step before it, whose kept outputs are `g.teacher`."""
 
 
 BranchesRule: TypeAlias = Callable[[Context], Sequence[Branch]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from inspect import Parameter, signature
 from types import FunctionType, TracebackType
@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from partialsgd import vectors
+from partialsgd.engine import cached_outputs
+from partialsgd.engine.cached_outputs import Batch, CachedOutputs
 from partialsgd.engine.data_parallel import GradientsToSend, SendsActivePart
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import NOWHERE, Displacement, Perturbation, displace
@@ -46,6 +48,8 @@ class GradientPass:
         clones: bool,
         keeps_parts: bool,
         teacher: Callable[[], Any],
+        caches: bool = False,
+        repeated: Sequence[CachedOutputs] | None = None,
         within: MakeContext | None = None,
         on_move: Callable[[Displacement], None] | None = None,
         sender: SendsActivePart | None = None,
@@ -76,13 +80,23 @@ class GradientPass:
         self._step = step
         self._clones = clones
         self._teacher = teacher
+        self._caches, self._repeated = caches, repeated
+        self._batches: list[Batch] = []
+        self._cached: list[Any] = []
         self._sender = sender
         self._sends = sends
         self._earlier: Vector | None = None
 
     @property
     def teacher(self) -> Any:
-        """The outputs of the largest level for this batch, detached, if the method distills; else None."""
+        """The outputs of the largest level for this batch, detached, if the method distills; else None.
+
+        With `distill="cached"` they are those of the step before, if that trained a larger level.
+        """
+        if self._repeated is not None:
+            if not self._batches:
+                raise RuntimeError("assign g.batch before you read g.teacher: its outputs are those of one batch only")
+            return self._repeated[len(self._batches) - 1].outputs
         outputs = self._teacher()
         if isinstance(outputs, _SeveralOutputs):
             raise RuntimeError(
@@ -100,6 +114,20 @@ class GradientPass:
     def outputs(self, outputs: Any) -> None:
         self._outputs = outputs
         self._outputs_set += 1
+        if self._caches:
+            self._cached.append(outputs)
+
+    @property
+    def batch(self) -> Batch | None:
+        """Assign the batch here, or a number or text that names it, if the method has `distill="cached"`: a smaller
+        level must have the batch of the step before it, and raises if it is another one."""
+        return self._batches[-1] if self._batches else None
+
+    @batch.setter
+    def batch(self, batch: Batch) -> None:
+        if self._repeated is not None:
+            cached_outputs.require_same(self._repeated, len(self._batches), batch)
+        self._batches.append(cached_outputs.copied(batch) if self._caches else batch)
 
     def __enter__(self) -> GradientPass:
         if self._step.dropped:
@@ -170,6 +198,30 @@ class GradientPass:
         if self._outputs_set != 1:
             return losses, _SeveralOutputs() if self._outputs_set else None
         return losses, tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, self._outputs)
+
+    def cached(self) -> list[CachedOutputs]:
+        """The batches and outputs of this pass that the next step may use. Raises if the closure left one out."""
+        if self._repeated is not None and len(self._batches) != len(self._repeated):
+            raise RuntimeError(
+                f"the step before had {len(self._repeated)} micro-batches, and g.batch was assigned "
+                f"{len(self._batches)} times at this one, which repeats them; assign it once for each"
+            )
+        if not self._caches:
+            return []
+        if not self._batches or len(self._batches) != len(self._cached):
+            raise RuntimeError(
+                f"g.batch was assigned {len(self._batches)} times and g.outputs {len(self._cached)} times: with "
+                'distill="cached" the closure must assign both, once for each micro-batch'
+            )
+        for outputs in self._cached:
+            if not isinstance(outputs, Tensor):
+                raise TypeError(
+                    f'with distill="cached" g.outputs must be the tensor that teaches, such as the logits; got '
+                    f"{type(outputs).__name__}"
+                )
+        return [
+            CachedOutputs(*pair) for pair in zip(self._batches, (x.detach().clone() for x in self._cached), strict=True)
+        ]
 
     def _require_synced(self, reason: str) -> None:
         if self._sender is not None and self._sender.is_unsynced:

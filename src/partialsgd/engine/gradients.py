@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from partialsgd import vectors
 from partialsgd._util import shards
 from partialsgd._util.snapshots import Buffers, Snapshot
+from partialsgd.engine import cached_outputs
+from partialsgd.engine.cached_outputs import CachedOutputs
 from partialsgd.engine.data_parallel import GradientsToSend, SendsActivePart, require_unused_search
 from partialsgd.engine.gradient_pass import GradientPass, MakeContext
 from partialsgd.engine.nonfinite import NonfinitePolicy, are_finite
@@ -143,6 +145,7 @@ class GradientOracle:
                 "micro-batches and use sgd.gradients() without once=True, or sgd.step(closure)"
             )
         outputs = step.teacher if step.branches_done else None
+        repeated = self._cached_outputs(step) if branch.repeats else None
         step.current = GradientPass(
             self.parameters,
             perturbation,
@@ -152,12 +155,17 @@ class GradientOracle:
             clones=self.clones,
             keeps_parts=keeps_parts,
             teacher=branch.teacher or (lambda: outputs),
+            caches=branch.caches,
+            repeated=repeated,
             within=within,
             on_move=on_move,
             sender=self.ddp if isinstance(self.ddp, SendsActivePart) else None,
             sends=sends,
         )
         return step.current
+
+    def _cached_outputs(self, step: StepInProgress) -> list[CachedOutputs]:
+        return cached_outputs.read(step.context.memory, next(iter(self.parameters.values())).device)
 
     def sending_all(self) -> AbstractContextManager[None]:
         """A context for passes of a meter that do not run the user's closure: it exchanges all their gradients."""
@@ -182,6 +190,8 @@ class GradientOracle:
         step.backwards += len(losses)
         if branch is not None:
             step.record(branch, losses, outputs)
+            if branch.caches or branch.repeats:
+                step.cached = g.cached()
 
     def take(self, step: StepInProgress, g: GradientPass, branch: Branch | None = None) -> Vector:
         """Count a pass, and move its gradient out of `.grad`, unscaled."""
@@ -255,6 +265,8 @@ class GradientOracle:
         step.context = step.context.for_update(step.branches[0].level, step.mask)
         if step.method.branches is not None and step.method.mask is not everything and not step.overflow:
             self._narrow(step)
+        if step.cached or (step.context.memory and cached_outputs.cached_level(step.context.memory) is not None):
+            cached_outputs.write(step.context.memory, step.level, step.cached)
         if step.method.correct is not uncorrected and not step.overflow:
             vectors.put(self.parameters, correct(step.method, step.context, vectors.current(self.parameters)))
         if not step.mask.is_everything:

@@ -290,7 +290,8 @@ class _PairTaker:
 
 def _whole(branch: Branch) -> Branch:
     """The branch as a pass at x runs it: the full level, without a teacher."""
-    return replace(branch, level=branch.whole or branch.level, teacher=lambda: None)
+    level = branch.whole or branch.level
+    return replace(branch, level=level, teacher=lambda: None, caches=False, repeats=False)
 
 
 def _require_loss(loss: object) -> Tensor:

@@ -23,6 +23,7 @@ from partialsgd import masks, perturbations, vectors
 from partialsgd._util.plain_copy import gathered_copy, remove_own_hooks
 from partialsgd._util.undo import UndoStack, postpone_interrupts
 from partialsgd.engine.arguments import check_arguments, require_seed
+from partialsgd.engine.cached_outputs import cached_level
 from partialsgd.engine.data_parallel import Agreement, SendsActivePart, ddp_around, require_unused_search
 from partialsgd.engine.gradient_pass import Closure, GradientPass, require_loss, takes_pass
 from partialsgd.engine.gradients import GradientOracle
@@ -100,6 +101,11 @@ class PartialSGD:
     def optimizers(self) -> Sequence[Optimizer]:
         """The optimizers, without the wrappers of accelerate and Lightning."""
         return self._update.optimizers
+
+    @property
+    def repeats_batch(self) -> bool:
+        """True if the next step must have the batch of the last one, whose outputs teach it (`distill="cached"`)."""
+        return self.method.branches_at(self._context())[0].repeats
 
     def step(self, closure: Closure = None) -> Step:  # type: ignore[assignment]  # so that our error says what to do
         """One iteration of Algorithm 1. A closure that takes an argument is given the pass it runs in."""
@@ -227,7 +233,9 @@ class PartialSGD:
 
     def _context(self, level: str | None = None) -> Context:
         measured = dict(self.measured.get("method", {}))
-        return Context(self.t, self.seed, self.parameters, dict(self.memory), level=level, measured=measured)
+        memory = dict(self.memory)
+        cached = cached_level(memory) if memory else None
+        return Context(self.t, self.seed, self.parameters, memory, level=level, measured=measured, cached_level=cached)
 
     def _begin(self, *, by_closure: bool = False, once: bool = False) -> StepInProgress:
         """A new step. A guard that is not due, but has refused before, makes it a step of the fallback."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from partialsgd._util.snapshots import Buffers
 from partialsgd._util.undo import UndoStack
+from partialsgd.engine.cached_outputs import CachedOutputs
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.masks import Mask
 from partialsgd.method import Branch, Context, Method
@@ -93,6 +94,8 @@ class StepInProgress:
     backwards: int = 0
     current: GradientPass | None = None
     teacher: Any = None
+    cached: Sequence[CachedOutputs] = ()
+    """The outputs of this step that the next one may use."""
     buffers: Buffers | None = None
     """The buffers before the first pass, for a refusal after it."""
     branches_done: int = 0

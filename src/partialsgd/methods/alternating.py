@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from torch import nn
@@ -27,7 +28,7 @@ def alternating(
     order: Order | None = None,
     weights: Weights | None = None,
     lr: Mapping[str, float] | None = None,
-    distill: bool = False,
+    distill: bool | Literal["cached"] = False,
     every: int | None = None,
 ) -> Method:
     """Alternating training (Algorithm 2): the whole network at even t, the core at odd t.
@@ -36,7 +37,9 @@ def alternating(
     `weights` draws the level of each step at random instead, with these odds, or with other odds from certain steps on:
     `{0: {"full": 1, "core": 1}, 600: {"full": 7, "core": 3}}` trains the whole network more often late. `lr` multiplies
     the learning rate of a level's steps (the paper's alternate_lr_coef). With `distill=True` a step of a smaller level
-    runs the whole network first, without a gradient, and the closure finds its outputs in `g.teacher`.
+    runs the whole network first, without a gradient, and the closure finds its outputs in `g.teacher`. With
+    `distill="cached"` no pass is added: a step of a smaller level than the one before it repeats that step's batch
+    (`sgd.repeats_batch` tells the loop) and finds its outputs, if the closure assigns `g.batch` and `g.outputs`.
 
     `order="criterion"` begins so and then gives a level more or fewer steps as the criteria say, which are measured at
     every `every`-th of its steps (10): in proportion to 1 / (q² · its share of the parameters). A quarter of the steps
@@ -52,6 +55,8 @@ def alternating(
         raise ValueError("a step needs a level: order and weights must not be empty")
     if every is not None and not by_criterion:
         raise ValueError(f"every={every} is how often order='criterion' measures, and nothing else measures")
+    if distill not in (True, False, "cached"):
+        raise ValueError(f"distill must be True, False or 'cached', got {distill!r}")
     every = 10 if every is None else every
     require_count("every", every)
 
@@ -60,7 +65,10 @@ def alternating(
         cycle = tuple(reversed(nested.levels)) if order is None or by_criterion else tuple(order)
         for setting, levels in (("order", cycle), *(("weights", each) for each in odds.values()), ("lr", factors)):
             require_levels(nested, levels, setting)
-        each = {level: branch_of(nested, level, taught=distill) for level in nested.levels}
+        each = {level: branch_of(nested, level, taught=distill is True) for level in nested.levels}
+        places = {level: place for place, level in enumerate(each)}  # the smallest level first
+        if distill == "cached":
+            each = {level: replace(branch, caches=level != nested.levels[0]) for level, branch in each.items()}
         counts = {level: sum(p.numel() for p in nested.parameters(level=level) if p.requires_grad) for level in each}
         sizes = {level: max(counts[level], 1) / max(counts[nested.levels[-1]], 1) for level in cycle}
 
@@ -73,7 +81,10 @@ def alternating(
 
         def branches(context: Context) -> list[Branch]:
             level = context.level or next_level(context)
-            return [each[level]] if level in each else []
+            if level not in each:
+                return []
+            repeats = distill == "cached" and places[level] < places.get(context.cached_level or "", 0)
+            return [replace(each[level], repeats=True) if repeats else each[level]]
 
         named_odds = odds[0] if list(odds) == [0] else odds or None
         settings = f"order=criterion, every={every}" if by_criterion else f"order={list(cycle)}, weights={named_odds}"

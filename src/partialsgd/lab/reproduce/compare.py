@@ -153,9 +153,9 @@ def _pair(settings: Settings, out: Path) -> Pair:
 def alone_settings(settings: Settings, level: str, levels: list[str]) -> Settings:
     """The settings that train a level by itself; what the method does beside choosing levels stays."""
     if level == levels[-1] and hasattr(settings, "nest"):
-        changes: Any = {"nest": "none", "method": _alone_method(settings.method, "plain")}
+        changes: Any = {"nest": "none", "method": _alone_method(settings.method, "plain"), "distill": None}
         return replace(settings, **changes)
-    return replace(settings, method=_alone_method(settings.method, f"only({level!r})"))
+    return replace(settings, method=_alone_method(settings.method, f"only({level!r})"), distill=None)
 
 
 def _alone_method(method: str, alone: str) -> str:

@@ -19,6 +19,7 @@ class StepBatches:
     """The batches of one step on one rank."""
 
     epoch: int
+    position: int
     batches: list[Batch]
     units: int
     """The tokens or images of the step on all ranks together."""
@@ -47,7 +48,7 @@ class BatchPlan:
         indices = [(step * size + k) % len(self.batches) for k in range(size)]
         own = [move(self.batches.make(epoch, index)) for index in indices[self.rank :: self.ranks]]
         units = sum(self.batches.units(epoch, index) for index in indices)
-        return StepBatches(epoch, own, units, self.ranks / max(units, 1))
+        return StepBatches(epoch, position, own, units, self.ranks / max(units, 1))
 
 
 def permutation(count: int, *key: int | str) -> Tensor:

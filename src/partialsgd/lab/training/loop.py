@@ -104,7 +104,7 @@ def _prepare(settings: Settings) -> tuple[Task, Method]:
     launch.require_available(settings)
     require_shardable(settings)
     torch.set_num_threads(settings.threads or torch.get_num_threads())
-    method = parse_method(settings.method)  # before the data, because a typo is found at once
+    method = make_method(settings)  # before the data, because a typo is found at once
     task = build(settings)
     make_meter(settings, task.network)
     return task, method.bind(task.network)
@@ -146,7 +146,7 @@ def fit(
     parts = ShardedNetwork(task, accelerator) if settings.shard else None
     network = task.network if parts is None else parts.network
     model = launch.prepare_model(accelerator, network) if parts is None else network
-    method = method if parts is None else parse_method(settings.method).bind(network)
+    method = method if parts is None else make_method(settings).bind(network)
     plan = BatchPlan(task.batches, settings.accumulate, accelerator.process_index, accelerator.num_processes)
     batches_at = partial(plan.at, move=partial(send_to_device, device=accelerator.device))
     meter = make_meter(settings, network, batches_at, partial(mean_loss, task, model))
@@ -165,10 +165,12 @@ def fit(
     skips, names = state.sgd.state_dict()["skips"], launch.log_trackers(settings)
     log = ps.MetricsLog(run.metrics, t=state.sgd.t, skips=skips, trackers=names)
     trackers = launch.trackers(accelerator, settings, run.path)
+    is_due = False
     with trackers, log, stop_on_signal(partial(say, console)) as is_signalled, display:
         while state.position < total:
             start = time.monotonic()
-            batches = batches_at(state.position)
+            state.draw()
+            batches = batches_at(state.drawn)
             state.set_learning_rate(total)
             step = state.sgd.step(partial(_forward_backward, task, model, accelerator, batches))
             state.count(step, batches)
@@ -183,9 +185,13 @@ def fit(
             if accelerator.log_with:
                 accelerator.log(dict(metrics_log.scalars(metrics_log.record(step, **numbers))), step=step.t)
             is_stopped = launch.total(accelerator, is_signalled()) > 0  # so that all ranks stop at the same step
-            if is_last or is_stopped or state.position % settings.checkpoint_every == 0:
+            is_due |= is_stopped or state.position % settings.checkpoint_every == 0
+            # Outputs that wait for the next step are those of one rank's batches, and no checkpoint holds them.
+            saves = is_last or (is_due and not state.sgd.repeats_batch)
+            if saves:
                 state.save(run, keep=settings.keep)
-            if is_stopped and not is_last:
+                is_due = False
+            if is_stopped and saves and not is_last:
                 raise Stopped(f"stopped after step {state.position:,}; to continue: partialsgd resume {run.path}")
     return state
 
@@ -196,11 +202,19 @@ def _forward_backward(
     """The closure of a step: backward over its batches, and the mean loss over all ranks."""
     total = torch.zeros((), device=accelerator.device)
     for number, batch in enumerate(step.batches, start=1):
+        g.batch = step.position
         with nullcontext() if number == len(step.batches) else accelerator.no_sync(model):  # the sum is sent once
             loss = task.loss(model, batch, g) * step.loss_scale
             accelerator.backward(loss)
         total += loss.detach()
     return cast(Tensor, accelerator.reduce(total, reduction="mean"))
+
+
+def make_method(settings: Settings) -> Method:
+    """The method of the settings, before it is bound to the network."""
+    if settings.distill is None:
+        return parse_method(settings.method)
+    return parse_method(settings.method, distill=settings.distill)
 
 
 def _evaluate(state: TrainingState, run: Run, display: Display) -> Numbers:

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from partialsgd.method import Method
 
 
-def parse_method(text: str) -> Method:
-    """Make the method that the text describes."""
+def parse_method(text: str, **more: Any) -> Method:
+    """Make the method that the text describes, with `more` options."""
     if "\0" in text:  # a ValueError or a SyntaxError, depending on the Python version
         raise _unreadable(text)
     try:
-        return _method(ast.parse(text.strip(), mode="eval").body)
+        return _method(ast.parse(text.strip(), mode="eval").body, **more)
     except (SyntaxError, RecursionError, MemoryError) as error:  # the last two for thousands of signs
         raise _unreadable(text) from error
 
 
-def _method(node: ast.expr) -> Method:
+def _method(node: ast.expr, **more: Any) -> Method:
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name) or any(keyword.arg is None for keyword in call.keywords):
         raise _unreadable(ast.unparse(node))
@@ -42,7 +42,7 @@ def _method(node: ast.expr) -> Method:
     args = [_value(arg) for arg in call.args]
     options = {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
     try:
-        return make(*args, **options)
+        return make(*args, **options, **more)
     except (TypeError, AttributeError) as error:  # an unknown option, or a text where a number belongs
         reason = str(error).removeprefix(f"{name}() ")
         raise ValueError(f"the method {ast.unparse(node)!r}: {reason}; its form is {signature(name)}") from error

@@ -65,6 +65,11 @@ def cosine(t: int, total: int, warm_up: int = 0) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
 
 
+def with_teacher(loss: Tensor, distilled: Tensor, share: float) -> Tensor:
+    """(1 − share) · loss + share · distilled: the labels' loss, and that of a teacher's outputs."""
+    return distilled if share == 1 else (1 - share) * loss + share * distilled
+
+
 MakeSpec: TypeAlias = Callable[[tuple[float, ...]], Spec]
 """Makes the spec with these ratios for the layers that the recipe chooses."""
 

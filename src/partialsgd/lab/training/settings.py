@@ -40,6 +40,11 @@ class TrainingOptions:
     method: str = "alternating"
     """A training method with its options, such as "sam(rho=0.1)" or "compose(alternating, sam)".
     `partialsgd methods` lists them."""
+    distill: Literal["cached"] | None = None
+    """With --method alternating: a step of a smaller level has the batch of the step before it and learns from the
+    outputs of that step beside the labels, which takes no further pass."""
+    distill_weight: float = 0.5
+    """The share of these outputs in the loss of a smaller level; 1 ignores the labels."""
     seed: int = 0
     """The seed of every random choice: initial weights, batch order, augmentation, masks and dropout."""
     epochs: int = 10
@@ -122,6 +127,8 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
             raise ValueError(f"clip_norm must be positive, got {self.clip_norm}; omit it to clip nothing")
         if self.out is not None and not self.out.strip():
             raise ValueError(f"out is blank, {self.out!r}; name a folder, or omit it for one under runs/")
+        if not 0 < self.distill_weight <= 1:
+            raise ValueError(f"distill_weight must be in (0, 1], got {self.distill_weight}; for 0 omit distill")
         for name, default in (("probe", None), ("measure_layers", ()), ("measure_batches", 1)):
             if getattr(self, name) != default and self.measure_every is None:
                 raise ValueError(f"{name} has no effect without measure_every; set both, or neither")
@@ -136,6 +143,11 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
                     raise ValueError(
                         f"level_budget chooses units or ranks; with nest={self.nest!r} omit it, and give ratio"
                     )
+
+    @property
+    def taught_share(self) -> float:
+        """The share of `g.teacher` in the loss. Methods that distill by an option of their own ignore the labels."""
+        return self.distill_weight if self.distill else 1.0
 
     def comments(self) -> list[str]:
         """Lines that `--show-settings` prints as comments below the settings."""

@@ -46,6 +46,8 @@ class TrainingState:
     """The trained network, if it lies in parts over the processes."""
     position: int = 0
     """Steps tried so far; `sgd.t` counts those that were not skipped."""
+    drawn: int = 0
+    """The position whose batches the last step had; less than the step's own if it repeated them."""
     best_score: float | None = None
     """The selection score of the best checkpoint."""
     selection_levels: list[str] = field(default_factory=list)
@@ -69,6 +71,11 @@ class TrainingState:
     def wall(self) -> float:
         """Wall time with evaluations and checkpoints; time that was lost to a kill is not included."""
         return self.wall_before + time.monotonic() - self._began
+
+    def draw(self) -> None:
+        """Take the batches of this position, unless the method repeats those of the last step."""
+        if not self.sgd.repeats_batch:
+            self.drawn = self.position
 
     def set_learning_rate(self, total: int) -> None:
         """Set γ_t, a function of t alone, so that no scheduler state can be lost or stepped twice."""

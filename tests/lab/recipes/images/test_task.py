@@ -140,6 +140,16 @@ def test_a_teacher_takes_the_place_of_the_labels() -> None:
         assert all(step.loss.isfinite() for step in steps(task, method, 2))
 
 
+def test_cached_distillation_mixes_the_labels_and_the_teacher() -> None:
+    task = build(settings(distill="cached", distill_weight=0.25))
+    task.network.eval()
+    images, labels = task.batches.make(0, 0)
+    certain = 100.0 * F.one_hot(labels * 0, 10).float()
+    labelled, taught = (task.loss(task.network, (images, target), given()) for target in (labels, labels * 0))
+    found = task.loss(task.network, (images, labels), given(certain))
+    torch.testing.assert_close(found, 0.75 * labelled + 0.25 * taught)
+
+
 @pytest.mark.slow
 def test_both_levels_learn_the_digits_in_the_default_training() -> None:
     task = build(Images())

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import partialsgd as ps
+from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes.translation import losses, model, scores
 from partialsgd.lab.recipes.translation.task import TranslationTask, build, make_optimizer
 from partialsgd.lab.runs import use_run
@@ -92,6 +93,26 @@ def test_smaller_levels_learn_from_the_whole_network_if_they_are_told_to(method:
     assert [level for level, _ in apart] == [level for level, _ in taught]
     assert apart[0] == taught[0] and apart[0][0] == "full"  # the teacher learns from the labels
     assert apart[1] != taught[1] and apart[1][0] == "core"
+
+
+def test_cached_distillation_mixes_the_labels_and_the_outputs_of_the_step_before() -> None:
+    made = task(dropout=0.0, distill="cached", distill_weight=0.25, label_smoothing=0.0)
+    batch, seen = made.batches.make(0, 0), []
+
+    def closure(g: GradientPass) -> torch.Tensor:
+        g.batch = 0
+        loss = made.loss(made.network, batch, g)
+        labelled = losses.cross_entropy(g.outputs, batch["labels"])
+        taught = labelled if g.teacher is None else losses.distillation(g.outputs, g.teacher, batch["labels"])
+        seen.append((g.outputs.detach(), g.teacher))
+        torch.testing.assert_close(loss, 0.75 * labelled + 0.25 * taught)
+        loss.backward()
+        return loss
+
+    sgd = ps.PartialSGD(made.network, list(made.optimizers), ps.methods.alternating(distill="cached"))
+    assert [sgd.step(closure).level for _ in range(2)] == ["full", "core"]
+    (first, none), (_, teacher) = seen
+    assert none is None and torch.equal(teacher, first)
 
 
 def test_a_folder_is_read_in_the_direction_asked_for_and_long_pairs_are_told_of(tmp_path: Path) -> None:

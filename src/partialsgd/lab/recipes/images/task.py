@@ -28,7 +28,15 @@ from partialsgd.lab.recipes.images.data import (
 )
 from partialsgd.lab.recipes.images.flops import ImageFlops, passes_per_step
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.training.recipe_tools import MakeSpec, cosine, evaluation_mode, hash_tensors, latency, nest_model
+from partialsgd.lab.training.recipe_tools import (
+    MakeSpec,
+    cosine,
+    evaluation_mode,
+    hash_tensors,
+    latency,
+    nest_model,
+    with_teacher,
+)
 from partialsgd.lab.training.task import Batches, ExportDetails, Numbers, Split, Task, fill_template
 from partialsgd.method import Method
 from partialsgd.nested import Nested
@@ -73,12 +81,14 @@ class ImageTask:
         return cosine(t, total, self.settings.warm_up)
 
     def loss(self, model: nn.Module, batch: ImageBatch, g: GradientPass) -> Tensor:
-        """Cross-entropy with the labels, or with a teacher's outputs."""
+        """Cross-entropy with the labels, with a teacher's outputs, or with both."""
         images, labels = batch
         g.outputs = outputs = model(images)
+        loss = F.cross_entropy(outputs.float(), labels, reduction="sum")
         if (teacher := g.teacher) is None:
-            return F.cross_entropy(outputs.float(), labels, reduction="sum")
-        return ps.soft_cross_entropy(outputs.float(), teacher.float()) * len(labels)
+            return loss
+        distilled = ps.soft_cross_entropy(outputs.float(), teacher.float()) * len(labels)
+        return with_teacher(loss, distilled, self.settings.taught_share)
 
     def quick_eval(self, level: str) -> Numbers:
         return loss_and_accuracy(self._outputs(level, "valid"), self.data.valid.labels)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 from partialsgd.lab.recipes.translation.tokens import NO_LABEL, TokenBatch
-from partialsgd.lab.training.recipe_tools import evaluation_mode
+from partialsgd.lab.training.recipe_tools import evaluation_mode, with_teacher
 from partialsgd.lab.training.task import Numbers
 from partialsgd.nested import Nested
 from partialsgd.nested.inspect import flops
@@ -52,7 +52,7 @@ class Teacher:
         with torch.no_grad():
             answer = run(self._network.to(logits.device), batch).logits
         distilled = distillation(logits, answer.to(logits.dtype), batch["labels"])
-        return (1 - self._weight) * loss + self._weight * distilled
+        return with_teacher(loss, distilled, self._weight)
 
     def flops(self, shape: Shape) -> int:
         """FLOPs of the teacher's forward pass."""

@@ -21,7 +21,7 @@ from partialsgd.lab.recipes.translation.corpus import Corpus, corpus_hash, read_
 from partialsgd.lab.recipes.translation.losses import TranslationFlops
 from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.recipes.translation.tokens import Ids, TokenBatch, TokenBatches, in_order, longer_side
-from partialsgd.lab.training.recipe_tools import hash_texts, inverse_sqrt, linear
+from partialsgd.lab.training.recipe_tools import hash_texts, inverse_sqrt, linear, with_teacher
 from partialsgd.lab.training.task import ExportDetails, Numbers, Split, fill_template
 from partialsgd.method import Method
 from partialsgd.nested import Nested
@@ -151,12 +151,12 @@ class TranslationTask:
         return inverse_sqrt(t, self.settings.warm_up, initial)
 
     def loss(self, model: nn.Module, batch: TokenBatch, g: GradientPass) -> Tensor:
-        g.outputs = losses.run(model, batch)
-        logits, labels = g.outputs.logits, batch["labels"]
-        if g.teacher is not None:  # the method distills from a larger level
-            loss = losses.distillation(logits, g.teacher.logits, labels)
-        else:
-            loss = losses.cross_entropy(logits, labels, self.settings.label_smoothing)
+        g.outputs = logits = losses.run(model, batch).logits
+        labels, teacher = batch["labels"], g.teacher
+        loss = losses.cross_entropy(logits, labels, self.settings.label_smoothing)
+        if teacher is not None:  # the method distills from a larger level
+            distilled = losses.distillation(logits, getattr(teacher, "logits", teacher), labels)
+            loss = with_teacher(loss, distilled, self.settings.taught_share)
         return loss if self._teacher is None else self._teacher.mix(loss, logits, batch)
 
     def quick_eval(self, level: str) -> Numbers:
