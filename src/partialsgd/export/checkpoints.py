@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -12,6 +13,8 @@ from torch import nn
 from partialsgd.export import files, hugging_face, spec_json, states
 from partialsgd.export.files import Record
 from partialsgd.nested import Nested, nest
+from partialsgd.nested.extract.level import extract_level
+from partialsgd.nested.layers.separate import SeparateLevels
 from partialsgd.nested.nested import Metrics, unwrap_nested
 from partialsgd.nested.specs import Levels, Spec, resolve_levels
 
@@ -25,12 +28,15 @@ def save(nested: nn.Module, directory: str | PathLike[str], *, metrics: Metrics 
     nested, path = unwrap_nested(nested), Path(directory)
     if (path / files.WEIGHTS).exists() and not files.is_nested_model(path):
         raise ValueError(f"{path / files.WEIGHTS} holds another model and would be lost; save to another directory")
+    is_separate = isinstance(nested.model, SeparateLevels)
+    whole = nested.model.network(nested.levels[-1]) if isinstance(nested.model, SeparateLevels) else nested.model
     record = {
-        "versions": hugging_face.versions(nested.model),
-        "model": hugging_face.describe(nested.model),
+        "versions": hugging_face.versions(whole),
+        "model": hugging_face.describe(whole),
         "levels": list(nested.levels),
         "specs": spec_json.levels_as_json(nested.specs),
         "norms": nested.norms,
+        "separate": is_separate,
         "metrics": _checked_metrics(metrics or {}, nested.levels),
         "state": states.describe(nested.model),
     }
@@ -55,9 +61,22 @@ def load(
         model = hugging_face.rebuild(record["model"], states.with_ties(tensors, record["state"]))
         states.tie(model, record["state"]["tied"])
     nested = _nest(model, specs, record)
-    states.fill(nested.model, record["state"], tensors)
     nested.specs = specs
+    nested = as_saved(nested, record)
+    states.fill(nested.model, record["state"], tensors)
     return nested
+
+
+def as_saved(nested: Nested, record: Record) -> Nested:
+    """Return the nested model, or one whose levels share nothing, if such a one was saved."""
+    if not record.get("separate") or isinstance(nested.model, SeparateLevels):
+        return nested
+    networks = []
+    for level in nested.levels:
+        with nested.at(level), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the statistics of .* never updated")  # they are loaded
+            networks.append(extract_level(nested.model, level, {}))
+    return nested.with_separate(networks)
 
 
 def restore(nested: Nested, directory: str | PathLike[str]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from partialsgd._util import shards
 from partialsgd._util.plain_copy import gathered_copy
@@ -24,6 +25,7 @@ from partialsgd.nested.inspect import summary
 from partialsgd.nested.layers import fast_paths
 from partialsgd.nested.layers.base import NestedModule, exact_arithmetic, extracted_size, level_parameters
 from partialsgd.nested.layers.batch_norm import Norms, recalibrate
+from partialsgd.nested.layers.separate import SeparateLevels
 from partialsgd.nested.layers.sums import OutputSum
 from partialsgd.nested.planning.build import fill_plan
 from partialsgd.nested.planning.nest_plan import NestPlan
@@ -56,6 +58,7 @@ def nest(
     norms: Norms = "separate",
     seed: int = 0,
     example: Any = None,
+    optimizer: Optimizer | None = None,
 ) -> Nested:
     """Turn the model, in place, into a nested model: networks of several sizes that share their weights.
 
@@ -67,7 +70,9 @@ def nest(
     ones: `Width` runs the model once to find its hidden units. It may be left out for Hugging Face models and for
     models that take one tensor.
 
-    If it raises, the model is unchanged. The parameters are new: build the optimizer afterwards.
+    If it raises, the model is unchanged. The parameters are new: build the optimizer afterwards, or give the one that
+    has trained the model as `optimizer`: it then holds the new parameters, in the same groups, with the moments of the
+    weights that they came from. W of a low-rank layer keeps the moments of the weight, and U and V begin anew.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the first argument of nest must be an nn.Module, got {type(model).__name__}")
@@ -85,7 +90,15 @@ def nest(
     with exact_arithmetic(model):
         fill_plan(plan, level_specs, norms)
         plan.require_registered()
-    return Nested(plan.carry_out(), plan, level_specs, norms)
+    if optimizer is None:
+        return Nested(plan.carry_out(), plan, level_specs, norms)
+    from partialsgd.nested.optimizer_state import carry_into, require_carriable
+
+    require_carriable(plan.replacements.values())
+    before = dict(model.named_parameters())
+    nested = Nested(plan.carry_out(), plan, level_specs, norms)
+    carry_into(nested, before, optimizer)
+    return nested
 
 
 @final
@@ -190,6 +203,21 @@ class Nested(nn.Module):
             plain = extract_level(self.model, level, self._fast_path_flags)
             check_extracted(self.model, plain, level, self.example(example), partial(self.inputs_of, level))
         return plain
+
+    def part_ways(self, *, example: Any = None) -> Nested:
+        """Return a nested model with the same levels that share nothing: each is the level as `extract` gives it.
+
+        It is trained, saved and used as any other; this one stays as it is. `example` is that of `extract`.
+        """
+        return self.with_separate([self.extract(level, example=example) for level in self.levels])
+
+    def with_separate(self, networks: Sequence[nn.Module]) -> Nested:
+        """Return a nested model of networks that share nothing, one for each level."""
+        switch = Switch(self.levels)
+        plan = NestPlan(SeparateLevels(networks, switch).train(self.training), switch)
+        separate = Nested(plan.model, plan, self.specs, self.norms)
+        separate._example = self._example
+        return separate
 
     def example(self, inputs: Any = None) -> Example:
         """Return example inputs: those given, those of the first call, or some that fit a Hugging Face config."""

@@ -20,6 +20,7 @@ from partialsgd.nested.layers.base import NestedLayer, NestedModule, level_modul
 from partialsgd.nested.layers.batch_norm import SharedBatchNorm, warn_if_never_updated
 from partialsgd.nested.layers.depth import ShortenedBlocks
 from partialsgd.nested.layers.narrow_module import NarrowModule
+from partialsgd.nested.layers.separate import SeparateLevels
 from partialsgd.nested.layers.sums import OutputSum
 from partialsgd.nested.switch import FULL, Switch
 from partialsgd.parameters import Parameters
@@ -30,6 +31,8 @@ def extract_level(model: nn.Module, level: str, fast_path_flags: Mapping[str, in
     """Copy the model with a plain module in the place of every nested one; tied parameters stay tied."""
     if isinstance(model, OutputSum) and not model.is_sum(level):
         return extract_level(model.core, level, fast_path_flags)  # the core alone takes its own arguments
+    if isinstance(model, SeparateLevels):
+        return extract_level(model.network(level), level, {})
     for name, module in model.named_modules():
         if "forward" in vars(module):
             raise ValueError(
