@@ -74,9 +74,13 @@ class ToyTask:
         width, dropout = settings.width, nn.Dropout(settings.dropout)
         norm = [nn.BatchNorm1d(width)] if settings.norm else []
         model = nn.Sequential(nn.Linear(3, width), *norm, nn.ReLU(), dropout, nn.Linear(width, 1))
-        self.network = ps.nest(model, ps.Width(1 / 2))
-        self.optimizers: Sequence[Optimizer] = [torch.optim.Adam(self.network.parameters(), lr=settings.lr)]
+        self.settings = settings
+        self.use(ps.nest(model, ps.Width(1 / 2)))
         self.batches = ToyBatches(settings.seed, settings.count, settings.nan_at)
+
+    def use(self, network: ps.Nested) -> None:
+        self.network = network
+        self.optimizers: Sequence[Optimizer] = [torch.optim.Adam(network.parameters(), lr=self.settings.lr)]
 
     def notes(self) -> list[str]:
         return []

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from partialsgd import export
 from partialsgd.export import states
+from partialsgd.export.checkpoints import as_saved
 from partialsgd.lab.recipes import build
 from partialsgd.lab.runs.run import Run, versions
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.launch import processes
+from partialsgd.lab.training.method_text import make_method
 from partialsgd.lab.training.state import TrainingState
 from partialsgd.lab.training.task import Numbers, Split, Task
 from partialsgd.method import Method
@@ -38,7 +40,7 @@ def open_task(run: Run, checkpoint: Checkpoint = "best") -> Task:
     no_earlier_runs: dict[str, Any] = dict.fromkeys(run.settings.earlier_runs)
     task = build(replace(run.settings, **no_earlier_runs))
     run.require_data(task.data_hash())
-    load_weights(task.network, directory)
+    use_weights(task, task.network, directory)
     task.network.to(processes().device).eval()
     return task
 
@@ -54,10 +56,19 @@ def weights(run: Run, checkpoint: Checkpoint) -> Path:
     return directory
 
 
-def load_weights(network: Nested, directory: Path) -> None:
-    """Load a saved nested model into one of the same kind."""
+def load_weights(network: Nested, directory: Path) -> Nested:
+    """Load a saved nested model into one of the same kind; return that, or one whose levels have parted ways."""
     record, tensors = export.files.read(directory)
+    network = as_saved(network, record)
     states.fill(network.model, record["state"], tensors)
+    return network
+
+
+def use_weights(task: Task, network: Nested, directory: Path) -> None:
+    """Load a saved nested model into a network of the task, and let the task use it."""
+    loaded = load_weights(network, directory)
+    if loaded is not task.network:
+        task.use(loaded.to(next(network.parameters()).device))
 
 
 def example_on_device(task: Task) -> Any:
@@ -137,7 +148,7 @@ Summary: TypeAlias = dict[str, Any]
 def summarise(run: Run, state: TrainingState, method: Method, console: Console) -> Summary:
     """Score the best model on the test data and write summary.json, which marks a run as finished."""
     task = state.task
-    load_weights(task.network, run.best)
+    use_weights(task, state.joint, run.best)
     summary: Summary = {
         "recipe": run.settings.recipe,
         "checkpoint": "best",
@@ -165,7 +176,8 @@ def summarise(run: Run, state: TrainingState, method: Method, console: Console) 
                 "test": task.scores(level, "test"),
             }
         progress.update(line, description="computing further numbers")
-        summary["extras"] = task.extras(method)
+        bound = method if method.bound_to is task.network else make_method(run.settings).bind(task.network)
+        summary["extras"] = task.extras(bound)
     summary["wall"] = round(state.wall, 1)
     run.write_json("summary.json", summary)
     return summary

@@ -30,11 +30,11 @@ from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch
 from partialsgd.lab.training.batch_plan import BatchPlan, StepBatches
 from partialsgd.lab.training.errors import Stopped, WrongCall, advice_on_errors, stop_on_signal
-from partialsgd.lab.training.method_text import parse_method
+from partialsgd.lab.training.method_text import make_method, parse_method
 from partialsgd.lab.training.progress import Display, say, show_warnings_on
 from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.sharded import ShardedNetwork, require_shardable
-from partialsgd.lab.training.state import TrainingState
+from partialsgd.lab.training.state import Parting, TrainingState
 from partialsgd.lab.training.task import Numbers, Task
 from partialsgd.logging import metrics_log
 from partialsgd.method import Method
@@ -43,6 +43,9 @@ from partialsgd.nested.switch import FULL
 from partialsgd.parameters import parameters_of
 
 __all__ = ["Stopped", "resume", "train"]
+
+_PROBED = 10
+"""The steps whose batches say what a step of each level costs after the levels have parted ways."""
 
 
 def train(settings: Settings, *, show: bool = True) -> Run:
@@ -106,6 +109,8 @@ def _prepare(settings: Settings) -> tuple[Task, Method]:
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     method = make_method(settings)  # before the data, because a typo is found at once
     task = build(settings)
+    if settings.part_ways and len(task.network.levels) < 2:
+        raise ValueError("part_ways is for a network with smaller levels, and this has one level; omit it")
     make_meter(settings, task.network)
     return task, method.bind(task.network)
 
@@ -151,34 +156,45 @@ def fit(
     batches_at = partial(plan.at, move=partial(send_to_device, device=accelerator.device))
     meter = make_meter(settings, network, batches_at, partial(mean_loss, task, model))
     options = {"seed": settings.seed, "clip_norm": settings.clip_norm, "scaler": accelerator.scaler, "meter": meter}
-    state = TrainingState(task, ps.PartialSGD(model, list(task.optimizers), method, **options), accelerator, parts)
+    sgd = ps.PartialSGD(model, list(task.optimizers), method, **options)
+    state = TrainingState(task, model, sgd, accelerator, parts)
     total = min(settings.epochs * len(plan), settings.max_steps or settings.epochs * len(plan))
     torch.manual_seed(settings.seed + 1_000_003 * accelerator.process_index)  # for the network's own dropout
-    if state.load(run):  # before anything is written, so that a run that cannot be continued stays as it is
-        say(console, f"Continuing from step {state.position:,} of {total:,}.")
+    is_continued = state.load(run)  # before anything is written: a run that cannot be continued stays as it is
+    end = total if state.parting is None else state.parting.end
+    if is_continued:
+        say(console, f"Continuing from step {state.position:,} of {end:,}.")
     if accelerator.is_main_process:
         run.write_texts(task.sidecar_files())
     accelerator.wait_for_everyone()
-    network.train()
-    sizes = {"position": state.position, "total": total, "epoch": len(plan)}
+    (task.network if parts is None else network).train()
+    last_joint = max(1, round((1 - settings.part_ways) * total)) if settings.part_ways else total
+    sizes = {"position": state.position, "total": end, "epoch": len(plan)}
     display = Display(console, state.evaluations, **sizes, unit=task.unit)
     skips, names = state.sgd.state_dict()["skips"], launch.log_trackers(settings)
     log = ps.MetricsLog(run.metrics, t=state.sgd.t, skips=skips, trackers=names)
     trackers = launch.trackers(accelerator, settings, run.path)
     is_due = False
     with trackers, log, stop_on_signal(partial(say, console)) as is_signalled, display:
-        while state.position < total:
+        while state.position < (end := total if state.parting is None else state.parting.end):
             start = time.monotonic()
+            if last_joint <= state.position and state.parting is None:
+                state.part_ways(settings)
+                steps = _separate_steps(state, settings.part_ways, batches_at)
+                state.parting = Parting(state.position, state.sgd.t, steps)
+                display.total = state.parting.end
+                say(console, f"The levels part ways: each is trained alone, {steps:,} steps in turn.")
+                continue
             state.draw()
             batches = batches_at(state.drawn)
             state.set_learning_rate(total)
-            step = state.sgd.step(partial(_forward_backward, task, model, accelerator, batches))
+            step = state.sgd.step(partial(_forward_backward, task, state.model, accelerator, batches))
             state.count(step, batches)
             state.seconds += time.monotonic() - start
             losses = {level or FULL: float(loss) for level, loss in step.losses}
             display.step(state.position, losses, batches.units)
             numbers: Numbers = {"epoch": state.position / len(plan), task.unit: batches.units}
-            is_last = state.position == total
+            is_last = state.position == end
             if is_last or state.position % (settings.evaluate_every * len(plan)) == 0:
                 numbers |= _evaluate(state, run, display)
             log.write(step, **numbers)
@@ -196,6 +212,15 @@ def fit(
     return state
 
 
+def _separate_steps(state: TrainingState, share: float, batches_at: Callable[[int], StepBatches]) -> int:
+    """The steps of levels that part ways, each as many: with them, this share of the FLOPs is theirs."""
+    levels = state.task.network.levels
+    batches = [batch for k in range(_PROBED) for batch in batches_at(state.position + k).batches]
+    cost = sum(state.task.flops(level, batch) for level in levels for batch in batches) / _PROBED
+    left = share / (1 - share) * sum(state.flops.values())
+    return len(levels) * max(1, round(left / launch.total(state.accelerator, cost)))
+
+
 def _forward_backward(
     task: Task, model: nn.Module, accelerator: Accelerator, step: StepBatches, g: GradientPass
 ) -> Tensor:
@@ -208,13 +233,6 @@ def _forward_backward(
             accelerator.backward(loss)
         total += loss.detach()
     return cast(Tensor, accelerator.reduce(total, reduction="mean"))
-
-
-def make_method(settings: Settings) -> Method:
-    """The method of the settings, before it is bound to the network."""
-    if settings.distill is None:
-        return parse_method(settings.method)
-    return parse_method(settings.method, distill=settings.distill)
 
 
 def _evaluate(state: TrainingState, run: Run, display: Display) -> Numbers:

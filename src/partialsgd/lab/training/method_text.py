@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Any
 import partialsgd as ps
 from partialsgd import methods
 from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.settings import Settings
 from partialsgd.methods._registry import definition
 
 if TYPE_CHECKING:
     from partialsgd.method import Method
+
+
+def make_method(settings: Settings) -> Method:
+    """The method of the settings, before it is bound to a network."""
+    if settings.distill is None:
+        return parse_method(settings.method)
+    return parse_method(settings.method, distill=settings.distill)
 
 
 def parse_method(text: str, **more: Any) -> Method:

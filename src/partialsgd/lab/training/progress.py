@@ -30,7 +30,7 @@ class Display:
     ) -> None:
         """`epoch` is the number of steps in an epoch."""
         self.console = console
-        self._position, self._total, self._per_epoch, self._unit = position, total, epoch, unit
+        self._position, self.total, self._per_epoch, self._unit = position, total, epoch, unit
         self._losses, self._evaluations = dict[str, float](), dict(evaluations)
         self._first, self._began = position, time.monotonic()
         self._printed = self._then = self._began
@@ -60,7 +60,7 @@ class Display:
         if self._live is None and now - self._printed >= _LINE_SECONDS:
             self._printed = now
             losses_text = ", ".join(f"{level} {loss:.3f}" for level, loss in smoothed.items())
-            say(self.console, f"step {position:,} of {self._total:,}  {self._pace()}  loss: {losses_text}")
+            say(self.console, f"step {position:,} of {self.total:,}  {self._pace()}  loss: {losses_text}")
 
     def evaluated(self, position: int, evaluations: Mapping[str, Numbers]) -> None:
         """Print an evaluation; its time does not count for the speed of steps."""
@@ -77,14 +77,14 @@ class Display:
         epoch, done = f"epoch {self._position / self._per_epoch:.1f}", self._position - self._first
         if not done:
             return epoch
-        left = timedelta(seconds=round((self._then - self._began) / done * (self._total - self._position)))
+        left = timedelta(seconds=round((self._then - self._began) / done * (self.total - self._position)))
         return f"{epoch}  {self._units / max(self._seconds, 1e-9):,.0f} {self._unit}/s  {left} left"
 
     def _render(self) -> Group:
         """One line for the run, and one for each level with its loss and last evaluation."""
-        bar = ProgressBar(total=self._total, completed=self._position, width=16)
+        bar = ProgressBar(total=self.total, completed=self._position, width=16)
         run = Table.grid(padding=(0, 2))
-        run.add_row(f"step {self._position:,}/{self._total:,}", bar, self._pace())
+        run.add_row(f"step {self._position:,}/{self.total:,}", bar, self._pace())
         levels = Table.grid(padding=(0, 2))
         losses, evaluations = self._losses, self._evaluations
         for level in dict.fromkeys([*evaluations, *losses]):

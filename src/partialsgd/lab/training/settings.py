@@ -45,6 +45,9 @@ class TrainingOptions:
     outputs of that step beside the labels, which takes no further pass."""
     distill_weight: float = 0.5
     """The share of these outputs in the loss of a smaller level; 1 ignores the labels."""
+    part_ways: float = 0.0
+    """The last share of the training FLOPs, such as 0.15, trains each extracted network alone, in turn, one step each:
+    nothing is shared any more."""
     seed: int = 0
     """The seed of every random choice: initial weights, batch order, augmentation, masks and dropout."""
     epochs: int = 10
@@ -129,6 +132,9 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
             raise ValueError(f"out is blank, {self.out!r}; name a folder, or omit it for one under runs/")
         if not 0 < self.distill_weight <= 1:
             raise ValueError(f"distill_weight must be in (0, 1], got {self.distill_weight}; for 0 omit distill")
+        require_in("part_ways", self.part_ways, 0, 1)
+        if self.part_ways and self.shard:
+            raise ValueError("part_ways extracts whole networks, and shard divides one; use one of both")
         for name, default in (("probe", None), ("measure_layers", ()), ("measure_batches", 1)):
             if getattr(self, name) != default and self.measure_every is None:
                 raise ValueError(f"{name} has no effect without measure_every; set both, or neither")

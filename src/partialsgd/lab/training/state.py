@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import nn
 
 from partialsgd._util import files
+from partialsgd._util.snapshots import RandomState
 from partialsgd.engine.partial_sgd import PartialSGD
 from partialsgd.engine.step import Step
 from partialsgd.export import states
@@ -17,8 +21,11 @@ from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import launch, sharded
 from partialsgd.lab.training.batch_plan import StepBatches
+from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.sharded import ShardedNetwork
 from partialsgd.lab.training.task import Numbers, Task
+from partialsgd.methods import alternating
+from partialsgd.nested.optimizer_state import carry_to_levels
 from partialsgd.nested.switch import FULL
 
 _log = logging.getLogger("partialsgd")
@@ -35,11 +42,27 @@ _SAVED = {
 
 
 @final
+class Parting(NamedTuple):
+    """Where the levels of a run have parted ways."""
+
+    position: int
+    t: int
+    steps: int
+    """The number of steps from there to the end."""
+
+    @property
+    def end(self) -> int:
+        return self.position + self.steps
+
+
+@final
 @dataclass
 class TrainingState:
     """The task, its optimizer and the counters of a run."""
 
     task: Task
+    model: nn.Module
+    """The network as a step runs it: on its device, and wrapped to send gradients if there are several processes."""
     sgd: PartialSGD
     accelerator: Accelerator
     parts: ShardedNetwork | None = None
@@ -48,6 +71,8 @@ class TrainingState:
     """Steps tried so far; `sgd.t` counts those that were not skipped."""
     drawn: int = 0
     """The position whose batches the last step had; less than the step's own if it repeated them."""
+    parting: Parting | None = None
+    """Set once the levels have parted ways."""
     best_score: float | None = None
     """The selection score of the best checkpoint."""
     selection_levels: list[str] = field(default_factory=list)
@@ -65,12 +90,35 @@ class TrainingState:
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
-        self._peak = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.task.optimizers]
+        self._peak = self._learning_rates()
+        self.joint = self.task.network
+        """The network of the task before the levels have parted ways."""
 
     @property
     def wall(self) -> float:
         """Wall time with evaluations and checkpoints; time that was lost to a kill is not included."""
         return self.wall_before + time.monotonic() - self._began
+
+    def _learning_rates(self) -> list[list[float]]:
+        return [[group["lr"] for group in optimizer.param_groups] for optimizer in self.task.optimizers]
+
+    def part_ways(self, settings: Settings) -> None:
+        """Go on with the extracted levels, which share nothing, in turn; each coordinate keeps its moments."""
+        moments = {p: state for optimizer in self.task.optimizers for p, state in optimizer.state.items()}
+        random, device = RandomState(self.joint), next(self.joint.parameters()).device
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the statistics of .* never updated")  # a resume loads them
+            separate = self.joint.part_ways(example=send_to_device(self.task.example(), device))
+        self.task.use(separate)
+        carry_to_levels(self.joint, moments, separate, self.task.optimizers)
+        random.restore()
+        self._peak = self._learning_rates()
+        self.model = launch.prepare_model(self.accelerator, separate)
+        options = {"seed": settings.seed, "clip_norm": settings.clip_norm, "scaler": self.accelerator.scaler}
+        t = self.sgd.t
+        self.sgd = PartialSGD(self.model, list(self.task.optimizers), alternating(), **options)
+        self.sgd.t = t
+        separate.train()
 
     def draw(self) -> None:
         """Take the batches of this position, unless the method repeats those of the last step."""
@@ -78,8 +126,15 @@ class TrainingState:
             self.drawn = self.position
 
     def set_learning_rate(self, total: int) -> None:
-        """Set γ_t, a function of t alone, so that no scheduler state can be lost or stepped twice."""
-        factor = self.task.learning_rate(self.sgd.t, total)
+        """Set γ_t, a function of t alone, so that no scheduler state can be lost or stepped twice.
+
+        Levels that have parted ways follow what is left of the schedule, however many steps they have for it.
+        """
+        t = self.sgd.t
+        if self.parting is not None:
+            begin = self.parting.t
+            t = begin + round((t - begin) * (total - begin) / self.parting.steps)
+        factor = self.task.learning_rate(t, total)
         for optimizer, peaks in zip(self.task.optimizers, self._peak, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = factor * peak
@@ -130,6 +185,7 @@ class TrainingState:
             "scaler": None if scaler is None else scaler.state_dict(),
             "random": random,
             **{key: getattr(self, attribute) for key, attribute in _SAVED.items()},
+            "parting": None if self.parting is None else list(self.parting),
             "wall": self.wall,
         }
 
@@ -146,6 +202,9 @@ class TrainingState:
             return False
         files.clear_stage(run.checkpoints)  # here, because a run that has no step left writes no checkpoint
         self.position, state = checkpoint
+        if (parting := state.get("parting")) is not None:
+            self.part_ways(run.settings)
+            self.parting = Parting(*parting)
         states.fill(self.task.network.model, state["model"]["said"], state["model"]["tensors"])
         for optimizer, saved in zip(self.task.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved if self.parts is None else sharded.in_parts(optimizer, saved))

@@ -50,6 +50,9 @@ class Task(Protocol):
     formats: Sequence[str]
     """The export formats that the recipe supports."""
 
+    def use(self, network: Nested) -> None:
+        """Take this network, which has the same levels, in the place of the task's own, with new optimizers."""
+
     def notes(self) -> list[str]:
         """Lines about the data to show before the first step, for instance how many examples were dropped."""
 

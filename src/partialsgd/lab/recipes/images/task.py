@@ -60,14 +60,18 @@ class ImageTask:
     formats: Sequence[str] = ("safetensors", "onnx")
 
     def __init__(self, settings: Images, data: Data, network: Nested) -> None:
-        self.settings, self.data, self.network = settings, data, network
-        self.optimizers: Sequence[Optimizer] = [
-            torch.optim.SGD(network.parameters(), settings.lr, settings.momentum, weight_decay=settings.weight_decay)
-        ]
+        self.settings, self.data = settings, data
+        self.use(network)
         self.standardise = Standardise(data.train.images)
         options: dict[str, Any] = {"seed": settings.seed, "crop": settings.crop, "flip": settings.flip}
         self.batches: Batches = ImageBatches(data.train, self.standardise, size=settings.batch, **options)
-        self._flops = ImageFlops(network, data.train.images.shape[1:])
+
+    def use(self, network: Nested) -> None:
+        settings = self.settings
+        self.network, self._flops = network, ImageFlops(network, self.data.train.images.shape[1:])
+        self.optimizers: Sequence[Optimizer] = [
+            torch.optim.SGD(network.parameters(), settings.lr, settings.momentum, weight_decay=settings.weight_decay)
+        ]
 
     def notes(self) -> list[str]:
         sizes = (len(part) for part in (self.data.train, self.data.valid, self.data.test))

@@ -128,8 +128,7 @@ def load_model(run: Run, directory: Path) -> tuple[Nested, Tokenizer]:
     except Exception as error:  # tokenizers raises nothing more special
         raise ValueError(f"{run.path / TOKENIZER} is not a tokenizer: {error}; restore it from a copy") from error
     network = nest(build(settings, tokenizer.get_vocab_size()), settings)
-    load_weights(network, directory)
-    return network, tokenizer
+    return load_weights(network, directory), tokenizer
 
 
 def load_full_network(option: str, settings: Translation, tokenizer: Tokenizer) -> nn.Module:

@@ -112,15 +112,18 @@ class TranslationTask:
         network: Nested,
         earlier: model.Networks = MappingProxyType({}),
     ) -> None:
-        self.settings, self.corpus, self.tokenizer, self.network = settings, corpus, tokenizer, network
-        self.optimizers: Sequence[torch.optim.Optimizer] = [make_optimizer(network, settings)]
+        self.settings, self.corpus, self.tokenizer = settings, corpus, tokenizer
+        self.use(network)
         options = {"max_tokens": settings.max_tokens, "seed": settings.seed, "longest": settings.longest}
         self.batches = TokenBatches(self._ids("train"), **options)
         self._fitting = {split: self._fitting_pairs(split) for split in ("valid", "test")}
-        self._flops = TranslationFlops(network)
         teacher = earlier.get("teacher")
         self._teacher = None if teacher is None else losses.Teacher(teacher, settings.teacher_weight)
         self._earlier_hashes = [f"{option}:{model.weights_hash(plain)}" for option, plain in earlier.items()]
+
+    def use(self, network: Nested) -> None:
+        self.network, self._flops = network, TranslationFlops(network)
+        self.optimizers: Sequence[torch.optim.Optimizer] = [make_optimizer(network, self.settings)]
 
     @property
     def signature(self) -> str | None:
