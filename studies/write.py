@@ -38,6 +38,7 @@ def main() -> None:
     if not convergence.missing(runs):
         convergence_figures.draw(runs)
     scale.draw(FIGURES)
+    worth.draw(FIGURES)
     for (page, name), content in BLOCKS.items():
         page.write_text(pages.with_block(page.read_text(encoding="utf-8"), name, content()), encoding="utf-8")
 
@@ -95,6 +96,7 @@ BLOCKS: dict[tuple[Path, str], Callable[[], str]] = {
     (README, "results"): in_short,
     (WHICH_SIZE, "equal totals"): which_size.equal_totals,
     (WHICH_SIZE, "a line to 0"): worth.sections,
+    (WHICH_SIZE, "the paper's regime"): worth.regime_section,
     (WHICH_SIZE, "trained start"): trained_start.sections,
     (WHICH_SIZE, "sizes"): which_size.sizes,
     (WHICH_SIZE, "rates"): which_size.rates,

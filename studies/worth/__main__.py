@@ -26,6 +26,7 @@ from partialsgd.lab.runs.run import Run
 from studies.results import RESULTS
 from studies.worth import store
 from studies.worth.plans import QUEUE, Plan, plans
+from studies.worth.regime import Regime
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("\n".join(failures))
 
 
-def ready(known: dict[str, Plan], out: Path) -> list[RunJob]:
+def ready(known: dict[str, Plan | Regime], out: Path) -> list[RunJob]:
     """The runs that can be trained now, in order of value."""
     jobs: dict[str, RunJob] = {}
     for name, rows in QUEUE:

@@ -11,7 +11,7 @@ from partialsgd.lab.reproduce.numbers import shown_comparisons
 from partialsgd.lab.reproduce.run_folder import RunFolder, Scored, total_flops
 from studies import pages
 from studies.results import RESULTS
-from studies.worth import store
+from studies.worth import regime, store
 from studies.worth.plans import SCHEMES, Plan
 
 HEAD = (
@@ -30,8 +30,24 @@ HEAD = (
 def sections(folder: Path = RESULTS) -> str:
     """A row for each scheme and network whose runs are there."""
     with store.stored(folder) as found:
-        rows = [row for plan, runs in found for row in _rows(plan, runs)]
+        rows = [row for plan, runs in found if isinstance(plan, Plan) for row in _rows(plan, runs)]
     return pages.table(HEAD, rows) if rows else "No pair of joint and separate runs is stored yet."
+
+
+def regime_section(folder: Path = RESULTS) -> str:
+    """The core alone and jointly by learning rate."""
+    return regime.section(_regime_scores(folder))
+
+
+def draw(to: Path, folder: Path = RESULTS) -> None:
+    """Write the figure of the rates."""
+    regime.draw(_regime_scores(folder), to)
+
+
+def _regime_scores(folder: Path) -> dict[str, dict[float, float]]:
+    with store.stored(folder) as found:
+        of_regime = [plan.scores(runs) for plan, runs in found if isinstance(plan, regime.Regime)]
+    return of_regime[0] if of_regime else {"core": {}, "joint": {}}
 
 
 def _rows(plan: Plan, folder: RunFolder) -> Iterator[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from partialsgd.lab.recipes.images.settings import PRESETS
@@ -12,6 +12,7 @@ from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Gr
 from partialsgd.lab.reproduce.run_folder import AT, RunFolder, total_flops
 from partialsgd.lab.reproduce.translation import LAPTOP
 from partialsgd.lab.training.settings import Settings
+from studies.worth.regime import Regime
 
 SEEDS = 3
 _EARLY = 0.6
@@ -29,14 +30,27 @@ class Scheme:
     """The method's text for a run of so many steps."""
     passes: Mapping[str, float]
     """How often a step trains each level, on average."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the joint run other than the plan's."""
 
 
 def _late(steps: int) -> str:
     return f"alternating(weights={{0: {{'full': 1, 'core': 1}}, {round(_EARLY * steps)}: {{'full': 7, 'core': 3}}}})"
 
 
+def _alternating(steps: int) -> str:
+    return "alternating"
+
+
+_EVEN = {"core": 0.5, "full": 0.5}
+_TAUGHT = {"distill": "cached", "distill_weight": 0.5}
+_PARTED = {"part_ways": 0.15}
+
 SCHEMES: Mapping[str, Scheme] = {
-    "joint": Scheme("alternating", lambda steps: "alternating", {"core": 0.5, "full": 0.5}),
+    "joint": Scheme("alternating", _alternating, _EVEN),
+    "taught": Scheme("the core learns from cached outputs", _alternating, _EVEN, _TAUGHT),
+    "parted": Scheme("15 % of the FLOPs alone at the end", _alternating, _EVEN, _PARTED),
+    "both": Scheme("cached outputs, and 15 % alone", _alternating, _EVEN, {**_TAUGHT, **_PARTED}),
     "skewed": Scheme(
         "3 full steps to 2 core steps",
         lambda steps: "alternating(order=['full', 'core', 'full', 'core', 'full'])",
@@ -63,6 +77,7 @@ class Plan:
     """Other learning rates and warm-ups, at which every row is also trained to its end with the first seed."""
     factor: float = 1.0
     criterion: str = "loss"
+    seeds: int = SEEDS
 
     def experiment(self) -> Experiment:
         return Experiment(
@@ -92,14 +107,14 @@ class Plan:
             for row in self._rows_of(self.ratios[0]):
                 other = _at(cell, row)
                 is_best = folder.shown_row(row.name) == other.name
-                yield replace(other, seeds=SEEDS if is_best else 1)
+                yield replace(other, seeds=self.seeds if is_best else 1)
 
     def _rows_of(self, ratio: str) -> list[Row]:
         core: Any = {"ratio": (ratio,), "alone": "core", "method": "plain"}
         full: Any = {"nest": "none", "method": "plain"}
         alone = {_name("core", ratio): replace(self.base, **core), "full": replace(self.base, **full)}
-        joint = [Row(_name(name, ratio), self._jointly(name, ratio), SEEDS, None) for name in self.schemes]
-        return [*(Row(name, always(settings), SEEDS, None) for name, settings in alone.items()), *joint]
+        joint = [Row(_name(name, ratio), self._jointly(name, ratio), self.seeds, None) for name in self.schemes]
+        return [*(Row(name, always(settings), self.seeds, None) for name, settings in alone.items()), *joint]
 
     def _jointly(self, name: str, ratio: str) -> Callable[[RunFolder, int], Settings | None]:
         """As many steps as the FLOPs of both networks alone, with that seed, pay for; None until they are there."""
@@ -117,7 +132,7 @@ class Plan:
             full, summary = known["full"]
             epochs = math.ceil(round(steps / (summary["steps"] / full.epochs), 6))
             changes: Any = {"ratio": (ratio,), "method": scheme.method(steps), "max_steps": steps, "epochs": epochs}
-            return replace(self.base, **changes)
+            return replace(self.base, **changes, **scheme.changes)
 
         return make
 
@@ -134,17 +149,22 @@ def _at(cell: Cell, row: Row) -> Row:
     return replace(row, name=f"{row.name}{AT}{cell.name}", make=make, seeds=1, block=f"cells {cell.name}")
 
 
-def plans(data: str | None, images: str | None) -> dict[str, Plan]:
+def plans(data: str | None, images: str | None) -> dict[str, Plan | Regime]:
     """Every plan whose data are given."""
-    made: list[Plan] = []
+    made: list[Plan | Regime] = []
     if data is not None:
         common: dict[str, Any] = {"data": data, "source": "de", "target": "en", "lr": 6e-3, "warm_up": 240}
         line = replace(LAPTOP, **common, schedule="linear", nest="low-rank", init="zero")
         cells = tuple(Cell(rate, 240) for rate in (3e-3, 1.2e-2))
         rank: Any = {"score": "BLEU", "schemes": ("joint", "skewed", "late")}
+        screen: Any = {"score": "BLEU", "schemes": ("joint", "taught", "parted", "both"), "seeds": 1}
+        short = replace(line, epochs=4)
+        regime = replace(short, schedule="inverse-sqrt", dropout=0.3)
         made += [
             Plan("multi30k-rank", "Multi30k by rank", line, ratios=("1/32", "1/8", "1/4"), cells=cells, **rank),
             Plan("multi30k-width", "Multi30k by width", replace(line, nest="width"), "BLEU", ("1/4",)),
+            Plan("multi30k-screen", "Multi30k by rank, half as long", short, ratios=("1/32", "1/8"), **screen),
+            Regime("multi30k-regime", "Multi30k by rank, dropout 0.3, equal epochs", regime, "1/32"),
         ]
     if images is not None:
         narrow = replace(PRESETS["narrow"], data=images, epochs=12, keep=1, threads=1)
@@ -156,6 +176,8 @@ def plans(data: str | None, images: str | None) -> dict[str, Plan]:
 QUEUE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("multi30k-rank", ("core-1_32", "full", "joint-1_32")),
     ("cifar10-width", ()),
+    ("multi30k-screen", ()),
+    ("multi30k-regime", ()),
     ("multi30k-rank", ("skewed-1_32", "late-1_32")),
     ("multi30k-rank", ("core-1_8", "joint-1_8", "core-1_4", "joint-1_4")),
     ("multi30k-width", ()),

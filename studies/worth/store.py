@@ -12,13 +12,14 @@ from partialsgd.lab.reproduce.schedule import require_all
 from studies import reproductions, results
 from studies.results import RESULTS
 from studies.worth.plans import Plan, plans
+from studies.worth.regime import Regime
 
 
 def file_of(plan: str, folder: Path = RESULTS) -> Path:
     return folder / f"worth-{plan}.jsonl"
 
 
-def write(plan: Plan, runs: Path, to: Path = RESULTS) -> Path:
+def write(plan: Plan | Regime, runs: Path, to: Path = RESULTS) -> Path:
     """Write the finished runs of a plan, which replace those of an earlier call."""
     file = file_of(plan.name, to)
     results.write(file, [{"worth": plan.name}, *reproductions.packed_runs(runs)])
@@ -26,7 +27,7 @@ def write(plan: Plan, runs: Path, to: Path = RESULTS) -> Path:
 
 
 @contextmanager
-def stored(folder: Path = RESULTS) -> Iterator[list[tuple[Plan, RunFolder]]]:
+def stored(folder: Path = RESULTS) -> Iterator[list[tuple[Plan | Regime, RunFolder]]]:
     """The plans with stored runs, each with a temporary folder of these, if all are what the plan means today."""
     with tempfile.TemporaryDirectory() as name:
         found = []

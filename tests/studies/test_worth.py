@@ -15,7 +15,7 @@ from studies.worth import page, store
 from studies.worth.plans import QUEUE, SCHEMES, SEEDS, Plan, plans
 from tests.lab.reproduce.made import run
 
-NAMES = ("multi30k-rank", "multi30k-width", "cifar10-width")
+NAMES = ("multi30k-rank", "multi30k-width", "multi30k-screen", "multi30k-regime", "cifar10-width")
 
 
 def trained(plan: Plan, out: Path, row: str, seed: int, scores: dict[str, float], flops: dict[str, float]) -> None:
@@ -90,3 +90,45 @@ def test_what_is_stored_is_shown_with_differences_by_seed(rank: Plan, tmp_path: 
         "| Multi30k by rank | 1/32 | alternating | core | 2 | 20.50 (0.71) | 21.00 (0.71) | +0.5 ± 0 | 0.975 |",
         "| Multi30k by rank | 1/32 | alternating | full | 2 | 30.00 (0.00) | 29.00 (0.00) | -1 ± 0 | 0.975 |",
     ]
+
+
+def test_the_screen_has_one_seed_and_the_settings_of_each_scheme(tmp_path: Path) -> None:
+    screen: Any = plans("multi30k.de-en", None)["multi30k-screen"]
+    assert screen.base.epochs == 4 and screen.ratios == ("1/32", "1/8") and screen.seeds == 1
+    for ratio in ("1_32", "1_8"):
+        trained(screen, tmp_path, f"core-{ratio}", 0, {"full": 20.0}, {"full": 400.0})
+    trained(screen, tmp_path, "full", 0, {"full": 30.0}, {"full": 1200.0})
+    folder = RunFolder(tmp_path / screen.name, screen.experiment())
+    rows: Any = {row.name: row.make(folder, 0) for row in screen.experiment().rows(folder)}
+    assert all(row.seeds == 1 for row in screen.experiment().rows(folder))
+    found = {name: (made.distill, made.part_ways) for name, made in rows.items()}
+    for ratio in ("1_32", "1_8"):
+        assert found[f"core-{ratio}"] == found[f"joint-{ratio}"] == found["full"] == (None, 0.0)
+        assert found[f"taught-{ratio}"] == ("cached", 0.0) and found[f"parted-{ratio}"] == (None, 0.15)
+        assert found[f"both-{ratio}"] == ("cached", 0.15)
+        assert rows[f"both-{ratio}"].max_steps == rows[f"joint-{ratio}"].max_steps
+
+
+def test_the_regime_compares_the_core_alone_and_jointly_at_each_rate(tmp_path: Path) -> None:
+    regime: Any = plans("multi30k.de-en", None)["multi30k-regime"]
+    out, results = tmp_path / "runs", tmp_path / "results"
+    results.mkdir()
+    assert page.regime_section(results) == "No pair of runs is stored yet."
+    page.draw(tmp_path, results)
+    assert not (tmp_path / "regime.png").exists()
+    settings: Any = [row.make(RunFolder(tmp_path, regime.experiment()), 0) for row in regime.rows()]
+    assert {(one.dropout, one.schedule, one.epochs, one.warm_up) for one in settings} == {(0.3, "inverse-sqrt", 4, 240)}
+    assert sorted((one.lr, one.alone or "joint") for one in settings) == sorted(
+        (rate, way) for rate in (0.00075, 0.0015, 0.003, 0.006, 0.012) for way in ("core", "joint")
+    )
+    for rate, alone, jointly in ((0.00075, 5.0, 6.0), (0.012, 21.0, 20.0)):
+        trained(regime, out, f"core-lr{rate:g}", 0, {"full": alone}, {"full": 400.0})
+        trained(regime, out, f"joint-lr{rate:g}", 0, {"core": jointly, "full": 25.0}, {"core": 200.0, "full": 600.0})
+    store.write(regime, out / regime.name, results)
+    text = page.regime_section(results)
+    assert "| 0.00075 | 5.00 | 6.00 | +1.00 |" in text and "| 0.012 | 21.00 | 20.00 | -1.00 |" in text
+    assert "is ahead at 1 of 2 rates (0.00075)" in text
+    assert "the core alone reaches 21.00 (0.012) and jointly 20.00 (0.012)" in text
+    page.draw(tmp_path, results)
+    assert (tmp_path / "regime.png").stat().st_size > 1000
+    assert page.sections(results) == "No pair of joint and separate runs is stored yet."
