@@ -27,6 +27,7 @@ from partialsgd.engine.cached_outputs import cached_level
 from partialsgd.engine.data_parallel import Agreement, SendsActivePart, ddp_around, require_unused_search
 from partialsgd.engine.gradient_pass import Closure, GradientPass, require_loss, takes_pass
 from partialsgd.engine.gradients import GradientOracle
+from partialsgd.engine.level_states import StateOf, check_state_of, exchange, require_one_level
 from partialsgd.engine.masked_update import MaskedUpdate, Outside
 from partialsgd.engine.measurement import Measurement
 from partialsgd.engine.nonfinite import Nonfinite, NonfinitePolicy, accelerator, require_gradients
@@ -46,7 +47,8 @@ class PartialSGD:
 
     The closure runs forward and backward and returns the loss. It may run several times in one step on
     the same data, so it must not draw batches, count or step anything. `PartialSGD` owns `zero_grad`:
-    gradients are None before a step and after it.
+    gradients are None before a step and after it. With `state="per_level"` a parameter that several levels of a nested
+    model share has optimizer state of its own for each of them.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class PartialSGD:
         *,
         seed: int = 0,
         outside: Outside = "hold",
+        state: StateOf = "shared",
         clip_norm: float | None = None,
         nonfinite: Nonfinite | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -71,6 +74,7 @@ class PartialSGD:
         self._meters = {who: m for who, m in (("method", self.method.meter), ("meter", meter)) if m is not None}
         self.measured: dict[str, dict[str, Remembered]] = {who: {} for who in self._meters}
         self._update = MaskedUpdate(self.parameters, optimizers, outside)
+        self._state_of = check_state_of(state, outside)
         self._scaler = scaler_of(scaler, self._update.optimizers, self.parameters)
         self._clip_norm = clip_norm
         ddp = ddp_around(model)
@@ -216,6 +220,7 @@ class PartialSGD:
             "memory": dict(self.memory),
             "measured": {who: dict(memory) for who, memory in self.measured.items()},
             "outside": self._update.outside,
+            "state": self._state_of,
             "left_out": self._update.state_dict(),
         }
 
@@ -261,10 +266,13 @@ class PartialSGD:
             elif method.guard.has_refused(of_level):
                 method = method.guard.fallback
                 branches = method.branches_at(context)
-        self._pending = StepInProgress(
+        step = StepInProgress(
             method, branches, context, self._undo, self._drop, self._all_ones, measurement, by_closure, once
         )
-        return self._pending
+        if self._state_of == "per_level":
+            require_one_level(step)
+        self._pending = step
+        return step
 
     def _drop(self, step: StepInProgress) -> None:
         """Drop this step, unless another one was begun since."""
@@ -304,6 +312,8 @@ class PartialSGD:
             vectors.clip(self.parameters, self._clip_norm, norm)
         if projection is not NOWHERE:
             self._undo.append(partial(self._project, projection))
+        if self._state_of == "per_level":
+            exchange(self.parameters, self._update, step, self._undo)
         self._update.apply(step.mask, step.scale, self._undo, forgotten, finite)
         return False
 
@@ -311,6 +321,7 @@ class PartialSGD:
         """Check on the accelerator whether the step is finite, if the host need not know it at once."""
         device = accelerator(p.grad for p in self.parameters.values() if p.grad is not None)
         may_wait = self._nonfinite.may_wait and self._scaler is None and not step.overflow
+        may_wait = may_wait and self._state_of == "shared"
         if device is None or not may_wait or not self._update.decides_on_device:
             return None
         return self._nonfinite.watch(step, self.parameters, device, self._take_back(step))

@@ -12,7 +12,7 @@ from partialsgd._util.randomness import key
 from partialsgd.method import Remembered
 from partialsgd.parameters import Parameters
 
-_SINCE_LATER = {"measured", "remembers"}
+_SINCE_LATER = {"measured", "remembers", "state"}
 """Entries that states of earlier versions do not have."""
 
 
@@ -29,9 +29,13 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         raise TypeError(f"load_state_dict() takes what state_dict() returned, got {state!r}")
     if missing := own.keys() - state.keys() - _SINCE_LATER:
         raise ValueError(f"this is not a state of PartialSGD: it lacks {', '.join(sorted(missing))}")
-    for name in ("method", "outside"):
-        if state[name] != own[name]:
-            raise ValueError(f"the state was saved with {name}={state[name]!r}, and this has {name}={own[name]!r}")
+    for name, saved in (
+        ("method", state["method"]),
+        ("outside", state["outside"]),
+        ("state", state.get("state", "shared")),
+    ):
+        if saved != own[name]:
+            raise ValueError(f"the state was saved with {name}={saved!r}, and this has {name}={own[name]!r}")
     for name in own["parameters"].keys() | state["parameters"].keys():
         saved, shape = state["parameters"].get(name), own["parameters"].get(name)
         if saved != shape:
