@@ -257,30 +257,30 @@ def fit(
     *,
     taught: float = 0.0,
 ) -> None:
-    """Train a nested model; batches are a function of the seed, the part of the training and the step.
+    """Train a nested model; batches are a function of the seed, the part of the training and their number.
 
-    With `taught`, a step of the core has the batch and, as its teacher, the outputs of the full step before it.
+    `taught` is the weight of a teacher in the loss, where the method gives one.
     """
     characters = text.tensor("train")
     optimizer = torch.optim.AdamW(network.parameters(), lr=schedule.rate, fused=True)
     sgd = ps.PartialSGD(network, optimizer, method, seed=seed)
-    teacher: list[Tensor] = []
+    windows, drawn = torch.zeros(0), -1
 
     def closure(g: Any) -> Tensor:
-        logits = network(windows[:, :-1])
-        value = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
-        if taught and g.level == "core":
-            value = (1 - taught) * value + taught * ps.soft_cross_entropy(logits, teacher.pop())
-        elif taught:
-            teacher.append(logits.detach())
+        g.batch, g.outputs = drawn, network(windows[:, :-1])
+        value = F.cross_entropy(g.outputs.flatten(0, 1), windows[:, 1:].flatten())
+        if g.teacher is not None:
+            value = (1 - taught) * value + taught * ps.soft_cross_entropy(g.outputs, g.teacher)
         value.backward()
         return value
 
     network.train()
     for t in range(steps):
         optimizer.param_groups[0]["lr"] = schedule.at(t, steps)
-        draw = generator(key(seed, part, t // 2 if taught else t))
-        places = torch.randint(len(characters) - CONTEXT, (BATCH, 1), generator=draw)
-        windows = characters[places + torch.arange(CONTEXT + 1)]
+        if not sgd.repeats_batch:
+            drawn += 1
+            draw = generator(key(seed, part, drawn))
+            places = torch.randint(len(characters) - CONTEXT, (BATCH, 1), generator=draw)
+            windows = characters[places + torch.arange(CONTEXT + 1)]
         sgd.step(closure)
     network.eval()

@@ -32,8 +32,7 @@ class Joint:
     full_share: float = 0.5
     """The share of the steps that train the full level."""
     taught: float = 0.0
-    """The weight of the teacher in the loss of a core step, which has the batch of the full step before it and learns
-    from the outputs that were computed there. This costs nothing, and the family sees half as many batches."""
+    """The weight of a teacher in the loss of a core step, if the method gives one."""
     apart: float = 0.0
     """The last share of the budget, in which each network is extracted and trained alone."""
 
@@ -46,13 +45,17 @@ def _late_skew(steps: int) -> Method:
     return methods.alternating(weights={0: _EVEN, round(_EARLY * steps): _MORE_FULL})
 
 
+def _cached(steps: int) -> Method:
+    return methods.alternating(distill="cached")
+
+
 CORE_ALONE, FULL_ALONE = "core alone", "full alone"
 JOINT: Mapping[str, Joint] = {
     "jointly": Joint(),
     "jointly, 3 full to 2 core": Joint(lambda steps: methods.alternating(order=_THREE_TO_TWO), 0.6),
-    "jointly, cached teacher": Joint(taught=0.5),
+    "jointly, cached teacher": Joint(_cached, taught=0.5),
     "jointly, parting at 85 %": Joint(apart=0.15),
-    "jointly, cached teacher, parting at 85 %": Joint(taught=0.5, apart=0.15),
+    "jointly, cached teacher, parting at 85 %": Joint(_cached, taught=0.5, apart=0.15),
     "jointly, full at a third of the rate": Joint(lambda steps: methods.alternating(lr={"full": 1 / 3})),
     "jointly, late skew": Joint(_late_skew, _EARLY * 0.5 + (1 - _EARLY) * 0.7),
 }
