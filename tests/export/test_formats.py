@@ -78,7 +78,7 @@ def test_bad_input_writes_nothing(tmp_path: Path) -> None:
             "core",
             {"format": "pickle"},
             ValueError,
-            "one of 'safetensors', 'onnx', 'pt2', 'transformers'; got 'pickle'",
+            "one of 'safetensors', 'onnx', 'pt2', 'transformers', 'transformers_low_rank'; got 'pickle'",
         ),
         (nested, "small", {"example": X}, ValueError, "no level 'small'; there are 'core', 'full'"),
         (nested.model, "core", {}, TypeError, "got a Sequential"),

@@ -1,8 +1,18 @@
-"""`save_pretrained`, `from_pretrained` and the model card; nothing is uploaded or downloaded."""
+"""`save_pretrained`, `from_pretrained` and the model card; what is uploaded goes to a server on this machine."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +105,59 @@ def test_without_a_network_the_hub_says_so(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match="give the directory that save_pretrained wrote"):
         ps.Nested.from_pretrained(tmp_path / "file")
+
+
+@contextmanager
+def local_hub(folder: Path) -> Iterator[str]:
+    """Serve what an upload needs of the Hub's interface on this machine; the files go into the folder."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            if self.path == "/api/repos/create":
+                answer: dict[str, Any] = {"url": f"{address}/me/nested"}
+            elif self.path == "/api/models/me/nested/preupload/main":
+                files = [{"path": each["path"], "uploadMode": "regular"} for each in json.loads(body)["files"]]
+                answer = {"files": [{**each, "shouldIgnore": False, "oid": None} for each in files]}
+            elif self.path == "/api/validate-yaml":  # the head of the model card
+                answer = {"errors": [], "warnings": []}
+            else:
+                assert self.path == "/api/models/me/nested/commit/main"
+                for line in map(json.loads, body.splitlines()):
+                    if line["key"] == "file":
+                        (folder / line["value"]["path"]).write_bytes(b64decode(line["value"]["content"]))
+                answer = {"commitUrl": f"{address}/me/nested/commit/1", "commitOid": "1", "success": True}
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        address = f"http://127.0.0.1:{server.server_port}"
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield address
+        finally:
+            server.shutdown()
+
+
+def test_what_is_pushed_loads_to_the_bit(tmp_path: Path) -> None:
+    """Upload from a process of its own, because huggingface_hub reads its address when it is imported."""
+    code = (
+        "import partialsgd as ps; from tests.export.test_hub import network; "
+        "nested = ps.nest(network(), ps.Width(0.25)); "
+        "print(nested.push_to_hub('me/nested', metrics={'core': {'loss': 0.5}}, token='hf_none'))"
+    )
+    with local_hub(tmp_path) as address:
+        pushed = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert pushed.returncode == 0, pushed.stderr
+    assert pushed.stdout.strip().endswith("/me/nested/commit/1")
+    assert "| core |" in (tmp_path / "README.md").read_text()
+    assert not differing(ps.nest(network(), ps.Width(0.25)), ps.Nested.from_pretrained(tmp_path, network()))

@@ -41,7 +41,7 @@ def test_measuring_is_not_training_and_each_pass_costs_what_its_level_costs(tmp_
 def state(toy: None, tmp_path: Path) -> TrainingState:
     task = build(SMALL)
     sgd = ps.PartialSGD(task.network, list(task.optimizers), parse_method(SMALL.method))
-    return TrainingState(task, sgd, launch.make_accelerator(SMALL, tmp_path))
+    return TrainingState(task, task.network, sgd, launch.make_accelerator(SMALL, tmp_path))
 
 
 def test_wall_time_includes_evaluations_and_continues_after_a_checkpoint(

@@ -48,6 +48,7 @@ class NarrowLayer(NestedLayer):
         steps = sorted(set(sizes.values()))
         super().__init__(switch, {level: steps.index(size) + 1 for level, size in sizes.items()})
         self.linear, self.rows, self.columns, self.pads = linear, rows, columns, pads
+        self.adds_columns = linear.kind != "conv2d" and not rows.sizes and columns.is_prefix
         weight, bias = layer.get_parameter("weight"), layer._parameters["bias"]
         values = columns.permuted(rows.permuted(linear.weight_of(layer), 0), 1)
         old_rows = old_columns = 0
@@ -70,8 +71,7 @@ class NarrowLayer(NestedLayer):
     def compute(self, x: Tensor) -> Tensor:
         level = self.switch.level
         count, bias = self.block_counts[level], self.bias_at(level)
-        is_summed = self.linear.kind != "conv2d" and not self.rows.sizes and self.columns.is_prefix
-        if is_summed and count > 1:
+        if self.adds_columns and count > 1:
             y = sum_over_columns(x, self.blocks("rows", count) + self.blocks("columns", count), bias)
         else:
             y = self.linear.apply(x, self._joined(level), bias)

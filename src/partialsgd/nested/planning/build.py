@@ -102,7 +102,8 @@ def low_rank_layers(plan: NestPlan, spec: LowRank) -> list[str]:
                 raise ValueError(f"{name!r} cannot be nested: {linear_maps[name]}")
     skipped |= {name: "excluded" for name in chosen if name in excluded}
     chosen = [name for name in chosen if name not in excluded]
-    for name, reader in read_elsewhere(plan, chosen).items():
+    independent = [name for name in chosen if plan.why_not_nestable(name) is None]  # others are refused by their reason
+    for name, reader in read_elsewhere(plan, independent).items():
         reason = f"the code of {reader or 'the model'!r} reads its weight, which a layer of low rank does not have"
         if spec.where is not None:
             raise ValueError(f"{name!r} cannot be nested: {reason}; exclude it, or name other layers")
