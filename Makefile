@@ -55,5 +55,7 @@ setup: $(INSTALLED)  ## only the installation, with all extras
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[lab,trainer,lightning,trackers,export,int8,elastic,docs,dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[lab,trainer,lightning,trackers,export,elastic,docs,dev]"
+	# In a folder of its own: transformers imports torchao where it is installed, and torchao then prints warnings.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade -c constraints.txt --target .venv/int8 torchao
 	touch $(INSTALLED)
