@@ -19,6 +19,7 @@ from benchmarks.links import shaped_links
 from benchmarks.network import (
     LINKS,
     SLOW,
+    VOCABULARY,
     Trainer,
     bytes_a_step,
     exact,
@@ -40,6 +41,7 @@ COMPRESSIONS: Mapping[str, Callable[[], Any]] = {
     "random-k 10 %": lambda: compress(random_k=0.1),
     "PowerSGD, rank 4": lambda: compress(power_sgd=4),
 }
+LEARNED_WORDS = 100  # few, so that 200 steps teach something
 _POWER_SGD_WARM_UP = 12  # its first ten steps are not compressed
 
 
@@ -47,10 +49,10 @@ def measure(track: Track) -> list[Figure]:
     return figures_of(track.rounds)
 
 
-def trainer_of(rank: int, model: nn.Module, compression: Compression | None, *, lr: float) -> Trainer:
+def trainer_of(rank: int, model: nn.Module, compression: Compression | None, words: int = VOCABULARY) -> Trainer:
     """Plain training by Adam."""
-    optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
-    return Trainer(rank, data_parallel(model, compression=compression), model, ps.methods.plain(), optimizer)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-4, fused=True)
+    return Trainer(rank, data_parallel(model, compression=compression), model, ps.methods.plain(), optimizer, words)
 
 
 def race(rank: int, rounds: int) -> dict[str, list[tuple[float, int, float]]]:
@@ -58,7 +60,7 @@ def race(rank: int, rounds: int) -> dict[str, list[tuple[float, int, float]]]:
     trainers = {}
     for name, make in COMPRESSIONS.items():
         model = transformer()
-        trainers[name] = trainer_of(rank, model, make(), lr=1e-3)
+        trainers[name] = trainer_of(rank, model, make())
     taken: dict[str, list[tuple[float, int, float]]] = {name: [] for name in trainers}
     for number in range(-_POWER_SGD_WARM_UP, rounds):
         for name, trainer in trainers.items():
@@ -74,7 +76,7 @@ def losses(rank: int, steps: int) -> dict[str, list[float]]:
     taken = {}
     for name, make in COMPRESSIONS.items():
         model = transformer()
-        trainer = trainer_of(rank, model, make(), lr=3e-4)
+        trainer = trainer_of(rank, model, make(), LEARNED_WORDS)
         taken[name] = [trainer.step()[2] for _ in range(steps)]
     return taken
 

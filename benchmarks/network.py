@@ -67,11 +67,15 @@ def transformer() -> nn.Module:
     return MarianMTModel(config).train()
 
 
-def batch(t: int, rank: int) -> dict[str, Tensor]:
-    """Sentences to be copied, so that there is something to learn; different ones on each worker."""
+def batch(t: int, rank: int, words: int = VOCABULARY) -> dict[str, Tensor]:
+    """Sentences of so many words to be copied, in which each word follows from the one before, so that there is
+    something to learn in few steps; different ones on each worker."""
     draw = torch.Generator().manual_seed(1000 * t + rank)
-    sentences = torch.randint(2, VOCABULARY, (SENTENCES, LENGTH), generator=draw)
-    return {"input_ids": sentences, "labels": sentences}
+    sentences = [torch.randint(words - 2, (SENTENCES,), generator=draw)]
+    while len(sentences) < LENGTH:
+        sentences.append((7 * sentences[-1] + 3) % (words - 2))
+    tokens = 2 + torch.stack(sentences, 1)
+    return {"input_ids": tokens, "labels": tokens}
 
 
 @final
@@ -79,13 +83,19 @@ class Trainer:
     """One contestant: a model of its own, and `step()`, which gives seconds, bytes and loss."""
 
     def __init__(
-        self, rank: int, wrapped: nn.Module, model: nn.Module, method: ps.Method, optimizer: torch.optim.Optimizer
+        self,
+        rank: int,
+        wrapped: nn.Module,
+        model: nn.Module,
+        method: ps.Method,
+        optimizer: torch.optim.Optimizer,
+        words: int = VOCABULARY,
     ) -> None:
-        self.rank, self.wrapped, self.model, self.t = rank, wrapped, model, 0
+        self.rank, self.wrapped, self.model, self.words, self.t = rank, wrapped, model, words, 0
         self.sgd = ps.PartialSGD(wrapped, optimizer, method)
 
     def step(self) -> tuple[float, int, float]:
-        inputs = batch(self.t, self.rank)
+        inputs = batch(self.t, self.rank, self.words)
 
         def closure() -> Tensor:
             loss: Tensor = self.wrapped(**inputs).loss
