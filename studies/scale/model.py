@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
+from torch import Tensor
 
 
 @final
@@ -113,26 +114,32 @@ def messages_of(size: float) -> int:
 def fit_link(samples: Sequence[Sample]) -> Fit:
     """Efficiency, latency and handling by least squares of relative errors over measured ring all-reduces.
 
-    None of them is negative: one that would be is left out.
+    None of them is negative: one that would be is left out. Nor is the efficiency above 1, which short messages within
+    the burst that a shaped link allows would give.
     """
     rows = []
     for rate, workers, crowding, size, seconds in samples:
         sent = 2 * (workers - 1) / workers * size
         rows.append([8 * sent / rate / seconds, 2 * (workers - 1) / seconds, sent * crowding / seconds])
-    matrix, ones = torch.tensor(rows, dtype=torch.float64), torch.ones(len(rows), 1, dtype=torch.float64)
-    used, found = [0, 1, 2], [0.0, 0.0, 0.0]
+    matrix, ones = torch.tensor(rows, dtype=torch.float64), torch.ones(len(rows), dtype=torch.float64)
+    slope, latency, handling = _least_squares(matrix, ones)
+    if 0 < slope < 1:
+        slope, (latency, handling) = 1.0, _least_squares(matrix[:, 1:], ones - matrix[:, 0])
+    return Fit(1 / slope if slope else math.inf, latency, handling)
+
+
+def _least_squares(matrix: Tensor, target: Tensor) -> list[float]:
+    """Return the factors of the columns, none of them negative; one that would be is 0."""
+    used = list(range(matrix.shape[1]))
     while used:
         scale = matrix[:, used].norm(dim=0)  # the columns differ by orders of magnitude
-        solution = torch.linalg.lstsq(matrix[:, used] / scale, ones, driver="gelsd").solution[:, 0] / scale
-        negative = [column for column, value in zip(used, solution.tolist(), strict=True) if value < 0]
+        factors = torch.linalg.lstsq(matrix[:, used] / scale, target[:, None], driver="gelsd").solution[:, 0] / scale
+        by_column = dict(zip(used, factors.tolist(), strict=True))
+        negative = [column for column, value in by_column.items() if value < 0]
         if not negative:
-            found = [0.0, 0.0, 0.0]
-            for column, value in zip(used, solution.tolist(), strict=True):
-                found[column] = value
-            break
+            return [by_column.get(column, 0.0) for column in range(matrix.shape[1])]
         used.remove(negative[-1])
-    slope, latency, handling = found
-    return Fit(1 / slope if slope else math.inf, latency, handling)
+    return [0.0] * matrix.shape[1]
 
 
 def fit_overlap(steps: Sequence[MeasuredStep], fit: Fit) -> Fit:
