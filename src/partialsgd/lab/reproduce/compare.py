@@ -152,7 +152,7 @@ def _pair(settings: Settings, out: Path) -> Pair:
 
 def alone_settings(settings: Settings, level: str, levels: list[str]) -> Settings:
     """The settings that train a level by itself; what the method does beside choosing levels stays."""
-    apart: Any = {"distill": None, "part_ways": 0.0}
+    apart: Any = {"distill": None, "part_ways": 0.0, "state": "shared"}
     if level == levels[-1] and hasattr(settings, "nest"):
         changes: Any = {"nest": "none", "method": _alone_method(settings.method, "plain")}
         return replace(settings, **changes, **apart)

@@ -15,7 +15,7 @@ from partialsgd.lab.recipes import RECIPES, require_recipe
 from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall
 from partialsgd.lab.training.settings import Settings
 
-_LATER = frozenset({"query_key", "shard", "distill", "distill_weight", "part_ways"})
+_LATER = frozenset({"query_key", "shard", "distill", "distill_weight", "part_ways", "state"})
 """Settings that came later than some runs, which were trained as the default says."""
 
 

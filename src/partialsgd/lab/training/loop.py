@@ -156,6 +156,7 @@ def fit(
     batches_at = partial(plan.at, move=partial(send_to_device, device=accelerator.device))
     meter = make_meter(settings, network, batches_at, partial(mean_loss, task, model))
     options = {"seed": settings.seed, "clip_norm": settings.clip_norm, "scaler": accelerator.scaler, "meter": meter}
+    options["state"] = settings.state
     sgd = ps.PartialSGD(model, list(task.optimizers), method, **options)
     state = TrainingState(task, model, sgd, accelerator, parts)
     total = min(settings.epochs * len(plan), settings.max_steps or settings.epochs * len(plan))

@@ -45,6 +45,8 @@ class TrainingOptions:
     outputs of that step beside the labels, which takes no further pass."""
     distill_weight: float = 0.5
     """The share of these outputs in the loss of a smaller level; 1 ignores the labels."""
+    state: Literal["shared", "per_level"] = "shared"
+    """The optimizer state of parameters that several levels share: one for all of them, or one for each level."""
     part_ways: float = 0.0
     """The last share of the training FLOPs, such as 0.15, trains each extracted network alone, in turn, one step each:
     nothing is shared any more."""
@@ -133,6 +135,9 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
         if not 0 < self.distill_weight <= 1:
             raise ValueError(f"distill_weight must be in (0, 1], got {self.distill_weight}; for 0 omit distill")
         require_in("part_ways", self.part_ways, 0, 1)
+        for name in ("part_ways", "shard"):
+            if self.state == "per_level" and getattr(self, name):
+                raise ValueError(f"{name} keeps one optimizer state of each parameter; omit it, or state='per_level'")
         if self.part_ways and self.shard:
             raise ValueError("part_ways extracts whole networks, and shard divides one; use one of both")
         for name, default in (("probe", None), ("measure_layers", ()), ("measure_batches", 1)):
