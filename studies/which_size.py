@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from statistics import fmean
 from typing import TypeAlias
 
 from partialsgd.lab.reproduce import numbers, tables
@@ -52,15 +53,30 @@ def sizes() -> str:
 
 
 def _sizes() -> Iterator[tuple[str, ...]]:
+    for (data, ratio, network), lines in _lines_by_network():
+        if "jointly" in lines and lines["jointly"]["scores"]:
+            scores = (tables.spread(lines[trained]["scores"].values()) for trained in ("jointly", "alone"))
+            yield data, f"{network}, r = {ratio}", f"{lines['jointly']['parameters']:,.0f}", *scores
+
+
+def _lines_by_network() -> Iterator[tuple[tuple[str, str, str], dict[str, Numbers]]]:
+    """The lines of each network by how it was trained; the network is named by data, ratio and level."""
     for about, collected in translations():
-        by_network: dict[tuple[str, str], dict[str, Numbers]] = {}
+        by_network: dict[tuple[str, str, str], dict[str, Numbers]] = {}
         for line in collected["lines"]:
-            by_network.setdefault((line["group"], line["network"]), {})[line["trained"]] = line
-        for (ratio, network), lines in by_network.items():
-            if "jointly" in lines and lines["jointly"]["scores"]:
-                scores = (tables.spread(lines[trained]["scores"].values()) for trained in ("jointly", "alone"))
-                parameters = f"{lines['jointly']['parameters']:,.0f}"
-                yield f"{_data(about)}, {_axis(collected)}", f"{network}, r = {ratio}", parameters, *scores
+            name = (f"{_data(about)}, {_axis(collected)}", line["group"], line["network"])
+            by_network.setdefault(name, {})[line["trained"]] = line
+        yield from by_network.items()
+
+
+def behind_at_equal_epochs() -> tuple[int, int]:
+    """In how many comparisons of the mean score the network alone, with as many epochs, is ahead; and of how many."""
+    pairs = [
+        [fmean(lines[trained]["scores"].values()) for trained in ("jointly", "alone")]
+        for _, lines in _lines_by_network()
+        if all(lines.get(trained, {}).get("scores") for trained in ("jointly", "alone"))
+    ]
+    return sum(jointly < alone for jointly, alone in pairs), len(pairs)
 
 
 def rates() -> str:

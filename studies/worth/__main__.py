@@ -5,7 +5,8 @@
 
 The first command trains what is missing, one run after the other (`--jobs 2`: two side by side), stores each result in
 studies/results as soon as it is there, and may be stopped or killed at any moment: the same call goes on where it was,
-to the bit. `--list` shows what is done and what comes next. The second writes the tables of docs/which_size.md.
+to the bit; in an empty directory it goes on from the stored results. `--list` shows what comes next. The second writes
+the tables of docs/which_size.md. With `--latencies` the first times the networks instead, for one of these tables.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.reproduce.workers import WorkerPool
 from partialsgd.lab.runs.run import Run
 from studies.results import RESULTS
-from studies.worth import store
+from studies.worth import sizes, store
 from studies.worth.plans import QUEUE, Plan, plans
 from studies.worth.regime import Regime
 
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for job in ready(known, options.out):
             print(job.label)
         return
+    if options.latencies:
+        sizes.measure(known, options.results)
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
 
@@ -47,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         store.write(plan, options.out / plan.name, options.results)
 
     with Run(options.out).locked():  # a second process would train the same runs
+        for plan in known.values():
+            store.bring_back(plan, options.out / plan.name, options.results)
         pool = WorkerPool(options.jobs, options.out / "logs")
         failures = run_jobs(lambda: ready(known, options.out), pool, console, finished)
     if failures:
@@ -56,12 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def ready(known: dict[str, Plan | Regime], out: Path) -> list[RunJob]:
     """The runs that can be trained now, in order of value."""
     jobs: dict[str, RunJob] = {}
-    for name, rows in QUEUE:
-        if name in known:
-            experiment = known[name].experiment()
-            for job in schedule.ready(experiment, RunFolder(out / name, experiment), rows):
-                label = f"{name}: {job.label}"
-                jobs.setdefault(label, replace(job, label=label))
+    for wanted in QUEUE:
+        if wanted.plan in known:
+            experiment = known[wanted.plan].experiment()
+            for job in schedule.ready(experiment, RunFolder(out / wanted.plan, experiment), wanted.rows):
+                if job.settings.seed < wanted.seeds:
+                    label = f"{wanted.plan}: {job.label}"
+                    jobs.setdefault(label, replace(job, label=label))
     return list(jobs.values())
 
 
@@ -72,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("runs") / "worth", help="the directory of the runs")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once, one thread each")
     parser.add_argument("--list", action="store_true", help="show the runs that come next, and train nothing")
+    parser.add_argument("--latencies", action="store_true", help="time the networks, in turns, and train nothing")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the directory that results are stored in")
     return parser
 

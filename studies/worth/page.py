@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import final
 
 from partialsgd.lab.reproduce import equal_sum, paired, tables
 from partialsgd.lab.reproduce.numbers import shown_comparisons
 from partialsgd.lab.reproduce.run_folder import RunFolder, Scored, total_flops
+from partialsgd.nested.switch import FULL
 from studies import pages
 from studies.results import RESULTS
-from studies.worth import regime, store
+from studies.worth import regime, sizes, store
 from studies.worth.plans import SCHEMES, Plan
 
+PLAIN = "joint"
+"""The scheme of plain alternation."""
 HEAD = (
     "data and axis",
     "r",
@@ -28,10 +33,43 @@ HEAD = (
 
 
 def sections(folder: Path = RESULTS) -> str:
-    """A row for each scheme and network whose runs are there."""
+    """Plain alternation for every data set, then the other schemes where they were tried."""
+    pairs = _stored_pairs(folder)
+    if not pairs:
+        return "No pair of joint and separate runs is stored yet."
+    plain, others = ([pair for pair in pairs if (pair.scheme == PLAIN) is is_plain] for is_plain in (True, False))
+    tried = {(pair.plan.name, pair.ratio) for pair in others}
+    beside = [pair for pair in plain if (pair.plan.name, pair.ratio) in tried]
+    parts = [pages.table(HEAD, [pair.cells() for pair in plain]), verdict(plain)]
+    if others:
+        rows = sorted([*beside, *others], key=lambda pair: (pair.plan.name, ratio_place(pair)))
+        parts += ["Other schemes, beside plain alternation:", pages.table(HEAD, [pair.cells() for pair in rows])]
+    return "\n\n".join(parts)
+
+
+def verdict(pairs: Sequence[Pair]) -> str:
+    """In how many rows the joint network is ahead, and in how many by more than chance."""
+    ahead = [pair for pair in pairs if pair.difference.mean >= 0]
+    clear = [pair for pair in ahead if pair.difference.is_clear]
+    behind = [pair for pair in pairs if pair.difference.mean < 0 and pair.difference.is_clear]
+    return (
+        f"In {len(ahead)} of {len(pairs)} rows the network of the joint run is at least as good as the one alone; in "
+        f"{len(clear)} the 95 % interval of the difference lies above 0, in {len(behind)} below."
+    )
+
+
+def in_short(folder: Path = RESULTS) -> tuple[str, str]:
+    """For the README: the table of plain alternation, and how many networks it makes better."""
+    plain = [pair for pair in _stored_pairs(folder) if pair.scheme == PLAIN]
+    head = ("data, axis and ratio", "network", "seeds", "alone", "jointly", "jointly less alone")
+    rows = [(f"{pair.plan.says}, {pair.ratio}", *pair.cells()[3:8]) for pair in plain]
+    return pages.table(head, rows), verdict(plain)
+
+
+def matched(folder: Path = RESULTS) -> str:
+    """Small networks beside ordinary ones of as many parameters, or as fast."""
     with store.stored(folder) as found:
-        rows = [row for plan, runs in found if isinstance(plan, Plan) for row in _rows(plan, runs)]
-    return pages.table(HEAD, rows) if rows else "No pair of joint and separate runs is stored yet."
+        return sizes.section(found, folder)
 
 
 def regime_section(folder: Path = RESULTS) -> str:
@@ -50,25 +88,60 @@ def _regime_scores(folder: Path) -> dict[str, dict[float, float]]:
     return of_regime[0] if of_regime else {"core": {}, "joint": {}}
 
 
-def _rows(plan: Plan, folder: RunFolder) -> Iterator[tuple[str, ...]]:
+@final
+@dataclass(frozen=True)
+class Pair:
+    """A network of a joint run and the same network alone, seed by seed."""
+
+    plan: Plan
+    ratio: str
+    scheme: str
+    level: str
+    alone: Sequence[float]
+    jointly: Sequence[float]
+    flops_share: float
+    """The FLOPs of the joint run as a share of those of all networks alone together."""
+
+    @property
+    def difference(self) -> paired.Difference:
+        return paired.difference([a - b for a, b in zip(self.jointly, self.alone, strict=True)])
+
+    def cells(self) -> tuple[str, ...]:
+        return (
+            self.plan.says,
+            self.ratio,
+            SCHEMES[self.scheme].says,
+            self.level,
+            str(len(self.alone)),
+            tables.spread(self.alone),
+            tables.spread(self.jointly),
+            str(self.difference),
+            f"{self.flops_share:.3f}",
+        )
+
+
+def ratio_place(pair: Pair) -> int:
+    """The place of the pair's ratio in its plan."""
+    return list(pair.plan.ratios).index(pair.ratio)
+
+
+def _stored_pairs(folder: Path) -> list[Pair]:
+    with store.stored(folder) as found:
+        return [pair for plan, runs in found if isinstance(plan, Plan) for pair in _pairs(plan, runs)]
+
+
+def _pairs(plan: Plan, folder: RunFolder) -> Iterator[Pair]:
     for comparison in shown_comparisons(plan.experiment(), folder):
         runs = equal_sum.common_seeds(folder, comparison)
-        scheme = SCHEMES[comparison.joint.partition("-")[0]].says
         for level in comparison.alone if runs else ():
-            jointly = [plan.factor * joint[1]["levels"][level]["test"][plan.score] for joint, _ in runs.values()]
-            alone = [plan.factor * own[level][1]["levels"]["full"]["test"][plan.score] for _, own in runs.values()]
-            shares = [total_flops(joint[1]) / _together(own) for joint, own in runs.values()]
-            difference = paired.difference([a - b for a, b in zip(jointly, alone, strict=True)])
-            yield (
-                plan.says,
+            yield Pair(
+                plan,
                 comparison.label.removeprefix("r = "),
-                scheme,
+                comparison.joint.partition("-")[0],
                 level,
-                str(len(runs)),
-                tables.spread(alone),
-                tables.spread(jointly),
-                str(difference),
-                f"{fmean(shares):.3f}",
+                [plan.factor * own[level][1]["levels"][FULL]["test"][plan.score] for _, own in runs.values()],
+                [plan.factor * joint[1]["levels"][level]["test"][plan.score] for joint, _ in runs.values()],
+                fmean(total_flops(joint[1]) / _together(own) for joint, own in runs.values()),
             )
 
 

@@ -32,6 +32,8 @@ class Scheme:
     """How often a step trains each level, on average."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the joint run other than the plan's."""
+    whole: float = 0.0
+    """The first share of the FLOPs, in which the whole network is trained in a run of its own, to be nested then."""
 
 
 def _late(steps: int) -> str:
@@ -56,6 +58,8 @@ SCHEMES: Mapping[str, Scheme] = {
         lambda steps: "alternating(order=['full', 'core', 'full', 'core', 'full'])",
         {"core": 0.4, "full": 0.6},
     ),
+    "states": Scheme("optimizer state for each level", _alternating, _EVEN, {"state": "per_level"}),
+    "nested": Scheme("the whole network first, nested after 40 %", _alternating, _EVEN, {"init": "svd"}, whole=0.4),
     "late": Scheme("7 to 3 in the last 40 %", _late, {"core": _LATE_CORE, "full": 1 - _LATE_CORE}),
     "slimmable": Scheme("slimmable", lambda steps: "slimmable", {"core": 1.0, "full": 1.0}),
 }
@@ -75,6 +79,8 @@ class Plan:
     schemes: Sequence[str] = ("joint",)
     cells: Sequence[Cell] = ()
     """Other learning rates and warm-ups, at which every row is also trained to its end with the first seed."""
+    rivals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Ordinary networks that are trained alone with as many epochs: the settings of each that are not the plan's."""
     factor: float = 1.0
     criterion: str = "loss"
     seeds: int = SEEDS
@@ -103,6 +109,9 @@ class Plan:
         """By ratio, seed by seed; the other cells last, with all seeds where such a cell is the best by validation."""
         for ratio in self.ratios:
             yield from (replace(row, block=ratio) for row in self._rows_of(ratio))
+        for name, changes in self.rivals.items():
+            settings: Any = {"nest": "none", "method": "plain", **changes}
+            yield Row(name, always(replace(self.base, **settings)), self.seeds, None)
         for cell in self.cells:
             for row in self._rows_of(self.ratios[0]):
                 other = _at(cell, row)
@@ -113,11 +122,16 @@ class Plan:
         core: Any = {"ratio": (ratio,), "alone": "core", "method": "plain"}
         full: Any = {"nest": "none", "method": "plain"}
         alone = {_name("core", ratio): replace(self.base, **core), "full": replace(self.base, **full)}
+        whole = [Row(_whole(name, ratio), self._jointly(name, ratio, is_whole=True), self.seeds, None)
+                 for name in self.schemes if SCHEMES[name].whole]  # fmt: skip
         joint = [Row(_name(name, ratio), self._jointly(name, ratio), self.seeds, None) for name in self.schemes]
-        return [*(Row(name, always(settings), self.seeds, None) for name, settings in alone.items()), *joint]
+        return [*(Row(name, always(settings), self.seeds, None) for name, settings in alone.items()), *whole, *joint]
 
-    def _jointly(self, name: str, ratio: str) -> Callable[[RunFolder, int], Settings | None]:
-        """As many steps as the FLOPs of both networks alone, with that seed, pay for; None until they are there."""
+    def _jointly(self, name: str, ratio: str, *, is_whole: bool = False) -> Callable[[RunFolder, int], Settings | None]:
+        """As many steps as the FLOPs of both networks alone, with that seed, pay for; None until they are there.
+
+        With `is_whole` the run that trains the whole network first.
+        """
         scheme = SCHEMES[name]
 
         def make(folder: RunFolder, seed: int) -> Settings | None:
@@ -128,17 +142,32 @@ class Plan:
                 return None
             together = sum(total_flops(summary) for _, summary in known.values())
             costs = {level: total_flops(summary) / summary["steps"] for level, (_, summary) in known.items()}
-            steps = round(together / sum(scheme.passes[level] * cost for level, cost in costs.items()))
+            step_flops = sum(scheme.passes[level] * cost for level, cost in costs.items())
+            share, step_flops = (scheme.whole, costs["full"]) if is_whole else (1 - scheme.whole, step_flops)
+            steps = round(share * together / step_flops)
             full, summary = known["full"]
             epochs = math.ceil(round(steps / (summary["steps"] / full.epochs), 6))
-            changes: Any = {"ratio": (ratio,), "method": scheme.method(steps), "max_steps": steps, "epochs": epochs}
-            return replace(self.base, **changes, **scheme.changes)
+            changes: Any = {"max_steps": steps, "epochs": epochs}
+            if is_whole:
+                return replace(self.base, nest="none", method="plain", **changes)
+            changes |= {"ratio": (ratio,), "method": scheme.method(steps), **scheme.changes}
+            if scheme.whole:
+                first = folder.finished(folder.run(_whole(name, ratio), seed))
+                if first is None:
+                    return None
+                changes["start"] = str(first.path)
+            return replace(self.base, **changes)
 
         return make
 
 
 def _name(kind: str, ratio: str) -> str:
     return f"{kind}-{ratio.replace('/', '_')}"
+
+
+def _whole(scheme: str, ratio: str) -> str:
+    """The row that trains the whole network before a scheme nests it."""
+    return f"first-{_name(scheme, ratio)}"
 
 
 def _at(cell: Cell, row: Row) -> Row:
@@ -153,34 +182,54 @@ def plans(data: str | None, images: str | None) -> dict[str, Plan | Regime]:
     """Every plan whose data are given."""
     made: list[Plan | Regime] = []
     if data is not None:
-        common: dict[str, Any] = {"data": data, "source": "de", "target": "en", "lr": 6e-3, "warm_up": 240}
+        common: dict[str, Any] = {"data": data, "source": "de", "target": "en", "lr": 6e-3, "warm_up": 240, "epochs": 4}
         line = replace(LAPTOP, **common, schedule="linear", nest="low-rank", init="zero")
         cells = tuple(Cell(rate, 240) for rate in (3e-3, 1.2e-2))
-        rank: Any = {"score": "BLEU", "schemes": ("joint", "skewed", "late")}
-        screen: Any = {"score": "BLEU", "schemes": ("joint", "taught", "parted", "both"), "seeds": 1}
-        short = replace(line, epochs=4)
-        regime = replace(short, schedule="inverse-sqrt", dropout=0.3)
+        schemes = ("joint", "taught", "parted", "both", "skewed", "late", "states")
+        rank: Any = {"ratios": ("1/32", "1/8", "1/4"), "schemes": (*schemes, "nested"), "cells": cells}
+        rank["rivals"] = {"d48": {"d_model": 48, "ffn": 192}}  # as many parameters as the core of r = 1/32
+        width: Any = {"ratios": ("1/4",), "schemes": schemes}
+        regime = replace(line, schedule="inverse-sqrt", dropout=0.3)
         made += [
-            Plan("multi30k-rank", "Multi30k by rank", line, ratios=("1/32", "1/8", "1/4"), cells=cells, **rank),
-            Plan("multi30k-width", "Multi30k by width", replace(line, nest="width"), "BLEU", ("1/4",)),
-            Plan("multi30k-screen", "Multi30k by rank, half as long", short, ratios=("1/32", "1/8"), **screen),
+            Plan("multi30k-rank", "Multi30k by rank", line, "BLEU", **rank),
+            Plan("multi30k-width", "Multi30k by width", replace(line, nest="width"), "BLEU", **width),
             Regime("multi30k-regime", "Multi30k by rank, dropout 0.3, equal epochs", regime, "1/32"),
         ]
     if images is not None:
-        narrow = replace(PRESETS["narrow"], data=images, epochs=12, keep=1, threads=1)
+        narrow = replace(PRESETS["narrow"], data=images, epochs=8, keep=1, threads=1)
         options: Any = {"factor": 100.0, "criterion": "accuracy", "schemes": ("joint", "slimmable")}
         made.append(Plan("cifar10-width", "CIFAR-10 by width", narrow, "accuracy", ("1/2",), **options))
     return {plan.name: plan for plan in made}
 
 
-QUEUE: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("multi30k-rank", ("core-1_32", "full", "joint-1_32")),
-    ("cifar10-width", ()),
-    ("multi30k-screen", ()),
-    ("multi30k-regime", ()),
-    ("multi30k-rank", ("skewed-1_32", "late-1_32")),
-    ("multi30k-rank", ("core-1_8", "joint-1_8", "core-1_4", "joint-1_4")),
-    ("multi30k-width", ()),
-    ("multi30k-rank", ()),
+@final
+@dataclass(frozen=True)
+class Wanted:
+    """Some rows of a plan, with the first seeds only; without names all rows."""
+
+    plan: str
+    rows: tuple[str, ...] = ()
+    seeds: int = SEEDS
+
+
+def _at_ratio(ratio: str, *schemes: str) -> tuple[str, ...]:
+    return (_name("core", ratio), "full", *(_name(scheme, ratio) for scheme in schemes))
+
+
+QUEUE: tuple[Wanted, ...] = (
+    Wanted("multi30k-rank", _at_ratio("1/32", "joint", "taught", "parted"), 1),
+    Wanted("multi30k-rank", _at_ratio("1/32", "joint")),
+    Wanted("multi30k-rank", _at_ratio("1/8", "joint"), 1),
+    Wanted("multi30k-width", _at_ratio("1/4", "joint")),
+    Wanted("cifar10-width"),
+    Wanted("multi30k-rank", _at_ratio("1/8", "joint")),
+    Wanted("multi30k-rank", _at_ratio("1/4", "joint")),
+    Wanted("multi30k-rank", ("d48",)),
+    Wanted("multi30k-rank", _at_ratio("1/32", "skewed", "late", "both", "states", "first-nested", "nested"), 1),
+    Wanted("multi30k-regime"),
+    Wanted("multi30k-rank", _at_ratio("1/8", "taught", "parted"), 1),
+    Wanted("multi30k-rank", tuple(f"{row}?lr*" for row in _at_ratio("1/32", "joint")), 1),
+    Wanted("multi30k-width"),
+    Wanted("multi30k-rank"),
 )
-"""Plans and rows in order of value; without names, all rows that are left."""
+"""What is trained, in order of value."""

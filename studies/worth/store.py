@@ -26,6 +26,12 @@ def write(plan: Plan | Regime, runs: Path, to: Path = RESULTS) -> Path:
     return file
 
 
+def bring_back(plan: Plan | Regime, runs: Path, folder: Path = RESULTS) -> None:
+    """Write the files of stored runs that are not in the directory of the runs, so that they are not trained again."""
+    _, *records = results.read(file_of(plan.name, folder)) or [{}]
+    reproductions.unpack([record for record in records if not (runs / record["run"]).exists()], runs)
+
+
 @contextmanager
 def stored(folder: Path = RESULTS) -> Iterator[list[tuple[Plan | Regime, RunFolder]]]:
     """The plans with stored runs, each with a temporary folder of these, if all are what the plan means today."""

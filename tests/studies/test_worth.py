@@ -10,12 +10,13 @@ import pytest
 from partialsgd.lab.reproduce import schedule
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.training.method_text import parse_method
+from studies import results
 from studies.worth import __main__ as command
-from studies.worth import page, store
+from studies.worth import page, sizes, store
 from studies.worth.plans import QUEUE, SCHEMES, SEEDS, Plan, plans
 from tests.lab.reproduce.made import run
 
-NAMES = ("multi30k-rank", "multi30k-width", "multi30k-screen", "multi30k-regime", "cifar10-width")
+NAMES = ("multi30k-rank", "multi30k-width", "multi30k-regime", "cifar10-width")
 
 
 def trained(plan: Plan, out: Path, row: str, seed: int, scores: dict[str, float], flops: dict[str, float]) -> None:
@@ -38,6 +39,7 @@ def test_a_joint_run_waits_for_the_networks_alone_and_gets_their_flops(rank: Pla
         return [job.label.partition(": ")[2] for job in command.ready({rank.name: rank}, tmp_path)]
 
     assert labels()[:4] == ["core-1_32, seed 0", "full, seed 0", "core-1_32, seed 1", "full, seed 1"]
+    assert "joint-1_32, seed 0" not in labels()
     trained(rank, tmp_path, "core-1_32", 0, {"full": 20.0}, {"full": 400.0})
     assert "joint-1_32, seed 0" not in labels()
     trained(rank, tmp_path, "full", 0, {"full": 30.0}, {"full": 1200.0})
@@ -48,20 +50,41 @@ def test_a_joint_run_waits_for_the_networks_alone_and_gets_their_flops(rank: Pla
     for name, scheme in SCHEMES.items():
         if (row := rows.get(f"{name}-1_32")) is not None:
             made: Any = row.make(folder, 0)
-            per_step = scheme.passes["core"] * 5 + scheme.passes["full"] * 15  # 80 steps of 5 FLOPs and of 15
+            if scheme.whole:
+                assert made is None  # it waits for the run of the whole network
+                whole: Any = rows[f"first-{name}-1_32"].make(folder, 0)
+                assert whole.nest == "none" and whole.max_steps == round(0.4 * 1600 / 30)
+                trained(rank, tmp_path, f"first-{name}-1_32", 0, {"full": 25.0}, {"full": 640.0})
+                made = row.make(RunFolder(tmp_path / rank.name, experiment), 0)
+                assert made.start == str(tmp_path / rank.name / "rows" / f"first-{name}-1_32" / "seed0")
+                assert made.max_steps == round(0.6 * 1600 / 20)
+                continue
+            per_step = scheme.passes["core"] * 10 + scheme.passes["full"] * 30  # 40 steps of 10 FLOPs and of 30
             assert made.max_steps == round(1600 / per_step) and made.epochs == -(-made.max_steps // 10)
             assert made.ratio == ("1/32",) and made.alone is None
             parse_method(made.method)
-    assert rows["joint-1_32"].make(folder, 0).max_steps == 160  # type: ignore[union-attr]
+    assert rows["joint-1_32"].make(folder, 0).max_steps == 80  # type: ignore[union-attr]
 
 
 def test_every_row_of_the_queue_exists_and_every_run_of_the_plans_is_in_it(tmp_path: Path) -> None:
     known = plans("multi30k.de-en", "cifar-10-batches-bin")
     assert tuple(known) == NAMES
-    for name, rows in QUEUE:
-        experiment = known[name].experiment()
-        schedule.requested_rows(experiment, RunFolder(tmp_path, experiment), rows)  # raises for unknown names
-    assert {name for name, rows in QUEUE if not rows} == set(NAMES)
+    for wanted in QUEUE:
+        experiment = known[wanted.plan].experiment()
+        schedule.requested_rows(experiment, RunFolder(tmp_path, experiment), wanted.rows)  # raises for unknown names
+    assert {wanted.plan for wanted in QUEUE if not wanted.rows and wanted.seeds == SEEDS} == set(NAMES)
+
+
+def test_stored_runs_are_not_trained_again(rank: Plan, tmp_path: Path) -> None:
+    out, results, again = tmp_path / "runs", tmp_path / "results", tmp_path / "again"
+    results.mkdir()
+    trained(rank, out, "core-1_32", 0, {"full": 20.0}, {"full": 400.0})
+    trained(rank, out, "full", 0, {"full": 30.0}, {"full": 1200.0})
+    store.write(rank, out / rank.name, results)
+    for _ in range(2):
+        store.bring_back(rank, again / rank.name, results)
+    before, after = ([job.label for job in command.ready({rank.name: rank}, folder)] for folder in (out, again))
+    assert before == after and before[0] == f"{rank.name}: joint-1_32, seed 0"
 
 
 def test_a_better_cell_gets_all_seeds(rank: Plan, tmp_path: Path) -> None:
@@ -86,27 +109,68 @@ def test_what_is_stored_is_shown_with_differences_by_seed(rank: Plan, tmp_path: 
         trained(rank, out, "joint-1_32", seed, both, {"core": 400.0, "full": 1160.0})
     store.write(rank, out / rank.name, results)
     lines = page.sections(results).splitlines()
-    assert lines[2:] == [
+    assert lines[2:4] == [
         "| Multi30k by rank | 1/32 | alternating | core | 2 | 20.50 (0.71) | 21.00 (0.71) | +0.5 ± 0 | 0.975 |",
         "| Multi30k by rank | 1/32 | alternating | full | 2 | 30.00 (0.00) | 29.00 (0.00) | -1 ± 0 | 0.975 |",
     ]
 
 
-def test_the_screen_has_one_seed_and_the_settings_of_each_scheme(tmp_path: Path) -> None:
-    screen: Any = plans("multi30k.de-en", None)["multi30k-screen"]
-    assert screen.base.epochs == 4 and screen.ratios == ("1/32", "1/8") and screen.seeds == 1
-    for ratio in ("1_32", "1_8"):
-        trained(screen, tmp_path, f"core-{ratio}", 0, {"full": 20.0}, {"full": 400.0})
-    trained(screen, tmp_path, "full", 0, {"full": 30.0}, {"full": 1200.0})
-    folder = RunFolder(tmp_path / screen.name, screen.experiment())
-    rows: Any = {row.name: row.make(folder, 0) for row in screen.experiment().rows(folder)}
-    assert all(row.seeds == 1 for row in screen.experiment().rows(folder))
-    found = {name: (made.distill, made.part_ways) for name, made in rows.items()}
-    for ratio in ("1_32", "1_8"):
-        assert found[f"core-{ratio}"] == found[f"joint-{ratio}"] == found["full"] == (None, 0.0)
-        assert found[f"taught-{ratio}"] == ("cached", 0.0) and found[f"parted-{ratio}"] == (None, 0.15)
-        assert found[f"both-{ratio}"] == ("cached", 0.15)
-        assert rows[f"both-{ratio}"].max_steps == rows[f"joint-{ratio}"].max_steps
+def test_schemes_change_only_their_own_settings(rank: Plan, tmp_path: Path) -> None:
+    trained(rank, tmp_path, "core-1_32", 0, {"full": 20.0}, {"full": 400.0})
+    trained(rank, tmp_path, "full", 0, {"full": 30.0}, {"full": 1200.0})
+    folder = RunFolder(tmp_path / rank.name, rank.experiment())
+    rows: Any = {row.name: row.make(folder, 0) for row in rank.experiment().rows(folder)}
+    options = {
+        name.removesuffix("-1_32"): (made.distill, made.part_ways, made.state)
+        for name, made in rows.items()
+        if name.endswith("1_32") and made is not None
+    }
+    plain = (None, 0.0, "shared")
+    assert options["core"] == options["joint"] == options["skewed"] == options["late"] == plain
+    assert options["taught"] == ("cached", 0.0, "shared") and options["parted"] == (None, 0.15, "shared")
+    assert options["both"] == ("cached", 0.15, "shared") and options["states"] == (None, 0.0, "per_level")
+    assert rows["both-1_32"].max_steps == rows["joint-1_32"].max_steps
+    assert (rows["d48"].nest, rows["d48"].d_model, rows["d48"].epochs) == ("none", 48, rank.base.epochs)
+
+
+def test_networks_are_shown_with_their_size_and_latency(rank: Plan, tmp_path: Path) -> None:
+    out, found = tmp_path / "runs", tmp_path / "results"
+    found.mkdir()
+    assert page.matched(found) == "No network is stored yet."
+    for row, score in (("core-1_32", 20.0), ("full", 30.0), ("d48", 22.0)):
+        trained(rank, out, row, 0, {"full": score}, {"full": 400.0})
+    trained(rank, out, "joint-1_32", 0, {"core": 21.0, "full": 29.0}, {"core": 400.0, "full": 400.0})
+    store.write(rank, out / rank.name, found)
+    about = {"torch": "2.13.0", "python": "3.11.7", "date": "2026-01-01"}
+    records = [
+        {"network": f"{rank.name}/{row}", "median": 0.02, "least": 0.019, "largest": 0.03, **about}
+        for row in ("core-1_32", "d48", "full")
+    ]
+    results.write(found / sizes.FILE, records)
+    lines = page.matched(found).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:5]] == [
+        "| core by rank, r = 1/32",
+        "| ordinary, d_model 48, ffn 192",
+        "| the whole network, d_model 64",
+    ]
+    assert lines[2].endswith("| 20.0 (19.0 – 30.0) | 20.00 | 21.00 | 1 |") and "| 22.00 | – | 1 |" in lines[3]
+
+
+def test_other_schemes_stand_beside_plain_alternation(rank: Plan, tmp_path: Path) -> None:
+    out, found = tmp_path / "runs", tmp_path / "results"
+    found.mkdir()
+    trained(rank, out, "core-1_32", 0, {"full": 20.0}, {"full": 400.0})
+    trained(rank, out, "full", 0, {"full": 30.0}, {"full": 1200.0})
+    for scheme, score in (("joint", 21.0), ("taught", 22.0)):
+        both = {"core": score, "full": 31.0}
+        trained(rank, out, f"{scheme}-1_32", 0, both, {"core": 400.0, "full": 1200.0})
+    store.write(rank, out / rank.name, found)
+    text = page.sections(found)
+    first, second = text.split("Other schemes, beside plain alternation:")
+    assert "In 2 of 2 rows" in first and "cached" not in first
+    assert second.count("| alternating |") == 2 and second.count("| the core learns from cached outputs |") == 2
+    table, verdict = page.in_short(found)
+    assert "| Multi30k by rank, 1/32 | core | 1 | 20.00 | 21.00 | +1 (one seed) |" in table and verdict in first
 
 
 def test_the_regime_compares_the_core_alone_and_jointly_at_each_rate(tmp_path: Path) -> None:
