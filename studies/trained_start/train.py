@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import partialsgd as ps
 from partialsgd._util.files import write_alone
 from partialsgd._util.randomness import generator, key
+from partialsgd.engine.level_states import StateOf
 from partialsgd.method import Method
 from partialsgd.methods import plain
 from partialsgd.nested.inspect import flops
@@ -214,7 +215,7 @@ def _jointly(
     per_step = joint.full_share * step_flops["full"] + (1 - joint.full_share) * step_flops["core"]
     steps = round((1 - joint.apart) * together / per_step)
     part = replace(schedule, end=joint.apart)
-    fit(family, joint.method(steps), steps, part, text, seed, "on", taught=joint.taught)
+    fit(family, joint.method(steps), steps, part, text, seed, "on", taught=joint.taught, state=joint.state)
     if not joint.apart:
         return Continued({level: family for level in family.levels}, steps, steps * per_step)
     rest, example = round(joint.apart * length), torch.zeros(2, CONTEXT, dtype=torch.long)
@@ -256,6 +257,7 @@ def fit(
     part: str,
     *,
     taught: float = 0.0,
+    state: StateOf = "shared",
 ) -> None:
     """Train a nested model; batches are a function of the seed, the part of the training and their number.
 
@@ -263,7 +265,7 @@ def fit(
     """
     characters = text.tensor("train")
     optimizer = torch.optim.AdamW(network.parameters(), lr=schedule.rate, fused=True)
-    sgd = ps.PartialSGD(network, optimizer, method, seed=seed)
+    sgd = ps.PartialSGD(network, optimizer, method, seed=seed, state=state)
     windows, drawn = torch.zeros(0), -1
 
     def closure(g: Any) -> Tensor:

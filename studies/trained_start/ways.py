@@ -8,6 +8,7 @@ from typing import final
 
 import partialsgd as ps
 from partialsgd import methods
+from partialsgd.engine.level_states import StateOf
 from partialsgd.method import Method
 from partialsgd.nested.specs import Spec
 
@@ -33,6 +34,8 @@ class Joint:
     """The share of the steps that train the full level."""
     taught: float = 0.0
     """The weight of a teacher in the loss of a core step, if the method gives one."""
+    state: StateOf = "shared"
+    """The optimizer state of parameters that both levels train."""
     apart: float = 0.0
     """The last share of the budget, in which each network is extracted and trained alone."""
 
@@ -57,6 +60,7 @@ JOINT: Mapping[str, Joint] = {
     "jointly, parting at 85 %": Joint(apart=0.15),
     "jointly, cached teacher, parting at 85 %": Joint(_cached, taught=0.5, apart=0.15),
     "jointly, full at a third of the rate": Joint(lambda steps: methods.alternating(lr={"full": 1 / 3})),
+    "jointly, state for each level": Joint(state="per_level"),
     "jointly, late skew": Joint(_late_skew, _EARLY * 0.5 + (1 - _EARLY) * 0.7),
 }
 WAYS = (CORE_ALONE, FULL_ALONE, *JOINT)

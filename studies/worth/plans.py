@@ -196,7 +196,7 @@ def plans(data: str | None, images: str | None) -> dict[str, Plan | Regime]:
             Regime("multi30k-regime", "Multi30k by rank, dropout 0.3, equal epochs", regime, "1/32"),
         ]
     if images is not None:
-        narrow = replace(PRESETS["narrow"], data=images, epochs=8, keep=1, threads=1)
+        narrow = replace(PRESETS["narrow"], data=images, epochs=6, keep=1, threads=1)
         options: Any = {"factor": 100.0, "criterion": "accuracy", "schemes": ("joint", "slimmable")}
         made.append(Plan("cifar10-width", "CIFAR-10 by width", narrow, "accuracy", ("1/2",), **options))
     return {plan.name: plan for plan in made}
@@ -219,14 +219,14 @@ def _at_ratio(ratio: str, *schemes: str) -> tuple[str, ...]:
 QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-rank", _at_ratio("1/32", "joint", "taught", "parted"), 1),
     Wanted("multi30k-rank", _at_ratio("1/32", "joint")),
-    Wanted("multi30k-rank", _at_ratio("1/8", "joint"), 1),
     Wanted("multi30k-width", _at_ratio("1/4", "joint")),
-    Wanted("cifar10-width"),
     Wanted("multi30k-rank", _at_ratio("1/8", "joint")),
+    Wanted("cifar10-width", _at_ratio("1/2", "joint")),
     Wanted("multi30k-rank", _at_ratio("1/4", "joint")),
     Wanted("multi30k-rank", ("d48",)),
     Wanted("multi30k-rank", _at_ratio("1/32", "skewed", "late", "both", "states", "first-nested", "nested"), 1),
     Wanted("multi30k-regime"),
+    Wanted("cifar10-width"),
     Wanted("multi30k-rank", _at_ratio("1/8", "taught", "parted"), 1),
     Wanted("multi30k-rank", tuple(f"{row}?lr*" for row in _at_ratio("1/32", "joint")), 1),
     Wanted("multi30k-width"),
