@@ -97,6 +97,23 @@ def another_level(rank: int, at: int) -> None:
     sgd.step(other)
 
 
+def another_level_after_no_sync(rank: int) -> None:
+    """The micro-batch that is not sent runs the same level everywhere, and the one that is does not."""
+    nested = family("width")
+    wrapped = data_parallel(nested)
+    sgd = ps.PartialSGD(wrapped, torch.optim.SGD(nested.parameters(), 0.1))
+
+    def both() -> Tensor:
+        with nested.at("1/4"):
+            with wrapped.no_sync():
+                closure(wrapped, 0, rank)()
+            if rank == 0:
+                return closure(wrapped, 1, rank)()
+        return closure(wrapped, 1, rank)()
+
+    sgd.step(both)
+
+
 def frozen_on_one(rank: int) -> None:
     model = layers()
     wrapped = data_parallel(model)
@@ -119,6 +136,7 @@ def _row(number: int) -> Tensor:
 UNLIKE: dict[str, Scenario] = {
     "a level that nobody has sent yet": lambda rank: another_level(rank, 0),
     "levels that were sent before": lambda rank: another_level(rank, 6),
+    "after a micro-batch that is not sent": another_level_after_no_sync,
     "frozen on one": frozen_on_one,
     "other tensors of the same size": lambda rank: _masked(rank, {"0.weight": rank == 0, "2.weight": rank == 1}),
     "as many other elements": lambda rank: _masked(rank, {"0.weight": _row(rank)}),

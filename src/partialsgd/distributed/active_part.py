@@ -66,6 +66,8 @@ class DataParallel(SendsActivePart):
         self._unsynced: frozenset[str] = frozenset()
         self._ran: list[Key] = []
         """The reducers of this pass."""
+        self._compared: set[Key] = set()
+        """Those of which the processes have compared in this pass what they send."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -86,8 +88,9 @@ class DataParallel(SendsActivePart):
             self._reducers.forget_use(key)
         self._unsynced = frozenset() if self._syncs else self._unsynced | names
         require_agreement = None
-        if self._syncs and key not in self._ran:
+        if self._syncs and key not in self._compared:
             require_agreement = self._agreement.ask(key, self._outgoing)
+            self._compared.add(key)
         self._ran.append(key)
         if require_agreement is not None and not self._reducers.is_silent(key):
             require_agreement()
@@ -142,7 +145,7 @@ class DataParallel(SendsActivePart):
             self._outgoing.compression.end_step(moved=moved)
 
     def begin_pass(self, gradients: GradientsToSend) -> None:
-        self._outgoing.gradients, self._ran = gradients, []
+        self._outgoing.gradients, self._ran, self._compared = gradients, [], set()
 
     def finish_pass(self) -> None:
         """Check that all was averaged that had to be, and drop the gradients that were not sent."""
