@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ def on_ranks(work: Work) -> Callable[[int, str, int], None]:
     @functools.wraps(work)
     def run(rank: int, folder: str, ranks: int) -> None:
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+        place = f"file://{folder}/rendezvous"
+        # A rank that waits for one that does not come fails, and does not hold up the tests for half an hour.
+        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=ranks, timeout=timedelta(minutes=5))
         torch.save(work(rank), Path(folder) / f"{rank}.pt")
         dist.destroy_process_group()
 

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 FILE = results.RESULTS / "scale.jsonl"
 FIGURE = "scale"
-DPI = 110
+DPI = 100
 WORKERS = (2, 8, 64, 1024)
 GBITS = (1, 2, 5, 10, 25, 50, 100)
+STYLES: dict[str, Any] = {"full": "-", "alternating": (0, (5, 1.5)), "core": (0, (1, 1.5))}
+"""The line of each kind of step."""
 
 
 class Job(NamedTuple):
@@ -165,24 +167,38 @@ def draw(to: Path, file: Path = FILE) -> None:
 
 
 def figure(efficiency: float) -> Figure:
-    """Seconds of a full step and of an alternating pair's mean step, and their ratio, against the rate of the links."""
+    """Seconds of full, alternating and core steps, and what alternating costs, against the rate of the links.
+
+    Colors are numbers of workers, and line styles kinds of steps. The legend stands above the axes, so that it covers
+    no line.
+    """
     from matplotlib.figure import Figure
 
     from partialsgd.logging.figures import COLORS
 
-    drawn = Figure(figsize=(6.75, 2.9), layout="constrained")
+    drawn = Figure(figsize=(6.75, 3.2), layout="constrained")
     times, ratios = drawn.subplots(1, 2)
     for color, workers in zip(COLORS, WORKERS, strict=False):
         full = [step_at(workers, gbits, efficiency, is_core=False) for gbits in GBITS]
         core = [step_at(workers, gbits, efficiency, is_core=True) for gbits in GBITS]
         mean = [(a + b) / 2 for a, b in zip(full, core, strict=True)]
-        times.plot(GBITS, full, color=color, label=f"{workers:,} workers, full")
-        times.plot(GBITS, mean, color=color, linestyle=(0, (5, 1.5)), label=f"{workers:,} workers, alternating")
+        for seconds, style in zip((full, mean, core), STYLES.values(), strict=True):
+            times.plot(GBITS, seconds, color=color, linestyle=style)
         ratios.plot(GBITS, [a / b for a, b in zip(mean, full, strict=True)], color=color, label=f"{workers:,} workers")
     times.set(xscale="log", yscale="log", xlabel="Gbit/s", ylabel="seconds a step, predicted")
     ratios.set(xscale="log", xlabel="Gbit/s", ylabel="alternating ÷ full steps only")
     for axes in (times, ratios):
         axes.grid(visible=True, color="0.9", linewidth=0.5)
-        axes.legend(fontsize=6, frameon=False)
         axes.tick_params(labelsize=8)
+        axes.set_xticks([1, 10, 100], ["1", "10", "100"])
+    for kind, style in STYLES.items():
+        ratios.plot([], [], color="0.4", linestyle=style, label=kind)
+    drawn.legend(
+        loc="outside upper center",
+        ncols=len(WORKERS) + len(STYLES),
+        fontsize=7,
+        frameon=False,
+        columnspacing=1.2,
+        handlelength=2.2,
+    )
     return drawn

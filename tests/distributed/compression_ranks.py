@@ -23,8 +23,20 @@ SETTINGS: dict[str, Callable[[], Compression]] = {
 EXACT: dict[str, Callable[[], Compression]] = {
     **SETTINGS,
     "top-k, fp16": lambda: compress(top_k=0.25, dtype=torch.float16),
+    "top-k, bf16": lambda: compress(top_k=0.25, dtype=torch.bfloat16),
+    "random-k, fp16": lambda: compress(random_k=0.25, dtype=torch.float16),
     "fp16": lambda: compress(dtype=torch.float16),
 }
+SENT_PARTS: dict[str, Callable[[], ps.Method]] = {
+    "everything": lambda: ps.Method(),
+    "a tensor at a time": lambda: ps.Method(mask=_one_tensor),
+    "elements": lambda: registry.random_mask(0.5),
+}
+"""What moves at each step: what is outside is neither sent nor remembered."""
+
+
+def _one_tensor(context: ps.Context) -> ps.Mask:
+    return ps.masks.from_tensors(context.parameters, {"a": context.t % 2 == 0}, rest=context.t % 2 == 1)
 
 
 def without_biases() -> nn.Sequential:
@@ -48,9 +60,10 @@ class Linear(nn.Module):
         return (self.a * x).sum() + (self.b * y).sum()
 
 
-def whole_numbers(t: int, rank: int) -> tuple[Tensor, Tensor]:
+def whole_numbers(t: int, rank: int, most: int = 50) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(10 * t + rank)
-    return torch.randint(-50, 50, (7, 5), generator=draw).float(), torch.randint(-50, 50, (9,), generator=draw).float()
+    a, b = (torch.randint(-most, most, shape, generator=draw).float() for shape in ((7, 5), (9,)))
+    return a, b
 
 
 @on_ranks
@@ -72,17 +85,37 @@ def sums(rank: int) -> dict[str, Any]:
     """The sum of this rank's gradients, of what it remembers, and how far all of x went with a learning rate of 1."""
     results: dict[str, Any] = {}
     for name, make in EXACT.items():
-        model, compression = Linear(), make()
-        wrapped = data_parallel(model, compression=compression)
-        sgd = ps.PartialSGD(wrapped, torch.optim.SGD(model.parameters(), 1.0), seed=5)
-        total = [torch.zeros(7, 5), torch.zeros(9)]
-        for t in range(STEPS):
-            batch = whole_numbers(t, rank)
-            total = [a + b for a, b in zip(total, batch, strict=True)]
-            sgd.step(lambda batch=batch, w=wrapped: backward(w(*batch)))
-        results[f"{name} gradients"] = total
-        results[f"{name} unsent"] = [compression.unsent.get(n, torch.zeros(())) for n in ("a", "b")]
-        results[f"{name} moved"] = bits(model)
+        for part, method in SENT_PARTS.items():
+            model, compression = Linear(), make()
+            wrapped = data_parallel(model, compression=compression)
+            sgd = ps.PartialSGD(wrapped, torch.optim.SGD(model.parameters(), 1.0), method(), seed=5)
+            total = [torch.zeros(7, 5), torch.zeros(9)]
+            most = 500 if "bf16" in name else 50  # bf16 rounds whole numbers above 256, and fp16 above 2048
+            for t in range(STEPS):
+                batch = whole_numbers(t, rank, most)
+                mask = sgd.step(lambda batch=batch, w=wrapped: backward(w(*batch))).mask
+                total = [a + b * mask[n] for a, b, n in zip(total, batch, ("a", "b"), strict=True)]
+            key = f"{name}, {part}"
+            results[f"{key} gradients"] = total
+            results[f"{key} unsent"] = [compression.unsent.get(n, torch.zeros(())) for n in ("a", "b")]
+            results[f"{key} moved"] = bits(model)
+    return results
+
+
+@on_ranks
+def sizes_sent(rank: int) -> dict[str, Any]:
+    """The level of each step, and the largest tensor that it gave to a collective, as torch's profiler saw it."""
+    results: dict[str, Any] = {}
+    for name, make in EXACT.items():
+        nested, steps = family("width"), []
+        wrapped = data_parallel(nested, compression=make())
+        sgd = ps.PartialSGD(wrapped, torch.optim.SGD(nested.parameters(), 0.05), registry.alternating())
+        for t in range(3):
+            with torch.autograd.profiler.profile(record_shapes=True) as profile:
+                level = sgd.step(lambda t=t, w=wrapped: backward(evaluate(w, t, rank))).level
+            events = [e for e in profile.kineto_results.events() if e.name().startswith("gloo:all_")]
+            steps.append((level, max(shape[0] for event in events for shape in event.shapes())))
+        results[name] = steps
     return results
 
 
@@ -200,7 +233,7 @@ def _refused(rank: int) -> dict[str, Any]:
             same = all(torch.equal(a, b) for a, b in zip(before, nested.parameters(), strict=True))
             messages[name] = f"{error} (t = {sgd.t}, untouched: {same})"
     try:
-        wrapped(inputs(0, rank))
+        data_parallel(without_biases(), compression=compress(top_k=0.5))(inputs(0, rank))
     except RuntimeError as error:
         messages["alone"] = str(error)
     try:

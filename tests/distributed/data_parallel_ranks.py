@@ -142,30 +142,38 @@ def families(rank: int) -> dict[str, Any]:
     return results
 
 
+LEVELS: dict[str, Callable[[], ps.Method]] = {
+    "several branches": lambda: registry.slimmable(),
+    "one level a step": lambda: registry.alternating(),
+}
 MASKED: dict[str, Callable[[], ps.Method]] = {
+    "freezing": lambda: METHODS["freezing"],
+    "layerwise": lambda: METHODS["layerwise"],
     "block_coordinate": lambda: registry.block_coordinate(),
     "dropout": lambda: registry.dropout(0.6),
+    "random_mask": lambda: registry.random_mask(0.5),
     "sam": lambda: registry.sam(0.1),
 }
 
 
 @on_ranks
-def four(rank: int) -> dict[str, Any]:
+def as_one_process(rank: int) -> dict[str, Any]:
     """Levels and masks, to be compared with one process."""
     results: dict[str, Any] = {}
     for kind in FAMILIES:
-        nested = family(kind)
-        wrapped = data_parallel(nested)
-        sgd = ps.PartialSGD(wrapped, torch.optim.AdamW(nested.parameters(), 0.01), registry.slimmable())
-        for t in range(STEPS):
-            sgd.step(closure(wrapped, t, rank))
-        results[kind] = bits(nested)
+        for name, make in LEVELS.items():
+            nested = family(kind)
+            wrapped = data_parallel(nested)
+            sgd = ps.PartialSGD(wrapped, torch.optim.AdamW(nested.parameters(), 0.01), make())
+            for t in range(STEPS):
+                sgd.step(closure(wrapped, t, rank))
+            results[f"{kind}, {name}"] = bits(nested)
     for name, make in MASKED.items():
         model = MLP.model()
         wrapped = data_parallel(model)
         sgd = ps.PartialSGD(wrapped, torch.optim.AdamW(model.parameters(), 0.01), make())
         for t in range(STEPS):
-            sgd.step(MLP.closure(wrapped, 4 * t + rank))
+            sgd.step(MLP.closure(wrapped, dist.get_world_size() * t + rank))
         results[name] = bits(model)
     return results
 

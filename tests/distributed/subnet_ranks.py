@@ -217,6 +217,7 @@ def refused(rank: int) -> dict[str, Any]:
     nets = {"few": nn.Sequential(nn.Linear(3, 1), nn.ReLU(), nn.Linear(1, 2)), "ddp": mlp(), "factored": wide()}
     attempt("few", lambda: build_on(nets["few"]))
     attempt("ddp", lambda: build_on(nn.parallel.DistributedDataParallel(nets["ddp"])))
+    attempt("data parallel", lambda: build_on(distributed.data_parallel(nets["ddp"])))
 
     def factored() -> None:
         net = nets["factored"]

@@ -10,7 +10,8 @@ import torch
 from partialsgd import PartialSGD, methods
 from partialsgd.distributed import compress
 from tests.distributed import compression_ranks as ranks
-from tests.distributed.compression_ranks import EXACT, SETTINGS, STEPS
+from tests.distributed.compression_ranks import EXACT, SENT_PARTS, SETTINGS, STEPS
+from tests.distributed.data_parallel_ranks import family
 from tests.functions import backward
 from tests.processes import run_on
 
@@ -31,21 +32,35 @@ def test_two_ranks_give_the_numbers_of_the_method_in_one_process(tmp_path: Path)
             torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_what_was_sent_and_what_is_remembered_add_up_to_the_gradients(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [2, 4])
+def test_what_was_sent_and_what_is_remembered_add_up_to_the_gradients(world: int, tmp_path: Path) -> None:
     """The gradients are whole numbers, and SGD steps by 1 from 0: all sums are exact, so they must be equal.
 
-    x has moved by minus the mean over the ranks of all that they sent.
+    x has moved by minus the mean over the ranks of all that they sent. What is outside the mask is not sent.
     """
-    zero, one = run_on(ranks.sums, 2, tmp_path)
+    results = run_on(ranks.sums, world, tmp_path)
     for name in EXACT:
-        for i in range(2):
-            gradients = zero[f"{name} gradients"][i] + one[f"{name} gradients"][i]
-            unsent = zero[f"{name} unsent"][i] + one[f"{name} unsent"][i]
-            sent = -2 * zero[f"{name} moved"][i]
-            assert torch.equal(zero[f"{name} moved"][i], one[f"{name} moved"][i]), f"ranks differ: {name}"
-            assert torch.equal(sent + unsent, gradients), f"{name}: mass was lost"
-        if name != "fp16":
-            assert any(bool(e.any()) for e in zero[f"{name} unsent"]), f"{name} sends everything, and shows nothing"
+        for key in [f"{name}, {part}" for part in SENT_PARTS]:
+            moved = results[0][f"{key} moved"]
+            for i in range(2):
+                gradients = sum(each[f"{key} gradients"][i] for each in results)
+                unsent = sum(each[f"{key} unsent"][i] for each in results)
+                assert all(torch.equal(moved[i], each[f"{key} moved"][i]) for each in results), f"ranks differ: {key}"
+                assert torch.equal(unsent - world * moved[i], gradients), f"{key}: mass was lost"
+            if name != "fp16":
+                assert any(bool(e.any()) for e in results[0][f"{key} unsent"]), f"{key} sends all, and shows nothing"
+
+
+def test_a_step_sends_the_share_of_its_level_in_the_chosen_type(tmp_path: Path) -> None:
+    zero, _ = run_on(ranks.sizes_sent, 2, tmp_path)
+    nested = family("width")
+    for step, (level, chosen) in enumerate(zero["random-k"]):
+        tensors = [p.numel() for p in nested.parameters(level=level)]
+        assert sum(tensors) / 4 <= chosen <= sum(tensors) / 4 + len(tensors), "a quarter of each, at least one number"
+        bytes_of_each = {"top-k": 4 + 4, "top-k, fp16": 4 + 2, "top-k, bf16": 4 + 2, "random-k, fp16": 1}
+        for name, size in bytes_of_each.items():  # with places, messages are bytes; without them numbers
+            assert zero[name][step] == (level, size * chosen), name
+        assert zero["fp16"][step] == (level, sum(tensors))
 
 
 def test_a_loss_scale_that_changes_loses_nothing(tmp_path: Path) -> None:

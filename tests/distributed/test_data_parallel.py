@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from partialsgd import CriteriaMeter, PartialSGD
 from partialsgd import methods as registry
 from tests.distributed import data_parallel_ranks as ranks
-from tests.distributed.data_parallel_ranks import FAMILIES, MASKED, MLP, STEPS
+from tests.distributed.data_parallel_ranks import FAMILIES, LEVELS, MASKED, MLP, STEPS
 from tests.functions import backward
 from tests.methods.laws import METHODS, OF_LEVELS
 from tests.processes import run_on
@@ -83,24 +83,25 @@ def test_every_method_for_levels_ends_with_the_bits_of_plain_ddp_and_sends_its_l
             assert zero[f"{key} sent"] == sum(size[level] for level in zero[f"{key} levels"]), key
 
 
-def test_four_ranks_end_with_what_one_process_has(tmp_path: Path) -> None:
-    results = run_on(ranks.four, 4, tmp_path)
-    for rank in range(1, 4):
-        for key, parameters in results[0].items():
-            assert_equal(parameters, results[rank][key], f"ranks differ: {key}")
+@pytest.mark.parametrize("world", WORLDS)
+def test_levels_and_masks_end_with_what_one_process_has(world: int, tmp_path: Path) -> None:
+    zero, *others = run_on(ranks.as_one_process, world, tmp_path)
+    for key in zero:
+        assert_all_equal(zero, others, key)
     for kind in FAMILIES:
-        nested = ranks.family(kind)
-        sgd = PartialSGD(nested, torch.optim.AdamW(nested.parameters(), 0.01), registry.slimmable())
-        for t in range(STEPS):
-            quarters = [ranks.inputs(t, rank) for rank in range(4)]
-            sgd.step(lambda q=quarters, n=nested: backward(torch.stack([n(x).square().mean() for x in q]).mean()))
-        assert_close(results[0][kind], list(nested.parameters()), kind)
+        for name, make in LEVELS.items():
+            nested = ranks.family(kind)
+            sgd = PartialSGD(nested, torch.optim.AdamW(nested.parameters(), 0.01), make())
+            for t in range(STEPS):
+                batches = [ranks.inputs(t, rank) for rank in range(world)]
+                sgd.step(lambda b=batches, n=nested: backward(torch.stack([n(x).square().mean() for x in b]).mean()))
+            assert_close(zero[f"{kind}, {name}"], list(nested.parameters()), f"{kind}, {name}")
     for name, make in MASKED.items():
         model = MLP.model()
         sgd = PartialSGD(model, torch.optim.AdamW(model.parameters(), 0.01), make())
         for t in range(STEPS):
-            sgd.step(lambda t=t, m=model: backward(torch.stack([MLP.evaluate(m, 4 * t + r) for r in range(4)]).mean()))
-        assert_close(results[0][name], list(model.parameters()), name)
+            sgd.step(lambda t=t, m=model: backward(mean_loss(m, t, world)))
+        assert_close(zero[name], list(model.parameters()), name)
 
 
 @pytest.mark.parametrize("world", WORLDS)

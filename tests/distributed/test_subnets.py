@@ -129,6 +129,7 @@ def test_what_cannot_be_right_is_refused_on_all_ranks_and_changes_nothing(tmp_pa
         assert "the workers do not agree: this one has made" in said["apart"]
         assert "has no hidden units that could be fewer" in said["few"]
         assert "not DistributedDataParallel" in said["ddp"]
+        assert "pass the model itself, not DataParallel" in said["data parallel"]
         assert "Adafactor keeps 'row_var'" in said["factored"]
         assert "let it take no argument" in said["argument"]
 

@@ -120,3 +120,11 @@ def test_a_core_step_is_never_predicted_slower_than_a_full_one() -> None:
     for workers, gbits in itertools.product(page.WORKERS, page.GBITS):
         full, core = (page.step_at(workers, gbits, 0.9, is_core=is_core) for is_core in (False, True))
         assert core < full
+
+
+def test_the_legend_covers_no_line() -> None:
+    drawn = page.figure(0.9)
+    assert not any(axes.get_legend() for axes in drawn.axes), "it stands outside of the axes"
+    labels = [text.get_text() for text in drawn.legends[0].get_texts()]
+    assert labels == ["2 workers", "8 workers", "64 workers", "1,024 workers", "full", "alternating", "core"]
+    assert len(drawn.axes[0].lines) == len(page.WORKERS) * 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -14,7 +16,18 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 
 def agree(number: int, group: dist.ProcessGroup) -> bool:
     """True if all processes of the group have the same 64-bit number; all of them must call it."""
+    return ask(number, group)()
+
+
+def ask(number: int, group: dist.ProcessGroup) -> Callable[[], bool]:
+    """As `agree`, without waiting: the answer is the result's, when it is called."""
     tensor = torch.tensor([number], dtype=torch.int64, device=device_of(group))
     gathered = [torch.empty_like(tensor) for _ in range(group.size())]
-    dist.all_gather(gathered, tensor, group=group)
-    return all(int(other) == number for other in gathered)
+    work = dist.all_gather(gathered, tensor, group=group, async_op=True)
+
+    def answer() -> bool:
+        if work is not None:
+            work.wait()
+        return all(int(other) == number for other in gathered)
+
+    return answer

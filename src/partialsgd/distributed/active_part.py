@@ -15,11 +15,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from partialsgd.distributed.compression import Compression
 from partialsgd.distributed.hooks import Outgoing, register_hook
+from partialsgd.distributed.pass_agreement import PassAgreement
 from partialsgd.distributed.reducers import Key, Reducers
-from partialsgd.engine.data_parallel import GradientsToSend, SendsActivePart
+from partialsgd.engine.data_parallel import GradientsToSend, SendsActivePart, running_pass
 from partialsgd.nested.nested import Nested
 from partialsgd.parameters import Parameters, unwrap
 
@@ -48,36 +50,54 @@ class DataParallel(SendsActivePart):
                 "with compression each parameter of a level must take part in its passes, and "
                 "find_unused_parameters=True is for those that do not; leave one of the two out"
             )
+        if compression is not None:
+            compression.attach(unwrap(model))
         self.module = model
-        self._names = Parameters(model)
+        self.names = Parameters(model)
         self._nested = [module for module in unwrap(model).modules() if isinstance(module, Nested)]
         self._used_at: dict[tuple[str, ...], frozenset[str]] = {}
-        self._reducers = Reducers(model, self._names, {"gradient_as_bucket_view": True, **options})
-        whole = self._reducers.make((self._trainable(self._names), ""), init_sync=True)
+        self._reducers = Reducers(model, self.names, {"gradient_as_bucket_view": True, **options})
+        whole = self._reducers.make((self._trainable(self.names), ""), init_sync=True)
         self.process_group = whole.process_group
         self.gradient_as_bucket_view = bool(whole.gradient_as_bucket_view)
-        self._outgoing = Outgoing({p: name for name, p in self._names.items()}, whole.process_group, compression)
+        self._agreement = PassAgreement(whole.process_group)
+        self._outgoing = Outgoing({p: name for name, p in self.names.items()}, whole.process_group, compression)
         self._syncs = True
         self._unsynced: frozenset[str] = frozenset()
         self._ran: list[Key] = []
         """The reducers of this pass."""
+        self._compared: set[Key] = set()
+        """Those of which the processes have compared in this pass what they send."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)  # so that one process may evaluate alone
+        if self._outgoing.gradients is None:
+            self._require_known()
+            if self.is_driven:
+                return _without_backward(self.module(*args, **kwargs))
         key = self._key()
         names, _ = key
-        if self._syncs and (left := [n for n in self._unsynced - names if self._names[n].grad is not None]):
+        if self._syncs and (left := [n for n in self._unsynced - names if self.names[n].grad is not None]):
             raise RuntimeError(
                 f"{min(left)!r} was accumulated under no_sync() and takes no part in the pass that averages; "
                 "run the largest level last"
             )
         self._reducers.make(key, lambda reducer: register_hook(reducer, key[1], self._outgoing))
-        if not any(self._names[name].grad is not None for name in self._unsynced):
+        if not any(self.names[name].grad is not None for name in self._unsynced):
             self._reducers.forget_use(key)
         self._unsynced = frozenset() if self._syncs else self._unsynced | names
+        require_agreement = None
+        if self._syncs and key not in self._compared:
+            require_agreement = self._agreement.ask(key, self._outgoing)
+            self._compared.add(key)
         self._ran.append(key)
-        return self._reducers.run(key, *args, sync=self._syncs, **kwargs)
+        if require_agreement is not None and not self._reducers.is_silent(key):
+            require_agreement()
+        outputs = self._reducers.run(key, *args, sync=self._syncs, **kwargs)
+        if require_agreement is not None:
+            require_agreement()
+        return outputs
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -125,7 +145,7 @@ class DataParallel(SendsActivePart):
             self._outgoing.compression.end_step(moved=moved)
 
     def begin_pass(self, gradients: GradientsToSend) -> None:
-        self._outgoing.gradients, self._ran = gradients, []
+        self._outgoing.gradients, self._ran, self._compared = gradients, [], set()
 
     def finish_pass(self) -> None:
         """Check that all was averaged that had to be, and drop the gradients that were not sent."""
@@ -140,7 +160,7 @@ class DataParallel(SendsActivePart):
             for key in dict.fromkeys(self._ran):
                 self._require_reduced(key)
         sent = frozenset[str]().union(*(names for names, _ in self._ran))
-        for name, parameter in self._names.items():
+        for name, parameter in self.names.items():
             if name not in sent:
                 parameter.grad = None
 
@@ -152,11 +172,20 @@ class DataParallel(SendsActivePart):
             self._unsynced = frozenset()
         self._ran, self._outgoing.gradients = [], None
 
+    def _require_known(self) -> None:
+        """Raise inside a pass of a `PartialSGD` that was given the model without this wrapper."""
+        parameters = None if torch.compiler.is_compiling() else running_pass.get()
+        if parameters is not None and not set(parameters.values()).isdisjoint(self.names.values()):
+            raise RuntimeError(
+                "PartialSGD does not know that the model is data parallel, so that processes may decide differently; "
+                "wrap the model first, and build PartialSGD(data_parallel(model), …)"
+            )
+
     def _require_reduced(self, key: Key) -> None:
         try:
             self._reducers[key]._check_reducer_finalized()  # type: ignore[no-untyped-call]  # untyped in torch
         except RuntimeError as error:
-            idle = [name for name in self._names if name in key[0] and self._names[name].grad is None]
+            idle = [name for name in self.names if name in key[0] and self.names[name].grad is None]
             raise RuntimeError(
                 f"{', '.join(map(repr, idle)) or 'a parameter'} took no part in this pass, so that gradients were not "
                 "averaged; pass find_unused_parameters=True to data_parallel"
@@ -164,7 +193,7 @@ class DataParallel(SendsActivePart):
 
     def _trainable(self, names: Iterable[str]) -> frozenset[str]:
         """Without those that are frozen: a reducer leaves them out for ever, and they may be unfrozen."""
-        return frozenset(name for name in names if self._names[name].requires_grad)
+        return frozenset(name for name in names if self.names[name].requires_grad)
 
     def _key(self) -> Key:
         """The parameters to send, and how: all their numbers, some (packed), or compressed."""
@@ -172,7 +201,7 @@ class DataParallel(SendsActivePart):
         if levels not in self._used_at:
             unused = {p for nested in self._nested for p in nested.parameters()}
             unused -= {p for nested in self._nested for p in nested.parameters(level=nested.level)}
-            self._used_at[levels] = frozenset(name for name, p in self._names.items() if p not in unused)
+            self._used_at[levels] = frozenset(name for name, p in self.names.items() if p not in unused)
         names, gradients, compression = self._used_at[levels], self._outgoing.gradients, self._outgoing.compression
         names = self._trainable(names)
         if gradients is None:
@@ -189,6 +218,21 @@ class DataParallel(SendsActivePart):
             compression.check(names, is_packed=is_packed)
             return names, compression.hook_name
         return names, "packed" if is_packed else ""
+
+
+def _without_backward(outputs: Any) -> Any:
+    """The outputs of an evaluation, which did not prepare to average gradients: a backward pass through them raises."""
+    for leaf in tree_leaves(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            leaf.register_hook(_refuse_backward)  # type: ignore[no-untyped-call]  # untyped in torch
+    return outputs
+
+
+def _refuse_backward(gradient: Tensor) -> None:
+    raise RuntimeError(
+        "the forward pass of this backward ran outside of a step, so that its gradients are not averaged over the "
+        "processes; run both inside the closure or `with g:`, or call `.module` for gradients of this process alone"
+    )
 
 
 @final

@@ -7,13 +7,14 @@ Each process adds what it has not sent so far to its gradient, sends a part of t
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from partialsgd.method import Context
 from partialsgd.methods.compressed_gradient import drawn
@@ -84,6 +85,7 @@ class Compression:
         """e, by parameter name, after the last step that moved. Never changed in place."""
         self._of_this_step: dict[str, Tensor] = {}
         self._sent_names: frozenset[str] | None = None
+        self._model: weakref.ref[nn.Module] | None = None
 
     def __repr__(self) -> str:
         chosen = {"top_k": self._top_k, "random_k": self._random_k, "power_sgd": self._power_sgd, "dtype": self._dtype}
@@ -104,6 +106,13 @@ class Compression:
         if state.get("compression") != repr(self):
             raise ValueError(f"the state was saved by {state.get('compression')}, and this is {self!r}")
         self.unsent, self._of_this_step = {name: e.clone() for name, e in state["unsent"].items()}, {}
+
+    def attach(self, model: nn.Module) -> None:
+        """Remember for this model. Raise if another one has it: names of parameters may be the same in both."""
+        other = None if self._model is None else self._model()
+        if other not in (None, model):
+            raise ValueError("this compression remembers for another model; make one for each by compress(…)")
+        self._model = weakref.ref(model)
 
     @property
     def sends_indices(self) -> bool:

@@ -14,13 +14,13 @@ from partialsgd.distributed.unit_shards import Axis, SplitTensor
 from partialsgd.methods._shared.neurons import Place, Units
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 from partialsgd.nested.nested import Nested
-from partialsgd.parameters import Parameters
+from partialsgd.parameters import Parameters, Wrapper
 
 
 def require_plain(model: nn.Module, parameters: Parameters) -> None:
     if isinstance(parameters.model, Nested):
         raise TypeError("independent_subnets makes narrow networks of a plain model; pass the model before nest")
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel, Wrapper)):
         raise TypeError(f"pass the model itself, not {type(model).__name__}: workers do not share their gradients")
     for name, parameter in parameters.items():
         if isinstance(parameter, DTensor):

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias, final
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -26,6 +27,7 @@ class Reducers:
     def __init__(self, module: nn.Module, names: Parameters, options: Mapping[str, Any]) -> None:
         self._module, self._names, self._options = module, names, options
         self._made: OrderedDict[Key, DistributedDataParallel] = OrderedDict()
+        self._kinds: dict[Key, set[tuple[torch.dtype, torch.device]]] = {}
         self._prepared: Key | None = None
         """The reducer of a forward pass whose backward pass has not begun."""
 
@@ -36,15 +38,19 @@ class Reducers:
         self, key: Key, register: Callable[[DistributedDataParallel], None] | None = None, *, init_sync: bool = False
     ) -> DistributedDataParallel:
         """Return the reducer of a set; if it is new, `register` adds its hook."""
+        kinds = {(p.dtype, p.device) for p in (self._names[name] for name in key[0])}
+        if self._kinds.get(key, kinds) != kinds:
+            self.discard(key)  # the model was moved, and the buckets are of another type or device
         if key not in self._made:
             parameters = {self._names[name] for name in key[0]}
             options = {"bucket_cap_mb": _bucket_size(parameters), **self._options, "init_sync": init_sync}
             if key[1] == "PowerSGD":
                 options["bucket_cap_mb"] = 1 + (_bytes(parameters) >> 20)  # one bucket: see `hooks`
-            reducer = _reducer_of(self._module, parameters, options)
+            # The first one gives all processes the values of the first, those of frozen parameters too.
+            reducer = _reducer_of(self._module, set(self._names.values()) if init_sync else parameters, options)
             if register is not None:
                 register(reducer)
-            self._made[key] = reducer
+            self._made[key], self._kinds[key] = reducer, kinds
             if len(self._made) > _MOST:
                 self.discard(next(iter(self._made)))
         self._made.move_to_end(key)
@@ -65,6 +71,11 @@ class Reducers:
                     leaf.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]  # untyped in torch
         return outputs
 
+    def is_silent(self, key: Key) -> bool:
+        """True if a forward pass sends nothing: neither buffers, nor how the buckets are built after the first pass."""
+        reducer = self._made[key]
+        return reducer._has_rebuilt_buckets and not reducer.modules_buffers
+
     def forget_use(self, key: Key) -> None:
         """Forget which parameters took part in backward passes of other sets, which this reducer has seen too."""
         if self._options.get("find_unused_parameters"):
@@ -72,6 +83,7 @@ class Reducers:
 
     def discard(self, key: Key | None) -> None:
         if key is not None and (reducer := self._made.pop(key, None)) is not None:
+            del self._kinds[key]
             reducer._remove_autograd_hooks()  # type: ignore[no-untyped-call]  # untyped in torch
         if self._prepared == key:
             self._prepared = None

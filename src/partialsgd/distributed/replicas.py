@@ -149,7 +149,7 @@ class _ManagedGradients(SendsActivePart):
         self.process_group = None
         self.unsent: Mapping[str, Tensor] = {}
         self.bytes_averaged = 0
-        self._names = Parameters(model)
+        self.names = Parameters(model)
         self._manager = manager
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -168,7 +168,7 @@ class _ManagedGradients(SendsActivePart):
     def _averaged(self, gradients: GradientsToSend) -> Iterator[None]:
         yield
         entries: list[tuple[Tensor, Entry]] = []
-        for name, parameter in self._names.items():
+        for name, parameter in self.names.items():
             entry = True if gradients.mask is None else gradients.mask.entries[name]
             if entry is False:
                 parameter.grad = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 from partialsgd import masks
 from partialsgd._util import randomness
 from partialsgd._util.snapshots import Snapshot, dropout_off
+from partialsgd.distributed.coordinate_state import require_mergeable_state, state_of
 from partialsgd.distributed.narrowing import layouts_of, replace_values, require_plain, set_sizes, statistics_of
 from partialsgd.distributed.unit_shards import Blocks, Split, UnitExchange, select
 from partialsgd.engine.arguments import check_arguments
@@ -32,7 +34,7 @@ from partialsgd.methods.independent_subnets import Repartition, Shared
 from partialsgd.methods.independent_subnets import independent_subnets as one_process
 from partialsgd.nested.specs import Hidden
 from partialsgd.optimizers import capabilities
-from partialsgd.optimizers.param_groups import GroupOf, ParamGroups
+from partialsgd.optimizers.param_groups import ParamGroups
 from partialsgd.parameters import Parameters
 from partialsgd.vectors import inner
 
@@ -105,15 +107,15 @@ class IndependentSubnets:
         self._settings = bound_method.name.partition(", ")[2]  # without the number of workers
         self._seed = seed
         self._groups = ParamGroups(self._parameters, optimizers)
+        self._state = partial(state_of, self._parameters, self._groups)
         self._layouts = layouts_of(self._parameters, self._model, self._hidden)
         self._trains_shared = shared == "average"
-        self._require_mergeable_state()
+        require_mergeable_state(self._parameters, self._groups)
 
         self._broadcast()
-        self._round, self._steps = 0, 0
+        self._round, self._steps, self._is_whole = 0, 0, False
         self._blocks = self._split()
         self._homes: dict[tuple[str, str], Tensor] = {}
-        self._is_whole = False
         self._become_narrow()
         self._sgd = PartialSGD(model, optimizers, self._method(method.name), seed=seed, clip_norm=clip_norm)
         self._begin_round()
@@ -230,12 +232,6 @@ class IndependentSubnets:
                 tensors[name, ""] = self._model.get_buffer(name)
         return tensors
 
-    def _state(self, name: str) -> dict[str, Tensor]:
-        group: GroupOf | None = self._groups.get(name)
-        parameter = self._parameters[name]
-        state = {} if group is None else group.optimizer.state.get(parameter, {})
-        return capabilities.per_coordinate(state, parameter)
-
     def _splits(self) -> dict[tuple[str, str], Split]:
         """The tensors that are split, with their shards; state that is new has the shard of state before a step."""
         splits = {}
@@ -337,7 +333,7 @@ class IndependentSubnets:
 
     def _require_agreement(self) -> None:
         """Raise on all ranks, before anything is sent, unless all have trained the same tensors equally often."""
-        self._require_mergeable_state()
+        require_mergeable_state(self._parameters, self._groups)
         for name, buffer in self._model.named_buffers():
             is_known = (name, "") in self._bases or name in self._layouts
             if buffer.is_floating_point() and not is_known and buffer._version != self._versions.get(name):
@@ -352,17 +348,3 @@ class IndependentSubnets:
                 f"{len(entries)} tensors. Every worker must make the same number of steps, and each of its parameters "
                 "that gets a gradient must get one on the other workers too"
             )
-
-    def _require_mergeable_state(self) -> None:
-        """Raise if an optimizer keeps state that is neither one number for each coordinate nor a single number."""
-        for name in self._parameters:
-            group: GroupOf | None = self._groups.get(name)
-            if group is None:
-                continue
-            parameter, known = self._parameters[name], self._state(name)
-            for key, value in group.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor) and value.ndim and value.numel() > 1 and key not in known:
-                    raise NotImplementedError(
-                        f"{type(group.optimizer).__name__} keeps {key!r} of shape {tuple(value.shape)} for {name!r}, "
-                        "which cannot be split by units; use an optimizer whose state has the shape of the parameter"
-                    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import final
 
@@ -17,6 +18,9 @@ from partialsgd.masks import Mask
 from partialsgd.method import Context
 from partialsgd.optimizers.grad_scaler import Scaler
 from partialsgd.parameters import Parameters, Wrapper
+
+running_pass: ContextVar[Parameters | None] = ContextVar("running_pass", default=None)
+"""The parameters of the pass that runs now: a wrapper notices by it that a `PartialSGD` does not know the wrapper."""
 
 
 @final
@@ -35,6 +39,10 @@ class GradientsToSend:
 class SendsActivePart(Wrapper):
     """Data parallel that is told before each pass which gradients the step needs, and sends no others."""
 
+    names: Parameters
+    """The parameters that it was made for."""
+    is_driven = False
+    """True if a `PartialSGD` trains through it, so that a forward pass outside of a step is an evaluation."""
     process_group: dist.ProcessGroup | None
     """The group over which meters average their numbers; None if they are equal on all processes already."""
     gradient_as_bucket_view: bool
@@ -68,6 +76,38 @@ def ddp_around(model: nn.Module) -> DistributedDataParallel | SendsActivePart | 
             return None
         model = inner
     return model
+
+
+def claim_ddp(model: nn.Module, parameters: Parameters) -> DistributedDataParallel | SendsActivePart | None:
+    """Tell the data parallel wrapper around the user's module, if there is one, that a `PartialSGD` trains through it.
+
+    Raise if some parameters would not be averaged: those that the model got after it was wrapped, or those around a
+    wrapper that is inside the model.
+    """
+    ddp = ddp_around(model)
+    if ddp is None:
+        inside = [m for m in model.modules() if isinstance(m, DistributedDataParallel | SendsActivePart)]
+        averaged = {p for wrapper in inside for p in wrapper.parameters()}
+        around = [name for name, p in parameters.items() if p.requires_grad and p not in averaged]
+        if inside and (around or any(isinstance(wrapper, SendsActivePart) for wrapper in inside)):
+            outside = f", and {around[0]!r} would not be averaged over the processes" if around else ""
+            raise ValueError(
+                f"only a part of the model is data parallel{outside}; wrap the whole model, once: "
+                "PartialSGD(data_parallel(model), …)"
+            )
+        return None
+    wrapped = ddp.names.values() if isinstance(ddp, SendsActivePart) else ddp._module_parameters
+    ignored: set[str] = set() if isinstance(ddp, SendsActivePart) else ddp.parameters_to_ignore
+    known = set(wrapped)
+    for name, parameter in parameters.items():
+        if parameter not in known and name not in ignored:
+            raise ValueError(
+                f"the parameter {name!r} was added or replaced after the model was wrapped, so that its gradient would "
+                "not be averaged over the processes; wrap the model when it is complete"
+            )
+    if isinstance(ddp, SendsActivePart):
+        ddp.is_driven = True
+    return ddp
 
 
 @final

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from partialsgd import vectors
 from partialsgd.engine import cached_outputs
 from partialsgd.engine.cached_outputs import Batch, CachedOutputs
-from partialsgd.engine.data_parallel import GradientsToSend, SendsActivePart
+from partialsgd.engine.data_parallel import GradientsToSend, SendsActivePart, running_pass
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import NOWHERE, Displacement, Perturbation, displace
 from partialsgd.vectors import Vector
@@ -153,6 +153,7 @@ class GradientPass:
                 displace(self._parameters, perturbation, self._step.undo, within, on_move)
                 del perturbation
             self.running = True
+            running_pass.set(self._parameters)
         except BaseException:
             self._fail()
             raise
@@ -165,6 +166,7 @@ class GradientPass:
             if self._step.undo:
                 self._step.undo.run(kind, error, trace)
             self.running = False
+            running_pass.set(None)
             if kind is None and all(p.grad is None for p in self._parameters.values()):
                 raise RuntimeError(
                     "no parameter received a gradient: call loss.backward() inside the closure or `with` block, "
@@ -231,6 +233,7 @@ class GradientPass:
     def _fail(self) -> None:
         """An exception inside the block drops the whole step."""
         self._failed, self._perturbation, self.running = True, None, False
+        running_pass.set(None)
         self._step.drop()
 
 

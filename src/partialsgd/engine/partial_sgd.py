@@ -24,7 +24,7 @@ from partialsgd._util.plain_copy import gathered_copy, remove_own_hooks
 from partialsgd._util.undo import UndoStack, postpone_interrupts
 from partialsgd.engine.arguments import check_arguments, require_seed
 from partialsgd.engine.cached_outputs import cached_level
-from partialsgd.engine.data_parallel import Agreement, SendsActivePart, ddp_around, require_unused_search
+from partialsgd.engine.data_parallel import Agreement, SendsActivePart, claim_ddp, require_unused_search
 from partialsgd.engine.gradient_pass import Closure, GradientPass, require_loss, takes_pass
 from partialsgd.engine.gradients import GradientOracle
 from partialsgd.engine.level_states import StateOf, check_state_of, exchange, require_one_level
@@ -77,7 +77,7 @@ class PartialSGD:
         self._state_of = check_state_of(state, outside)
         self._scaler = scaler_of(scaler, self._update.optimizers, self.parameters)
         self._clip_norm = clip_norm
-        ddp = ddp_around(model)
+        ddp = claim_ddp(model, self.parameters)
         self._sender = ddp if isinstance(ddp, SendsActivePart) else None
         self._agreement = Agreement(ddp, self.parameters)
         policy = nonfinite or ("raise" if self._scaler is None else "skip")
