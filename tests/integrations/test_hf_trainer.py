@@ -142,8 +142,10 @@ def test_the_plain_method_trains_a_family_as_the_trainer_does_and_evaluating_lev
     # What a user had to tell the Trainer about a nested model.
     told |= {"remove_unused_columns": False, "label_names": ["labels"]}
     data = [{k: v for k, v in row.items() if k != "weight"} for row in bert.data()]
+    family = bert.family()
+    family.accepts_loss_kwargs = True  # else it refuses a plain Trainer
     theirs = transformers.Trainer(
-        model=bert.family(), args=bert.arguments(tmp_path, **told), train_dataset=data, eval_dataset=data[:8]
+        model=family, args=bert.arguments(tmp_path, **told), train_dataset=data, eval_dataset=data[:8]
     )
     theirs.train()
     assert not bert.differing(ours.model, theirs.model)
@@ -357,8 +359,22 @@ def test_another_family_is_refused_before_anything_is_loaded(tmp_path: Path) -> 
     assert not any(name.startswith("model.") for name in weights)  # the keys of the model that was nested
 
 
+def test_a_plain_trainer_that_is_given_a_nested_model_is_told_of_ours(tmp_path: Path) -> None:
+    told = bert.arguments(tmp_path, save_strategy="no", max_steps=2)
+    for trainer_class in (transformers.Trainer, transformers.Seq2SeqTrainer):
+        with pytest.raises(TypeError, match=r"Use PartialTrainer\(model=nested, method=.* nested.extract\(level\)"):
+            trainer_class(bert.family(), told, train_dataset=bert.data())
+    assert not hasattr(bert.family(), "no_such_name")  # other names that libraries ask for are answered as before
+    method = ps.methods.alternating()
+    ours = PartialTrainer(None, told, model_init=bert.family, method=method, train_dataset=bert.data())
+    ours.train()
+    assert ours.sgd.t == 2
+
+
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"call it: methods\.alternating\(\)"):
         PartialTrainer(bert.family(), bert.arguments(tmp_path), method=ps.methods.alternating)
+    with pytest.raises(TypeError, match=r"got 'alternating'; write methods\.alternating\(\)"):
+        PartialTrainer(bert.family(), bert.arguments(tmp_path), method="alternating")
     with pytest.raises(AttributeError, match=r"neither Nested nor the BertForSequenceClassification inside it has"):
         _ = bert.family().no_such_name

@@ -328,3 +328,10 @@ def test_no_level_is_passed_over_for_long_over_1000_steps(n: int, kind: str) -> 
     assert max(longest.values()) <= n * (n - 1) / EVEN_SHARE
     if kind == "worthless":
         assert longest[levels[-1]] == pytest.approx(n / EVEN_SHARE, rel=0.5), "not far below what is promised"
+
+
+def test_settings_of_the_wrong_kind_are_refused_with_an_example() -> None:
+    with pytest.raises(TypeError, match=r"lr must have a number for each level, such as \{'core': 0\.5\}; got 0\.1"):
+        methods.alternating(lr=0.1)
+    with pytest.raises(ValueError, match=r"give one a number above 0; got order=None, weights=\{'core': 0\}"):
+        methods.alternating(weights={"core": 0})
