@@ -151,6 +151,25 @@ def test_the_plain_method_is_lightning_with_a_gradient_scaler_and_a_step_that_ov
     assert scaler.state_dict() == its_scaler.state_dict() and scaler.get_scale() == 256.0
 
 
+@pytest.mark.parametrize(
+    "method", [ps.methods.extragradient(eta=0.5), ps.methods.dropout(keep=0.9)], ids=lambda m: m.name
+)
+def test_a_scaled_gradient_is_unscaled_before_it_is_read_masked_and_clipped(tmp_path: Path, method: ps.Method) -> None:
+    class BySGD(Module):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    modules = []
+    for scale in (1.0, 1024.0):
+        callback, module = PartialSGDCallback(method), BySGD()
+        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=100))
+        trainer(tmp_path, callback, plugins=[plugin], max_steps=2).fit(module, batches())
+        assert callback.sgd.t == 2
+        modules.append(module)
+    for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+
+
 @each_method
 def test_a_step_is_step_with_clip_norm(tmp_path: Path, method: ps.Method, gradients: int) -> None:
     callback, module = PartialSGDCallback(method, seed=3), Module()
