@@ -179,6 +179,49 @@ def test_a_step_is_step_with_clip_norm(tmp_path: Path, method: ps.Method, gradie
     assert not bert.differing(model, trainer.model)
 
 
+class Distilling(Recorded):
+    """As in docs/loops.md."""
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **options: Any) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **options)
+        if self.model.teacher is not None:
+            loss = (loss + ps.soft_cross_entropy(outputs.logits, self.model.teacher.logits)) / 2
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_distillation_is_that_of_a_loop(tmp_path: Path) -> None:
+    told = bert.arguments(tmp_path, save_strategy="no", lr_scheduler_type="constant", max_steps=4)
+    method = ps.methods.alternating(distill=True)
+    trainer = Distilling(bert.family(), told, method=method, train_dataset=bert.data(), eval_dataset=bert.data(8))
+    trainer.train()
+    assert trainer.evaluate().keys() >= {"eval_core_loss", "eval_full_loss"}
+    model, taught = trainer.start, []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0, fused=True)
+    sgd = ps.PartialSGD(model, optimizer, ps.methods.alternating(distill=True), seed=told.seed, clip_norm=1.0)
+
+    def distilling(batches: list[dict[str, Tensor]], g: Any) -> Tensor:
+        for batch in batches:
+            outputs = model(**batch)
+            loss = outputs.loss
+            if g.teacher is not None:
+                taught.append(g.level)
+                loss = (loss + ps.soft_cross_entropy(outputs.logits, g.teacher.logits)) / 2
+            (loss / len(batches)).backward()
+        return loss
+
+    torch.set_rng_state(trainer.random)
+    for t in range(4):
+        sgd.step(partial(distilling, trainer.batches[2 * t : 2 * t + 2]))
+    assert taught == ["core"] * 4 and not bert.differing(model, trainer.model)
+
+
+def test_cached_distillation_is_refused_with_what_to_use(tmp_path: Path) -> None:
+    told = bert.arguments(tmp_path, save_strategy="no", max_steps=2)
+    method = ps.methods.alternating(distill="cached")
+    with pytest.raises(RuntimeError, match=r"under the Trainer or Lightning use distill=True"):
+        PartialTrainer(bert.family(), told, method=method, train_dataset=bert.data()).train()
+
+
 def accumulated(model: nn.Module, batches: list[dict[str, Tensor]]) -> Tensor:
     total = torch.zeros(())
     for batch in batches:

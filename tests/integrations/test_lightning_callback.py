@@ -191,6 +191,41 @@ def test_a_step_is_step_with_clip_norm(tmp_path: Path, method: ps.Method, gradie
     assert not differing(model, module.network)
 
 
+def test_distillation_is_that_of_a_loop(tmp_path: Path) -> None:
+    def distilled(network: ps.Nested, batch: list[Tensor]) -> Tensor:
+        outputs = network(batch[0])
+        loss = nn.functional.cross_entropy(outputs, batch[1])
+        return loss if network.teacher is None else (loss + ps.soft_cross_entropy(outputs, network.teacher)) / 2
+
+    class Distilling(Module):
+        def training_step(self, batch: list[Tensor], number: int) -> Tensor:
+            return distilled(self.network, batch)
+
+    module = Distilling(nested=True)
+    network = copy.deepcopy(module.network)
+    torch.manual_seed(5)
+    trainer(tmp_path, PartialSGDCallback(ps.methods.alternating(distill=True)), accumulate_grad_batches=1).fit(
+        module, batches()
+    )
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    sgd = ps.PartialSGD(network, optimizer, ps.methods.alternating(distill=True), clip_norm=1.0)
+    taught = 0
+
+    def step(batch: list[Tensor], g: Any) -> Tensor:
+        nonlocal taught
+        loss = distilled(network, batch)
+        taught += g.teacher is not None
+        loss.backward()
+        return loss
+
+    torch.manual_seed(5)
+    for batch in batches():
+        sgd.step(partial(step, batch))
+        scheduler.step()
+    assert taught == 6 and not differing(network, module.network)
+
+
 def accumulated(model: nn.Module, pair: list[list[Tensor]]) -> Tensor:
     total = torch.zeros(())
     for x, y in pair:
