@@ -46,7 +46,7 @@ def example_of(plan: NestPlan, model: nn.Module) -> Example:
 
 
 def _hint(plan: NestPlan) -> str:
-    return f"give an input that it takes, nest(…, example=x), or {_HINT}" if plan.caller == "Width" else _HINT
+    return f"give nest(…, example=x) with an input that it takes, or {_HINT}" if plan.caller == "Width" else _HINT
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
