@@ -33,6 +33,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_redirect"]
 html_show_sourcelink = False
+html_show_copyright = False  # the licence is in the repository
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["dollarmath"]

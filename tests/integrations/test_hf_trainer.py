@@ -116,10 +116,11 @@ def test_the_plain_method_is_the_trainer_with_fp16_and_steps_that_overflow(
     assert not bert.differing(ours.model, theirs.model)
 
 
-@each_method
-def test_a_scaled_gradient_is_unscaled_before_it_is_masked_and_clipped(
-    tmp_path: Path, method: ps.Method, gradients: int
-) -> None:
+SCALED = [ps.methods.extragradient(eta=0.5), ps.methods.dropout(keep=0.9)]  # SAM would not notice another scale
+
+
+@pytest.mark.parametrize("method", SCALED, ids=lambda method: method.name)
+def test_a_scaled_gradient_is_unscaled_before_it_is_read_masked_and_clipped(tmp_path: Path, method: ps.Method) -> None:
     models = []
     for scale in (1.0, 1024.0):
         told = bert.arguments(tmp_path, save_strategy="no", max_steps=2, optim="sgd", learning_rate=0.1)
@@ -142,8 +143,10 @@ def test_the_plain_method_trains_a_family_as_the_trainer_does_and_evaluating_lev
     # What a user had to tell the Trainer about a nested model.
     told |= {"remove_unused_columns": False, "label_names": ["labels"]}
     data = [{k: v for k, v in row.items() if k != "weight"} for row in bert.data()]
+    family = bert.family()
+    family.accepts_loss_kwargs = True  # else it refuses a plain Trainer
     theirs = transformers.Trainer(
-        model=bert.family(), args=bert.arguments(tmp_path, **told), train_dataset=data, eval_dataset=data[:8]
+        model=family, args=bert.arguments(tmp_path, **told), train_dataset=data, eval_dataset=data[:8]
     )
     theirs.train()
     assert not bert.differing(ours.model, theirs.model)
@@ -174,6 +177,49 @@ def test_a_step_is_step_with_clip_norm(tmp_path: Path, method: ps.Method, gradie
         assert log["loss"] == pytest.approx(float(step.loss), rel=1e-3)
         scheduler.step()
     assert not bert.differing(model, trainer.model)
+
+
+class Distilling(Recorded):
+    """As in docs/loops.md."""
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **options: Any) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **options)
+        if self.model.teacher is not None:
+            loss = (loss + ps.soft_cross_entropy(outputs.logits, self.model.teacher.logits)) / 2
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_distillation_is_that_of_a_loop(tmp_path: Path) -> None:
+    told = bert.arguments(tmp_path, save_strategy="no", lr_scheduler_type="constant", max_steps=4)
+    method = ps.methods.alternating(distill=True)
+    trainer = Distilling(bert.family(), told, method=method, train_dataset=bert.data(), eval_dataset=bert.data(8))
+    trainer.train()
+    assert trainer.evaluate().keys() >= {"eval_core_loss", "eval_full_loss"}
+    model, taught = trainer.start, []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0, fused=True)
+    sgd = ps.PartialSGD(model, optimizer, ps.methods.alternating(distill=True), seed=told.seed, clip_norm=1.0)
+
+    def distilling(batches: list[dict[str, Tensor]], g: Any) -> Tensor:
+        for batch in batches:
+            outputs = model(**batch)
+            loss = outputs.loss
+            if g.teacher is not None:
+                taught.append(g.level)
+                loss = (loss + ps.soft_cross_entropy(outputs.logits, g.teacher.logits)) / 2
+            (loss / len(batches)).backward()
+        return loss
+
+    torch.set_rng_state(trainer.random)
+    for t in range(4):
+        sgd.step(partial(distilling, trainer.batches[2 * t : 2 * t + 2]))
+    assert taught == ["core"] * 4 and not bert.differing(model, trainer.model)
+
+
+def test_cached_distillation_is_refused_with_what_to_use(tmp_path: Path) -> None:
+    told = bert.arguments(tmp_path, save_strategy="no", max_steps=2)
+    method = ps.methods.alternating(distill="cached")
+    with pytest.raises(RuntimeError, match=r"under the Trainer or Lightning use distill=True"):
+        PartialTrainer(bert.family(), told, method=method, train_dataset=bert.data()).train()
 
 
 def accumulated(model: nn.Module, batches: list[dict[str, Tensor]]) -> Tensor:
@@ -357,8 +403,22 @@ def test_another_family_is_refused_before_anything_is_loaded(tmp_path: Path) -> 
     assert not any(name.startswith("model.") for name in weights)  # the keys of the model that was nested
 
 
+def test_a_plain_trainer_that_is_given_a_nested_model_is_told_of_ours(tmp_path: Path) -> None:
+    told = bert.arguments(tmp_path, save_strategy="no", max_steps=2)
+    for trainer_class in (transformers.Trainer, transformers.Seq2SeqTrainer):
+        with pytest.raises(TypeError, match=r"Use PartialTrainer\(model=nested, method=.* nested.extract\(level\)"):
+            trainer_class(bert.family(), told, train_dataset=bert.data())
+    assert not hasattr(bert.family(), "no_such_name")  # other names that libraries ask for are answered as before
+    method = ps.methods.alternating()
+    ours = PartialTrainer(None, told, model_init=bert.family, method=method, train_dataset=bert.data())
+    ours.train()
+    assert ours.sgd.t == 2
+
+
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"call it: methods\.alternating\(\)"):
         PartialTrainer(bert.family(), bert.arguments(tmp_path), method=ps.methods.alternating)
+    with pytest.raises(TypeError, match=r"got 'alternating'; write methods\.alternating\(\)"):
+        PartialTrainer(bert.family(), bert.arguments(tmp_path), method="alternating")
     with pytest.raises(AttributeError, match=r"neither Nested nor the BertForSequenceClassification inside it has"):
         _ = bert.family().no_such_name

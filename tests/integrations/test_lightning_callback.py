@@ -151,6 +151,25 @@ def test_the_plain_method_is_lightning_with_a_gradient_scaler_and_a_step_that_ov
     assert scaler.state_dict() == its_scaler.state_dict() and scaler.get_scale() == 256.0
 
 
+@pytest.mark.parametrize(
+    "method", [ps.methods.extragradient(eta=0.5), ps.methods.dropout(keep=0.9)], ids=lambda m: m.name
+)
+def test_a_scaled_gradient_is_unscaled_before_it_is_read_masked_and_clipped(tmp_path: Path, method: ps.Method) -> None:
+    class BySGD(Module):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    modules = []
+    for scale in (1.0, 1024.0):
+        callback, module = PartialSGDCallback(method), BySGD()
+        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=100))
+        trainer(tmp_path, callback, plugins=[plugin], max_steps=2).fit(module, batches())
+        assert callback.sgd.t == 2
+        modules.append(module)
+    for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+
+
 @each_method
 def test_a_step_is_step_with_clip_norm(tmp_path: Path, method: ps.Method, gradients: int) -> None:
     callback, module = PartialSGDCallback(method, seed=3), Module()
@@ -170,6 +189,41 @@ def test_a_step_is_step_with_clip_norm(tmp_path: Path, method: ps.Method, gradie
         sgd.step(partial(accumulated, model, [next(loader), next(loader)]))
         scheduler.step()
     assert not differing(model, module.network)
+
+
+def test_distillation_is_that_of_a_loop(tmp_path: Path) -> None:
+    def distilled(network: ps.Nested, batch: list[Tensor]) -> Tensor:
+        outputs = network(batch[0])
+        loss = nn.functional.cross_entropy(outputs, batch[1])
+        return loss if network.teacher is None else (loss + ps.soft_cross_entropy(outputs, network.teacher)) / 2
+
+    class Distilling(Module):
+        def training_step(self, batch: list[Tensor], number: int) -> Tensor:
+            return distilled(self.network, batch)
+
+    module = Distilling(nested=True)
+    network = copy.deepcopy(module.network)
+    torch.manual_seed(5)
+    trainer(tmp_path, PartialSGDCallback(ps.methods.alternating(distill=True)), accumulate_grad_batches=1).fit(
+        module, batches()
+    )
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    sgd = ps.PartialSGD(network, optimizer, ps.methods.alternating(distill=True), clip_norm=1.0)
+    taught = 0
+
+    def step(batch: list[Tensor], g: Any) -> Tensor:
+        nonlocal taught
+        loss = distilled(network, batch)
+        taught += g.teacher is not None
+        loss.backward()
+        return loss
+
+    torch.manual_seed(5)
+    for batch in batches():
+        sgd.step(partial(step, batch))
+        scheduler.step()
+    assert taught == 6 and not differing(network, module.network)
 
 
 def accumulated(model: nn.Module, pair: list[list[Tensor]]) -> Tensor:

@@ -28,10 +28,10 @@ LAWS = {
 REFUSED_SETTINGS = [
     ({"order": ["core"], "weights": {"core": 1.0}}, "one of them"),
     ({"order": "criterion", "weights": {"core": 1.0}}, "one of them"),
-    ({"weights": {"core": 0.0}}, "must not be empty"),
-    ({"order": []}, "must not be empty"),
-    ({"weights": {}}, "must not be empty"),
-    ({"weights": {0: {"core": 1.0}, 4: {"core": 0.0}}}, "must not be empty"),
+    ({"weights": {"core": 0.0}}, "a step needs a level: order must name one, and weights"),
+    ({"order": []}, "a step needs a level: order must name one, and weights"),
+    ({"weights": {}}, "a step needs a level: order must name one, and weights"),
+    ({"weights": {0: {"core": 1.0}, 4: {"core": 0.0}}}, "a step needs a level: order must name one, and weights"),
     ({"weights": {2: {"core": 1.0}}}, "the odds from step 0 on; the first step is 2"),
     ({"weights": {0: {"core": 1.0}, "core": 1.0}}, "odds for every step, or for every level"),
     ({"weights": {0: {"core": 1.0}, -1: {"core": 1.0}}}, "a step in weights must be a whole number of at least 0"),
@@ -328,3 +328,8 @@ def test_no_level_is_passed_over_for_long_over_1000_steps(n: int, kind: str) -> 
     assert max(longest.values()) <= n * (n - 1) / EVEN_SHARE
     if kind == "worthless":
         assert longest[levels[-1]] == pytest.approx(n / EVEN_SHARE, rel=0.5), "not far below what is promised"
+
+
+def test_a_rate_for_all_levels_is_refused_with_an_example() -> None:
+    with pytest.raises(TypeError, match=r"lr must have a number for each level, such as \{'core': 0\.5\}; got 0\.1"):
+        methods.alternating(lr=0.1)

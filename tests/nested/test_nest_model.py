@@ -85,7 +85,7 @@ BAD: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception], s
     "no spec": (wide, one(1 / 4), TypeError, "a spec must be LowRank"),
     "no mapping": (wide, {"levels": [LowRank(1 / 4)]}, TypeError, "levels must map names to specs"),
     "mapping as spec": (wide, one({"small": LowRank(1 / 4)}), TypeError, r"write levels=\{"),
-    "text as spec": (wide, one("LowRank"), TypeError, "got a str"),
+    "text as spec": (wide, one("LowRank"), TypeError, r"got a str; write Width\(1 / 2\)"),
     "sum as spec": (wide, one(OutputSum(nn.Identity(), nn.Identity())), TypeError, r"nest\(OutputSum"),
     "held in a list": (lambda: Held(lambda a: [a]), one(LowRank(1 / 2, where="a")), ValueError, HELD),
     "held in a tuple": (lambda: Held(lambda a: (a,)), one(LowRank(1 / 2, where="a")), ValueError, HELD),

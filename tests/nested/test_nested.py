@@ -414,3 +414,10 @@ def test_one_block_entered_by_two_threads_leaves_each_at_its_own_level() -> None
     left.set()
     thread.join()
     assert [*levels, nested.level] == ["core", "full"]
+
+
+def test_a_level_that_is_asked_for_as_an_attribute_is_explained() -> None:
+    with pytest.raises(
+        AttributeError, match=r"has 'full'; run the level in `with nested.at\('full'\):`, or take it out"
+    ):
+        _ = nested_model().full

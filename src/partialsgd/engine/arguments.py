@@ -23,7 +23,10 @@ def check_arguments(
 ) -> list[Optimizer]:
     """Raise for an argument of the wrong kind, and return the optimizers as a list."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"the model comes first and must be an nn.Module, got {type(model).__name__}")
+        raise TypeError(
+            f"the model comes first and must be an nn.Module, got {type(model).__name__}: "
+            "write PartialSGD(model, optimizer, method)"
+        )
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     if not optimizers or not all(isinstance(o, Optimizer) for o in optimizers):
         hint = (
@@ -34,10 +37,7 @@ def check_arguments(
         raise NotImplementedError(
             "LBFGS evaluates the closure itself, so no step can be masked or measured; use another optimizer"
         )
-    if not isinstance(method, Method):
-        hint = f"; call it: methods.{getattr(method, '__name__', 'sam')}()" if callable(method) else ""
-        hint = f"; write methods.{method}()" if isinstance(method, str) and method.isidentifier() else hint
-        raise TypeError(f"the method must be a Method, got {method!r}{hint}")
+    require_method(method)
     if isinstance(meter, type) or not (meter is None or (hasattr(meter, "requests") and hasattr(meter, "measure"))):
         raise TypeError(f"a meter must have the methods requests and measure, like ps.CriteriaMeter(); got {meter!r}")
     if clip_norm is not None and not clip_norm > 0:
@@ -46,6 +46,14 @@ def check_arguments(
     if scaler is None and any(getattr(o, "scaler", None) is not None for o in optimizers):
         raise ValueError("the optimizer was prepared with a gradient scaler: pass scaler=accelerator.scaler too")
     return optimizers
+
+
+def require_method(method: object) -> None:
+    """Raise if this is a name, or a function that was not called."""
+    if not isinstance(method, Method):
+        hint = f"; call it: methods.{getattr(method, '__name__', 'sam')}()" if callable(method) else ""
+        hint = f"; write methods.{method}()" if isinstance(method, str) and method.isidentifier() else hint
+        raise TypeError(f"the method must be a Method, got {method!r}{hint}")
 
 
 def require_seed(seed: int) -> int:

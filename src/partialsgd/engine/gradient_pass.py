@@ -213,7 +213,8 @@ class GradientPass:
         if not self._batches or len(self._batches) != len(self._cached):
             raise RuntimeError(
                 f"g.batch was assigned {len(self._batches)} times and g.outputs {len(self._cached)} times: with "
-                'distill="cached" the closure must assign both, once for each micro-batch'
+                'distill="cached" the closure must assign both, once for each micro-batch; under the Trainer or '
+                "Lightning use distill=True"
             )
         for outputs in self._cached:
             if not isinstance(outputs, Tensor):

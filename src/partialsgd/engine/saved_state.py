@@ -28,7 +28,10 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping):
         raise TypeError(f"load_state_dict() takes what state_dict() returned, got {state!r}")
     if missing := own.keys() - state.keys() - _SINCE_LATER:
-        raise ValueError(f"this is not a state of PartialSGD: it lacks {', '.join(sorted(missing))}")
+        raise ValueError(
+            f"this is not a state of PartialSGD: it lacks {', '.join(sorted(missing))}; load what "
+            "sgd.state_dict() returned (the optimizer's own state is loaded by optimizer.load_state_dict)"
+        )
     for name, saved in (
         ("method", state["method"]),
         ("outside", state["outside"]),

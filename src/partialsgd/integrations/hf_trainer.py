@@ -20,6 +20,7 @@ from transformers.utils.generic import can_return_loss, find_labels
 
 from partialsgd._util.files import write_text
 from partialsgd._util.snapshots import RandomState
+from partialsgd.engine.arguments import require_method
 from partialsgd.engine.masked_update import Outside
 from partialsgd.engine.nonfinite import Nonfinite
 from partialsgd.engine.partial_sgd import PartialSGD
@@ -58,9 +59,7 @@ class PartialTrainerMixin(_Trainer):  # type: ignore[misc]  # its base is Any
         nonfinite: Nonfinite | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(method, Method):
-            hint = "; call it: methods.alternating()" if callable(method) else ""
-            raise TypeError(f"the method must be a Method, got {method!r}{hint}")
+        require_method(method)
         self.sgd: PartialSGD | None = None
         """The `PartialSGD` of the training; None before `train()`."""
         self.micro_batches = MicroBatches()
@@ -69,6 +68,7 @@ class PartialTrainerMixin(_Trainer):  # type: ignore[misc]  # its base is Any
         self._policies: dict[str, Any] = {"outside": outside, "nonfinite": nonfinite}
         self._evaluates_levels = False
         self._level_metrics: dict[str, dict[str, float]] = {}
+        _answer_for(options.get("model", args[0] if args else None))
         super().__init__(*args, **options)
         self._require_supported()
         if isinstance(self.model, Nested):
@@ -85,13 +85,16 @@ class PartialTrainerMixin(_Trainer):  # type: ignore[misc]  # its base is Any
         if self.args.label_names is None:
             self.label_names = find_labels(type(model))  # type: ignore[no-untyped-call]
         self.can_return_loss = can_return_loss(type(model))  # type: ignore[no-untyped-call]
-        takes_more = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in arguments.values())
-        self.model_accepts_loss_kwargs = getattr(model, "accepts_loss_kwargs", takes_more)
         self._signature_columns = list(dict.fromkeys([*arguments, "label", "label_ids", *self.label_names]))
         if self.label_smoother is not None and type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             self.label_smoother = partial(self.label_smoother, shift_labels=True)
         if "generation_config" in vars(nested):  # Seq2SeqTrainer has set it on the nested model
             model.generation_config = vars(nested).pop("generation_config")
+
+    def call_model_init(self, *args: Any, **options: Any) -> Any:
+        model = super().call_model_init(*args, **options)
+        _answer_for(model)
+        return model
 
     # The step
 
@@ -214,3 +217,11 @@ class PartialTrainer(PartialTrainerMixin, Trainer):
 
 def _without_prefix(metrics: Mapping[str, Any] | None, prefix: str) -> dict[str, Any]:
     return {name.removeprefix(f"{prefix}_"): value for name, value in (metrics or {}).items()}
+
+
+def _answer_for(model: Any) -> None:
+    """Let a nested model say whether the loss takes the number of items; without an answer it refuses any Trainer."""
+    if isinstance(model, Nested):
+        arguments = inspect.signature(model.model.forward).parameters.values()
+        takes_more = any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in arguments)
+        model.accepts_loss_kwargs = getattr(model.model, "accepts_loss_kwargs", takes_more)  # type: ignore[assignment]

@@ -21,6 +21,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from partialsgd._util.snapshots import RandomState
+from partialsgd.engine.arguments import require_method
 from partialsgd.engine.masked_update import Outside
 from partialsgd.engine.nonfinite import Nonfinite
 from partialsgd.engine.partial_sgd import PartialSGD
@@ -50,9 +51,7 @@ class PartialSGDCallback(Callback):
         outside: Outside = "hold",
         nonfinite: Nonfinite | None = None,
     ) -> None:
-        if not isinstance(method, Method):
-            hint = "; call it: methods.alternating()" if callable(method) else ""
-            raise TypeError(f"the method must be a Method, got {method!r}{hint}")
+        require_method(method)
         self.sgd: PartialSGD | None = None
         """The `PartialSGD` of the training; None before it begins."""
         self.micro_batches = MicroBatches()

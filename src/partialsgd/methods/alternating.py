@@ -52,7 +52,10 @@ def alternating(
     if order is not None and weights is not None:
         raise ValueError("order says which level is next and weights draws it at random: give one of them")
     if (order is not None and not order) or not all(sum(each.values()) > 0 for each in odds.values()):
-        raise ValueError("a step needs a level: order and weights must not be empty")
+        raise ValueError(
+            f"a step needs a level: order must name one, and weights give one a number above 0; got order={order!r}, "
+            f"weights={weights!r}"
+        )
     if every is not None and not by_criterion:
         raise ValueError(f"every={every} is how often order='criterion' measures, and nothing else measures")
     if distill not in (True, False, "cached"):

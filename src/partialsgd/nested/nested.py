@@ -44,6 +44,16 @@ _SAVE_HINT = (
     "nested.extract(level).save_pretrained(directory)"
 )
 
+_TRAINER_QUESTION = "accepts_loss_kwargs"
+"""What the Trainer of Hugging Face asks a model when it is built, and nothing else asks."""
+
+_TRAINER_HINT = (
+    "a Hugging Face Trainer was given a nested model: it would find no columns and no labels, and train the full level "
+    "alone. Use PartialTrainer(model=nested, method=ps.methods.alternating(), …) from partialsgd.integrations, or "
+    "PartialTrainerMixin before another Trainer's class; methods.plain() there trains the full level alone. To "
+    "fine-tune one size, give the Trainer nested.extract(level)"
+)
+
 _LOAD_HINT = (
     "The weights of a plain model are loaded before nest: model.load_state_dict(…), then nest(model, …). "
     "All levels of a nested model are saved by partialsgd.export.save and read by partialsgd.export.load"
@@ -167,11 +177,16 @@ class Nested(nn.Module):
         except AttributeError:
             if name.startswith("_") or "model" not in self.__dict__.get("_modules", {}):
                 raise
+            if name == _TRAINER_QUESTION:
+                raise TypeError(_TRAINER_HINT) from None
         try:
             return getattr(self.model, name)
         except AttributeError:
             pass
-        raise AttributeError(f"neither Nested nor the {type(self.model).__name__} inside it has {name!r}")
+        hint = f"; run the level in `with nested.at({name!r}):`, or take it out by nested.extract({name!r})"
+        raise AttributeError(
+            f"neither Nested nor the {type(self.model).__name__} inside it has {name!r}{hint * (name in self.levels)}"
+        )
 
     def mask(self, level: str, parameters: Parameters | None = None) -> Mask:
         """Return p of the level: True for the parameters that it uses. With all others at zero, full is this level."""

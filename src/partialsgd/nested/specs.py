@@ -222,7 +222,7 @@ def _as_specs(specs: Spec | Sequence[Spec]) -> tuple[Spec, ...]:
     specs = tuple(specs) if isinstance(specs, Sequence) and not isinstance(specs, str) else (specs,)
     for spec in specs:
         if not isinstance(spec, Spec):
-            hint = "; for named levels write levels={…}" if isinstance(spec, Mapping) else ""
+            hint = "; for named levels write levels={…}" if isinstance(spec, Mapping) else "; write Width(1 / 2)"
             hint = "; an OutputSum is the model: nest(OutputSum(…))" if isinstance(spec, nn.Module) else hint
             hint = "; call it: Width(1 / 2)" if isinstance(spec, type) else hint
             hint = f"; write Width({spec}) or LowRank({spec})" if isinstance(spec, int | float) else hint

@@ -73,6 +73,8 @@ def require_levels(nested: Nested, levels: Iterable[str], setting: str) -> None:
 
 def require_numbers(numbers: Mapping[str, float] | None, setting: str) -> dict[str, float]:
     """Return the numbers by level as Python's; none may be negative, or too large for a step in single precision."""
+    if not isinstance(numbers, Mapping | None):
+        raise TypeError(f"{setting} must have a number for each level, such as {{'core': 0.5}}; got {numbers!r}")
     by_level = {level: without_array(value) for level, value in (numbers or {}).items()}
     for level, value in by_level.items():
         if isinstance(value, bool | str) or not 0 <= value <= LARGEST:

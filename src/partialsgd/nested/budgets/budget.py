@@ -33,7 +33,10 @@ class Budget:
     def __post_init__(self) -> None:
         given = [kind for kind in get_args(Kind) if getattr(self, kind) is not None]
         if len(given) != 1:
-            raise ValueError(f"a budget limits one of {', '.join(get_args(Kind))}; got {' and '.join(given) or 'none'}")
+            raise ValueError(
+                f"a budget limits one of {', '.join(get_args(Kind))}, such as Budget(flops=1 / 4); got "
+                f"{' and '.join(given) or 'none'}"
+            )
         if not self.amounts:
             raise ValueError(f"the budget of {self.kind} is empty; give a number, or several")
         for amount in self.amounts:

@@ -38,12 +38,15 @@ def example_of(plan: NestPlan, model: nn.Module) -> Example:
     if plan.example is None and not any(list(module.parameters(recurse=False)) for module in _layers(model)):
         raise ValueError(f"{type(model).__name__} has no hidden units: it has no layers")
     if plan.example is None:
-        hint = f"give nest(…, example=x), or {_HINT}" if plan.caller == "Width" else _HINT
         raise ValueError(
             f"{plan.caller} finds no hidden units in {type(model).__name__}: it runs the network once, and "
-            f"no input for it is known; {hint}"
+            f"no input for it is known; {_hint(plan)}"
         )
     return plan.example
+
+
+def _hint(plan: NestPlan) -> str:
+    return f"give nest(…, example=x) with an input that it takes, or {_HINT}" if plan.caller == "Width" else _HINT
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
@@ -66,7 +69,7 @@ def _found(plan: NestPlan) -> FoundUnits:
     except Exception as error:
         raise ValueError(
             f"{plan.caller} finds no hidden units in {type(model).__name__}: it runs the network once, and "
-            f"the network raised {error!r}; {_HINT}"
+            f"the network raised {error!r}; {_hint(plan)}"
         ) from error
     finally:
         for snapshot in snapshots:
