@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 from partialsgd.nested.budgets.choices import find_choices
-from partialsgd.nested.budgets.latency import Table, latency_cost
+from partialsgd.nested.budgets.latency import Table, grid_of, latency_cost
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
 
@@ -44,6 +44,26 @@ def test_the_cost_begins_at_the_whole_network_and_falls_with_every_unit(spec: ps
         seconds = [cost.at({**start, choice.name: size}) for size in range(1, choice.largest + 1)]
         assert seconds == sorted(seconds), f"a larger {choice.name} seems faster"
     assert cost.full > 0
+
+
+def test_sizes_of_a_table_are_few_and_multiples_of_a_kernels_block_where_there_are_many_units() -> None:
+    assert grid_of(5) == (1, 2, 3, 4, 5)
+    assert grid_of(32) == tuple(range(4, 33, 4))
+    assert grid_of(256) == tuple(range(32, 257, 32))
+    for full in range(1, 3000, 7):
+        grid = grid_of(full)
+        assert len(grid) <= 16 and grid[-1] == full and list(grid) == sorted(set(grid))
+        if full >= 128:
+            assert all(size % 16 == 0 for size in grid[:-1])
+
+
+def test_a_budget_of_latency_chooses_sizes_that_were_measured() -> None:
+    """A layer of 52 channels takes as long as one of 64 on many processors, so times in between are unknown."""
+    model, x = network()
+    fitted = ps.fit_budget(model, x, [lambda: model(x).pow(2).mean()], budget=ps.Budget(latency=(0.8, 0.9)))
+    full = {"0": 16, "2": 24}
+    for promise in fitted.promises:
+        assert all(promise.sizes[name] in grid_of(units) for name, units in full.items())
 
 
 def test_a_budget_of_latency_is_kept_by_the_table_and_shown_beside_the_measurement() -> None:

@@ -183,7 +183,7 @@ def _level(
     kept = costs.blocks.kept(removed)
     own = costs.blocks.remaining(model, choices, kept)
     cost = costs.without(removed, own)[kind]
-    least = cost.at({choice.name: 1 for choice in own})
+    least = cost.at({choice.name: cost.sizes_of(choice)[0] for choice in own})
     if least > limit:
         return least
     start_sizes = {choice.name: largest[choice.name] for choice in own}
