@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 from partialsgd.nested.budgets.choices import find_choices
-from partialsgd.nested.budgets.latency import Table, grid_of, latency_cost
+from partialsgd.nested.budgets.latency import LayerTime, Table, grid_of, latency_cost
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.switch import Switch
 
@@ -64,6 +64,18 @@ def test_a_budget_of_latency_chooses_sizes_that_were_measured() -> None:
     full = {"0": 16, "2": 24}
     for promise in fitted.promises:
         assert all(promise.sizes[name] in grid_of(units) for name, units in full.items())
+
+
+def test_every_layer_was_measured_at_the_sizes_that_may_be_chosen() -> None:
+    model, x = network()
+    plan = NestPlan(model, Switch(("full",)))
+    choices = find_choices(plan, [ps.Width(1.0)], [lambda: model(x).pow(2).mean()])["norm"]
+    cost = latency_cost(model, choices, ((x,), {}), {})
+    layers = [term for term in cost.terms if isinstance(term, LayerTime)]
+    assert [layer.table.columns for layer in layers] == [(3,), grid_of(16), tuple(36 * n for n in grid_of(24))]
+    assert [layer.table.rows for layer in layers] == [grid_of(16), grid_of(24), (5,)]
+    full = {choice.name: choice.full for choice in choices}
+    assert sum(layer.value(full) for layer in layers) <= cost.full * (1 + 1e-9), "layers take longer than the network"
 
 
 def test_a_budget_of_latency_is_kept_by_the_table_and_shown_beside_the_measurement() -> None:

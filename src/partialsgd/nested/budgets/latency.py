@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, final
 
@@ -41,6 +41,9 @@ class Table:
         j, v = _position(self.columns, columns)
         corners = [self.seconds[a][b] for a in (i, min(i + 1, len(self.rows) - 1)) for b in _next(j, self.columns)]
         return (1 - u) * ((1 - v) * corners[0] + v * corners[1]) + u * ((1 - v) * corners[2] + v * corners[3])
+
+    def times(self, factor: float) -> Table:
+        return replace(self, seconds=tuple(tuple(factor * each for each in row) for row in self.seconds))
 
 
 @final
@@ -84,13 +87,18 @@ def latency_cost(model: nn.Module, choices: Sequence[Choice], call: Call, known:
     seconds = _measured(model, {**new, ("model",): partial(model, *args, **kwargs)})
     known |= {key: seconds[key] for key in new}
     seconds = {**known, **seconds}
-    terms: list[Term] = []
-    full_sizes, at_full = {choice.name: choice.full for choice in choices}, 0.0
+    full_sizes = {choice.name: choice.full for choice in choices}
+    layers = {n: LayerTime(plan.table(seconds), plan.rows_length, plan.columns_length) for n, plan in plans.items()}
+    at_full = 0.0
     for name, plan in plans.items():
-        term = LayerTime(plan.table(seconds), plan.rows_length, plan.columns_length)
-        terms += [term] * len(calls[name])
-        whole = term.value(full_sizes) if plan.rank is None else seconds[plan.dense_key]
+        whole = layers[name].value(full_sizes) if plan.rank is None else seconds[plan.dense_key]
         at_full += whole * len(calls[name])
+    # Alone, layers may take longer than inside the network, where they find their inputs in the cache.
+    factor = min(1.0, seconds[("model",)] / at_full) if at_full > 0 else 1.0
+    at_full *= factor
+    terms: list[Term] = []
+    for name, layer in layers.items():
+        terms += [replace(layer, table=layer.table.times(factor))] * len(calls[name])
     rest = max(0.0, seconds[("model",)] - at_full)
     for name, plan in plans.items():
         if plan.rank is None and plan.rows_length is not None:
@@ -117,12 +125,11 @@ class _Plan:
     def row_grid(self) -> tuple[int, ...]:
         if self.rank is not None:
             return grid_of(self.rank.largest)
-        return grid_of(self.linear.outputs) if self.rows_length is not None else (self.linear.outputs,)
+        return _grid_along(self.rows_length, self.linear.outputs)
 
     @property
     def column_grid(self) -> tuple[int, ...]:
-        is_cut = self.rank is None and self.columns_length is not None
-        return grid_of(self.linear.inputs) if is_cut else (self.linear.inputs,)
+        return _grid_along(None if self.rank is not None else self.columns_length, self.linear.inputs)
 
     def key(self, rows: int, columns: int) -> Key:
         options = tuple(sorted((k, str(v)) for k, v in self.linear.options.items()))
@@ -222,6 +229,16 @@ def grid_of(full: int) -> tuple[int, ...]:
     if step > _BLOCK // 2:
         step = _BLOCK * max(1, round(step / _BLOCK))
     return (*range(step, full, step), full)
+
+
+def _grid_along(length: Length | None, full: int) -> tuple[int, ...]:
+    """Return the lengths of a dimension at which the layer is measured: those of the sizes that may be chosen."""
+    if length is None:
+        return (full,)
+    if len(length.entries) > 1:
+        return grid_of(full)
+    each = length.entries[0][1]
+    return tuple(length.rest + each * size for size in grid_of((full - length.rest) // each))
 
 
 def _length(length: Length | None, sizes: Sizes, grid: Sequence[int]) -> float:
