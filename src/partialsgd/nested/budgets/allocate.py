@@ -21,12 +21,13 @@ def candidates(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes
     """
     yield _uniform(choices, cost, limit, start)
     for temper in _TEMPERS:
-        yield _greedy(choices, cost, limit, start, temper)
+        yield greedy(choices, cost, limit, start, temper)
 
 
-def _greedy(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes, temper: float) -> dict[str, int]:
+def greedy(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes, temper: float) -> dict[str, int]:
+    """Return sizes within the limit: units that are worth least for what they cost go first."""
     sizes = dict(start)
-    worths = {choice.name: _tempered(choice, temper) for choice in choices}
+    worths = {choice.name: _tempered(choice.worth, start[choice.name], temper) for choice in choices}
     allowed = {choice.name: cost.sizes_of(choice) for choice in choices}
 
     def smaller(name: str) -> int:
@@ -99,8 +100,7 @@ def _at_most(allowed: Sequence[int], size: int) -> int:
     return allowed[max(0, bisect.bisect_right(allowed, size) - 1)]
 
 
-def _tempered(choice: Choice, temper: float) -> list[float]:
-    """Return the worths divided by a power of their mean."""
-    mean = sum(choice.worth) / len(choice.worth)
-    factor = (mean + 1e-300) ** (temper - 1.0)
-    return [worth * factor for worth in choice.worth]
+def _tempered(worths: Sequence[float], size: int, temper: float) -> list[float]:
+    """Return the worths divided by a power of the mean over the first `size`, which are still there."""
+    factor = (sum(worths[:size]) / size + 1e-300) ** (temper - 1.0)
+    return [worth * factor for worth in worths]
