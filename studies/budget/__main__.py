@@ -1,6 +1,6 @@
 """Levels within a budget of FLOPs: fit_budget beside the same share of every layer and beside Torch-Pruning.
 
-python -m studies.budget --data FOLDER [--torch-pruning FOLDER] [--seeds 3] [--only CIFAR-10]
+python -m studies.budget --data FOLDER [--torch-pruning FOLDER] [--seeds 3] [--only CIFAR-10] [--keep FOLDER] [--ours]
 
 FOLDER of --data has the binary files of CIFAR-10. Torch-Pruning is not a dependency of the project; install it with
 `pip install --no-deps --target FOLDER torch-pruning==1.6.1`.
@@ -37,24 +37,48 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--torch-pruning", type=Path, help="the folder that torch-pruning was installed to")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", help="the name of one of the two networks: CIFAR-10 or phrases")
+    parser.add_argument("--keep", type=Path, help="a folder for the trained whole networks, which are trained once")
+    parser.add_argument("--ours", action="store_true", help="fit_budget alone; rows of other methods stay as they are")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if options.torch_pruning is not None:
         sys.path.append(str(options.torch_pruning))
     for problem in (images(options.data), language()):
         for seed in range(options.seeds) if options.only in (None, problem.name) else ():
-            run(problem, seed, with_torch_pruning=options.torch_pruning is not None)
+            whole = whole_network(problem, seed, options.keep)
+            run(problem, seed, whole, with_torch_pruning=options.torch_pruning is not None, only_ours=options.ours)
 
 
-def run(problem: Problem, seed: int, *, with_torch_pruning: bool, file: Path = FILE) -> None:
-    """Train a network, and store the accuracy of each small network before and after some steps of training."""
+def whole_network(problem: Problem, seed: int, folder: Path | None = None) -> nn.Module:
+    """Return the trained network; with a folder, it is stored there and read the next time."""
     torch.manual_seed(seed)
-    whole = problem.build()
+    whole, file = problem.build(), None if folder is None else folder / f"{problem.name}{seed}.pt"
+    if file is not None and file.exists():
+        whole.load_state_dict(torch.load(file))
+        return whole.eval()
     problem.fit(whole, problem.steps, seed)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(whole.state_dict(), file)
+    return whole
+
+
+def run(
+    problem: Problem,
+    seed: int,
+    whole: nn.Module,
+    *,
+    with_torch_pruning: bool,
+    only_ours: bool = False,
+    file: Path = FILE,
+) -> None:
+    """Store the accuracy of each small network before and after some steps of training."""
     example = problem.train[0][:2]
     full = flops.count(whole, example).forward
     for share in SHARES:
         for method, small in small_networks(problem, whole, share, with_torch_pruning=with_torch_pruning):
+            if only_ours and method != FITTED:
+                break  # it is the first
             used = flops.count(small, example).forward / full
             problem.recalibrate(small, _batches(problem))
             start, before = copy.deepcopy(small), problem.accuracy(small)

@@ -223,6 +223,18 @@ def test_greedy_removal_finds_the_best_sizes_where_units_cost_alike() -> None:
         assert greedy == best
 
 
+def test_only_allowed_sizes_are_chosen_and_all_that_fit_are_given_back() -> None:
+    choices = [UnitChoice(UnitGroup(9, (Producer(n),)), (), tuple(range(9)), (1.0,) * 9) for n in "ab"]
+    terms = tuple(Product(1.0, (Length(((name, 1),), 0),)) for name in "ab")
+    cost = Cost(18.0, terms, 18.0, {"a": (4, 8, 9), "b": (3, 6, 9)})
+    for limit in range(7, 19):
+        for number, sizes in enumerate(candidates(choices, cost, limit, {"a": 9, "b": 9})):
+            assert sizes["a"] in cost.allowed["a"] and sizes["b"] in cost.allowed["b"]
+            assert cost.at(sizes) <= limit
+            larger = [{**sizes, n: min(s for s in cost.allowed[n] if s > k)} for n, k in sizes.items() if k < 9]
+            assert number == 0 or all(cost.at(others) > limit for others in larger)
+
+
 def test_an_allocation_is_written_into_the_spec_exactly_and_survives_a_file(tmp_path: Any) -> None:
     model, example, batches = trained_mlp()
     fitted = ps.fit_budget(model, example, batches, budget=ps.Budget(parameters=(1 / 4, 1 / 2)))

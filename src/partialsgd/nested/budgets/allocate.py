@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Iterator, Sequence
 
@@ -20,34 +21,37 @@ def candidates(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes
     """
     yield _uniform(choices, cost, limit, start)
     for temper in _TEMPERS:
-        yield _greedy(choices, cost, limit, start, temper)
+        yield greedy(choices, cost, limit, start, temper)
 
 
-def _greedy(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes, temper: float) -> dict[str, int]:
+def greedy(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes, temper: float) -> dict[str, int]:
+    """Return sizes within the limit: units that are worth least for what they cost go first."""
     sizes = dict(start)
-    worths = {choice.name: _tempered(choice, temper) for choice in choices}
-    steps = {choice.name: cost.steps.get(choice.name, max(1, choice.largest // _STEPS)) for choice in choices}
+    worths = {choice.name: _tempered(choice.worth, start[choice.name], temper) for choice in choices}
+    allowed = {choice.name: cost.sizes_of(choice) for choice in choices}
+
+    def smaller(name: str) -> int:
+        """Return the next smaller size: one unit less, or a 64th of many."""
+        index = bisect.bisect_left(allowed[name], sizes[name])
+        return allowed[name][max(0, index - max(1, len(allowed[name]) // _STEPS))]
 
     def price(name: str) -> float:
         """Return the worth of the next units to go, divided by what they cost."""
-        smaller = max(1, sizes[name] - steps[name])
-        saved = cost.saved(sizes, name, smaller)
-        return sum(worths[name][smaller : sizes[name]]) / saved if saved > 0 else float("inf")
+        saved = cost.saved(sizes, name, smaller(name))
+        return sum(worths[name][smaller(name) : sizes[name]]) / saved if saved > 0 else float("inf")
 
-    queue = [(price(name), name) for name in sizes if sizes[name] > 1]
+    queue = [(price(name), name) for name in sizes if sizes[name] > allowed[name][0]]
     heapq.heapify(queue)
     total = cost.at(sizes)
     while queue and total > limit:
         old_price, name = heapq.heappop(queue)
-        if sizes[name] <= 1:
-            continue
         now = price(name)
         if queue and now > max(old_price, queue[0][0]):  # another choice was made smaller since, which changed it
             heapq.heappush(queue, (now, name))
             continue
-        sizes[name] = max(1, sizes[name] - steps[name])
+        sizes[name] = smaller(name)
         total = cost.at(sizes)
-        if sizes[name] > 1:
+        if sizes[name] > allowed[name][0]:
             heapq.heappush(queue, (price(name), name))
     return _refilled(choices, cost, limit, start, sizes, worths)
 
@@ -60,26 +64,29 @@ def _refilled(
     sizes: dict[str, int],
     worths: dict[str, list[float]],
 ) -> dict[str, int]:
-    """Give back single units that still fit, the most valuable for their cost first."""
+    """Give back units that still fit, the most valuable for their cost first."""
+    allowed = {choice.name: cost.sizes_of(choice) for choice in choices}
     open_names = [choice.name for choice in choices]
     while open_names:
         room = limit - cost.at(sizes)
-        gains: list[tuple[float, str]] = []
+        gains: list[tuple[float, str, int]] = []
         for name in open_names:
             if sizes[name] < start[name]:
-                extra = -cost.saved(sizes, name, sizes[name] + 1)
+                larger = allowed[name][bisect.bisect_right(allowed[name], sizes[name])]
+                extra = -cost.saved(sizes, name, larger)
                 if extra <= room:
-                    gains.append((worths[name][sizes[name]] / max(extra, 1e-30), name))
+                    gains.append((sum(worths[name][sizes[name] : larger]) / max(extra, 1e-30), name, larger))
         if not gains:
             return sizes
-        sizes[max(gains)[1]] += 1
-        open_names = [name for _, name in gains]
+        _, best, size = max(gains)
+        sizes[best] = size
+        open_names = [name for _, name, _ in gains]
     return sizes
 
 
 def _uniform(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes) -> dict[str, int]:
     def at(share: float) -> dict[str, int]:
-        return {c.name: min(start[c.name], max(1, round(share * c.largest))) for c in choices}
+        return {c.name: min(start[c.name], _at_most(cost.sizes_of(c), round(share * c.largest))) for c in choices}
 
     low, high = 0.0, 1.0
     for _ in range(30):
@@ -88,8 +95,12 @@ def _uniform(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes) 
     return at(low)
 
 
-def _tempered(choice: Choice, temper: float) -> list[float]:
-    """Return the worths divided by a power of their mean."""
-    mean = sum(choice.worth) / len(choice.worth)
-    factor = (mean + 1e-300) ** (temper - 1.0)
-    return [worth * factor for worth in choice.worth]
+def _at_most(allowed: Sequence[int], size: int) -> int:
+    """Return the largest allowed size that is not above another; if all are, the smallest."""
+    return allowed[max(0, bisect.bisect_right(allowed, size) - 1)]
+
+
+def _tempered(worths: Sequence[float], size: int, temper: float) -> list[float]:
+    """Return the worths divided by a power of the mean over the first `size`, which are still there."""
+    factor = (sum(worths[:size]) / size + 1e-300) ** (temper - 1.0)
+    return [worth * factor for worth in worths]

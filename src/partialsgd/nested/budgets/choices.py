@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, final
 
@@ -108,15 +108,8 @@ def find_choices(
     groups = [group for group in groups if group.name not in skipped]
     layers = [name for spec in specs if isinstance(spec, LowRank) for name in low_rank_layers(plan, spec)]
     slices = {group.name: tuple(unit_slices(plan, group)) for group in groups}
-    by_gradient = {group.name: torch.zeros(group.units, dtype=torch.float64, device="cpu") for group in groups}
-    squares: dict[str, Tensor] = {}
     with input_energies(plan.model, [name for group in groups for name in group.consumers]) as energies:
-        for gradient in _gradients(plan.model, batches):
-            for group in groups:
-                by_gradient[group.name] += _derivative(plan.model, group, slices[group.name], gradient).pow(2)
-            for name in layers:
-                square = gradient[f"{name}.weight"].double().pow(2).cpu()
-                squares[name] = squares[name] + square if name in squares else square
+        by_gradient, squares = _gradient_sums(plan.model, [(g, slices[g.name]) for g in groups], layers, batches)
     worths: dict[Measure, dict[str, Tensor]] = {
         "norm": {g.name: _energy(plan.model, g, slices[g.name], {}) for g in groups},
         "gradient": by_gradient,
@@ -128,6 +121,26 @@ def find_choices(
         if groups or measure == "norm":
             found[measure] += [_rank_choice(plan, name, squares[name]) for name in layers]
     return {measure: choices for measure, choices in found.items() if choices}
+
+
+def measure_again(
+    model: nn.Module, choices: Sequence[Choice], sizes: Mapping[str, int], batches: Sequence[LossBatch]
+) -> list[Choice]:
+    """Return the choices with worths by gradient in the level of these sizes; units that it lacks stay last."""
+    groups = [(choice.group, choice.slices) for choice in choices if isinstance(choice, UnitChoice)]
+    layers = [choice.name for choice in choices if isinstance(choice, RankChoice)]
+    with shrunk(model, choices, sizes):
+        by_gradient, squares = _gradient_sums(model, groups, layers, batches)
+    measured: list[Choice] = []
+    for choice in choices:
+        if isinstance(choice, RankChoice):
+            measured.append(replace(choice, worth=_rank_worths(choice.linear, choice.factors, squares[choice.name])))
+            continue
+        worth, order = by_gradient[choice.name].tolist(), list(choice.order)
+        if choice.group.can_be_ordered:
+            order[: sizes[choice.name]] = sorted(order[: sizes[choice.name]], key=lambda unit: -worth[unit])
+        measured.append(replace(choice, order=tuple(order), worth=tuple(worth[unit] for unit in order)))
+    return measured
 
 
 @contextmanager
@@ -171,18 +184,31 @@ def loss_at(
     BatchNorm normalises by the statistics of the batch, as it will at the level after `recalibrate` or some training.
     By those of the whole network every level looks bad, and one that gives all inputs the same output looks best.
     """
-    with torch.no_grad(), frozen(model):
-        for module in model.modules():
-            if isinstance(module, _BatchNorm):
-                module.train()
+    with torch.no_grad(), frozen(model), shrunk(model, choices, sizes):
+        _use_batch_statistics(model)
+        return sum(float(batch()) for batch in batches) / len(batches)
+
+
+@contextmanager
+def shrunk(model: nn.Module, choices: Sequence[Choice], sizes: Mapping[str, int]) -> Iterator[None]:
+    """Set the weights to zero that a level of these sizes lacks, inside a `with` block; they are restored exactly."""
+    with torch.no_grad():
         saved = {parameter: parameter.detach().clone() for parameter in _changed(model, choices)}
-        try:
+    try:
+        with torch.no_grad():
             for choice in choices:
                 choice.shrink(model, sizes[choice.name])
-            return sum(float(batch()) for batch in batches) / len(batches)
-        finally:
+        yield
+    finally:
+        with torch.no_grad():
             for parameter, values in saved.items():
                 parameter.copy_(values)
+
+
+def _use_batch_statistics(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train()
 
 
 def _changed(model: nn.Module, choices: Sequence[Choice]) -> Iterator[nn.Parameter]:
@@ -193,11 +219,33 @@ def _changed(model: nn.Module, choices: Sequence[Choice]) -> Iterator[nn.Paramet
             yield from (model.get_parameter(part.parameter) for part in choice.slices)
 
 
+def _gradient_sums(
+    model: nn.Module,
+    groups: Sequence[tuple[UnitGroup, Sequence[UnitSlice]]],
+    layers: Sequence[str],
+    batches: Sequence[LossBatch],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return Σ over batches of the squared derivatives by factors in front of units, and of weights' squared gradients.
+
+    Both are by name: of the group, and of the layer.
+    """
+    by_unit_of = {group.name: torch.zeros(group.units, dtype=torch.float64, device="cpu") for group, _ in groups}
+    squares: dict[str, Tensor] = {}
+    for gradient in _gradients(model, batches):
+        for group, slices in groups:
+            by_unit_of[group.name] += _derivative(model, group, slices, gradient).pow(2)
+        for name in layers:
+            square = gradient[f"{name}.weight"].double().pow(2).cpu()
+            squares[name] = squares[name] + square if name in squares else square
+    return by_unit_of, squares
+
+
 def _gradients(model: nn.Module, batches: Sequence[LossBatch]) -> Iterator[dict[str, Tensor]]:
     named = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
     trained = {name: p for name, p in named.items() if p.requires_grad}
     for number, batch in enumerate(batches):
         with torch.enable_grad(), frozen(model):
+            _use_batch_statistics(model)
             loss = batch()
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise ValueError(
@@ -244,6 +292,11 @@ def _rank_choice(plan: NestPlan, name: str, squares: Tensor) -> RankChoice:
     linear = plan.linear_map(name)
     weight = linear.weight_of(plan.modules[name]).detach().double().cpu().flatten(1)
     left, values, right = torch.linalg.svd(weight, full_matrices=False)
+    factors = (left * values, right)
+    return RankChoice(name, linear, _rank_worths(linear, factors, squares), factors)
+
+
+def _rank_worths(linear: LinearMap, factors: tuple[Tensor, Tensor], squares: Tensor) -> tuple[float, ...]:
     fisher = linear.stored(squares).flatten(1)
-    worth = values.pow(2) * torch.einsum("ok,oi,ki->k", left.pow(2), fisher, right.pow(2))
-    return RankChoice(name, linear, tuple(worth.tolist()), (left * values, right))
+    worth = torch.einsum("ok,oi,ki->k", factors[0].pow(2), fisher, factors[1].pow(2))
+    return tuple(worth.tolist())

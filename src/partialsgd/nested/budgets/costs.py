@@ -65,11 +65,15 @@ class Cost:
     terms: tuple[Term, ...]
     at_full: float
     """The value of the terms in the whole network."""
-    steps: Mapping[str, int] = field(default_factory=dict)
-    """The number of units of a choice that are removed at once; by default a 64th of them."""
+    allowed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The sizes that a choice may have, where not every size may be chosen; they grow."""
 
     def at(self, sizes: Sizes) -> float:
         return self.full - self.at_full + sum(term.value(sizes) for term in self.terms)
+
+    def sizes_of(self, choice: Choice) -> Sequence[int]:
+        """Return the sizes that a choice may have, smallest first."""
+        return self.allowed.get(choice.name) or range(1, choice.largest + 1)
 
     def saved(self, sizes: Sizes, name: str, size: int) -> float:
         """Return how much a smaller size of one choice saves."""

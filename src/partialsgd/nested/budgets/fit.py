@@ -12,9 +12,19 @@ from torch import Tensor, nn
 from partialsgd.nested.budgets.allocate import candidates
 from partialsgd.nested.budgets.blocks import Blocks, find_blocks
 from partialsgd.nested.budgets.budget import Budget, FittedBudget, Kind, Promise
-from partialsgd.nested.budgets.choices import Choice, LossBatch, RankChoice, UnitChoice, find_choices, loss_at
+from partialsgd.nested.budgets.choices import (
+    Choice,
+    LossBatch,
+    Measure,
+    RankChoice,
+    UnitChoice,
+    find_choices,
+    loss_at,
+    measure_again,
+)
 from partialsgd.nested.budgets.costs import Cost, flop_cost, parameter_cost
 from partialsgd.nested.budgets.latency import latency_cost
+from partialsgd.nested.budgets.stages import staged
 from partialsgd.nested.example_inputs import Call, as_call, as_example
 from partialsgd.nested.layers.base import exact_arithmetic
 from partialsgd.nested.planning.build import fill_plan, ratio_of
@@ -43,8 +53,9 @@ def fit_budget(
     its ratios, the order of units, and the blocks that stay, are chosen.
 
     What a unit is worth is measured by one pass over each batch, in three ways: by the gradient, by its activations and
-    by its weights. Units that are worth least for what they cost are removed first. Of the allocations that result the
-    one with the smallest loss on the batches is taken, if it is clearly smaller than that of the safe choice: the same
+    by its weights. Units that are worth least for what they cost are removed first; by the gradient also in stages,
+    with another pass over each batch after each, in the network that is left. Of the allocations that result the one
+    with the smallest loss on the batches is taken, if it is clearly smaller than that of the safe choice: the same
     share of every layer, and the units with the largest weights. Blocks are left out in the order of what the loss
     grows without each of them; for several numbers of blocks the widths are fitted, and the smallest loss is taken.
     The model is unchanged.
@@ -78,13 +89,18 @@ def _fit(
 ) -> FittedBudget:
     plan = NestPlan(model, Switch((FULL,)), caller="fit_budget", example=as_example(example))
     narrowing = [one for one in specs if not isinstance(one, Depth)]
-    measures: Collection[Sequence[Choice]] = [[]]
+    measures: Mapping[Measure, Sequence[Choice]] = {"norm": []}
     if narrowing:
-        measures = find_choices(plan, narrowing, batches, skipped).values()
+        measures = find_choices(plan, narrowing, batches, skipped)
     blocks = find_blocks(plan, [one for one in specs if isinstance(one, Depth)], batches)
     costs = _Costs(model, as_call(example), blocks, budget.kind)
     full_loss = loss_at(model, [], {}, batches)
-    fitted = [(_levels(model, choices, costs, budget, batches, full_loss), choices) for choices in measures]
+    fitted = [
+        _levels(
+            model, choices, costs, budget, batches, full_loss, in_stages=measure == "gradient" or len(measures) == 1
+        )
+        for measure, choices in measures.items()
+    ]
     totals = [sum(_comparable(promise.loss) for promise in promises) for promises, _ in fitted]
     promises, choices = fitted[_clear_best(totals, len(budget.amounts) * full_loss)]
     filled = _specs(narrowing, choices, promises) + _depths(blocks, promises)
@@ -132,8 +148,14 @@ def _levels(
     budget: Budget,
     batches: Sequence[LossBatch],
     full_loss: float,
-) -> list[Promise]:
-    """Return the levels, smallest first; they are chosen from the largest down, each inside the one before."""
+    *,
+    in_stages: bool,
+) -> tuple[list[Promise], Sequence[Choice]]:
+    """Return the levels, smallest first, and the choices with the order of units that all levels share.
+
+    Levels are chosen from the largest down, each inside the one before. In stages worths are measured anew, which puts
+    the units of the last level in another order, and leaves the others behind them.
+    """
     whole, promises, removed = costs.without(0, choices)[budget.kind].full, [], 0
     start = {choice.name: choice.largest for choice in choices}
     for amount in reversed(budget.amounts):
@@ -142,9 +164,11 @@ def _levels(
         share = limit / whole
         if share > 1:
             raise ValueError(f"the network has {whole:.4g} {budget.kind}, fewer than the budget of {amount:.4g}")
+        states = costs.blocks.states(removed)
+        is_chosen = in_stages and len(states) == 1  # otherwise the number of blocks is chosen first
         found = [
-            _level(model, choices, costs, (n, start), limit, budget.kind, batches, full_loss)
-            for n in costs.blocks.states(removed)
+            _level(model, choices, costs, (n, start), limit, budget.kind, batches, full_loss, in_stages=is_chosen)
+            for n in states
         ]
         fitting = [one for one in found if isinstance(one, _Level)]
         if not fitting:
@@ -154,18 +178,32 @@ def _levels(
                 f"network still has {least:.4g} of {whole:.4g}; raise the budget, or let `spec` reach more layers"
             )
         best = min(fitting, key=lambda one: _comparable(one.loss))
+        if in_stages and not is_chosen:
+            begin = best.removed, start
+            level = _level(model, choices, costs, begin, limit, budget.kind, batches, full_loss, in_stages=True)
+            best = level if isinstance(level, _Level) else best
+        own = {choice.name: choice for choice in best.choices}
+        choices = [_with_worths(choice, own.get(choice.name, choice)) for choice in choices]
         removed, start = best.removed, {**start, **best.sizes}
         kept = costs.blocks.kept(removed)
         at = {kind: cost.at(best.sizes) for kind, cost in costs.without(removed, choices).items()}
         counts = round(at["parameters"]), round(at["flops"])
         promises.append(Promise("", limit, share, *counts, at.get("latency"), best.loss, start, kept))
-    return promises[::-1]
+    return promises[::-1], choices
+
+
+def _with_worths(choice: Choice, measured: Choice) -> Choice:
+    """Return a choice with the order and worths of what is left of it in a level."""
+    if isinstance(choice, UnitChoice) and isinstance(measured, UnitChoice):
+        return replace(choice, order=measured.order, worth=measured.worth)
+    return replace(choice, worth=measured.worth)
 
 
 class _Level(NamedTuple):
     removed: int
     sizes: dict[str, int]
     loss: float
+    choices: Sequence[Choice]
 
 
 def _level(
@@ -177,19 +215,26 @@ def _level(
     kind: Kind,
     batches: Sequence[LossBatch],
     full_loss: float,
+    *,
+    in_stages: bool = False,
 ) -> _Level | float:
     """Return the best sizes within the limit if some blocks are left out; if none fit, the least that it can cost."""
     removed, largest = start
     kept = costs.blocks.kept(removed)
     own = costs.blocks.remaining(model, choices, kept)
     cost = costs.without(removed, own)[kind]
-    least = cost.at({choice.name: 1 for choice in own})
+    least = cost.at({choice.name: cost.sizes_of(choice)[0] for choice in own})
     if least > limit:
         return least
     start_sizes = {choice.name: largest[choice.name] for choice in own}
     with costs.blocks.shortened(model, kept):
-        tried = {tuple(sizes.items()): sizes for sizes in candidates(own, cost, limit, start_sizes)}
-        levels = [_Level(removed, sizes, loss_at(model, own, sizes, batches)) for sizes in tried.values()]
+        in_stages = in_stages and bool(own)
+        if in_stages and (removed or any(start_sizes[choice.name] < choice.full for choice in own)):
+            own = measure_again(model, own, start_sizes, batches)
+        tried = [(own, sizes) for sizes in candidates(own, cost, limit, start_sizes)]
+        if in_stages:
+            tried += staged(model, own, cost, limit, start_sizes, batches)
+        levels = [_Level(removed, sizes, loss_at(model, each, sizes, batches), each) for each, sizes in tried]
     return levels[_clear_best([_comparable(level.loss) for level in levels], full_loss)]
 
 

@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, final
 
@@ -20,7 +20,8 @@ from partialsgd.nested.budgets.costs import Cost, Length, Product, Sizes, Term, 
 from partialsgd.nested.example_inputs import Call
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
 
-_SHARES = (1 / 16, 1 / 4, 1 / 2, 3 / 4, 1.0)
+_POINTS = 8
+_BLOCK = 16  # kernels compute so many channels at once, so that 52 take as long as 64
 _ROUNDS = 9
 
 Key: TypeAlias = tuple[Any, ...]
@@ -40,6 +41,9 @@ class Table:
         j, v = _position(self.columns, columns)
         corners = [self.seconds[a][b] for a in (i, min(i + 1, len(self.rows) - 1)) for b in _next(j, self.columns)]
         return (1 - u) * ((1 - v) * corners[0] + v * corners[1]) + u * ((1 - v) * corners[2] + v * corners[3])
+
+    def times(self, factor: float) -> Table:
+        return replace(self, seconds=tuple(tuple(factor * each for each in row) for row in self.seconds))
 
 
 @final
@@ -83,13 +87,18 @@ def latency_cost(model: nn.Module, choices: Sequence[Choice], call: Call, known:
     seconds = _measured(model, {**new, ("model",): partial(model, *args, **kwargs)})
     known |= {key: seconds[key] for key in new}
     seconds = {**known, **seconds}
-    terms: list[Term] = []
-    full_sizes, at_full = {choice.name: choice.full for choice in choices}, 0.0
+    full_sizes = {choice.name: choice.full for choice in choices}
+    layers = {n: LayerTime(plan.table(seconds), plan.rows_length, plan.columns_length) for n, plan in plans.items()}
+    at_full = 0.0
     for name, plan in plans.items():
-        term = LayerTime(plan.table(seconds), plan.rows_length, plan.columns_length)
-        terms += [term] * len(calls[name])
-        whole = term.value(full_sizes) if plan.rank is None else seconds[plan.dense_key]
+        whole = layers[name].value(full_sizes) if plan.rank is None else seconds[plan.dense_key]
         at_full += whole * len(calls[name])
+    # Alone, layers may take longer than inside the network, where they find their inputs in the cache.
+    factor = min(1.0, seconds[("model",)] / at_full) if at_full > 0 else 1.0
+    at_full *= factor
+    terms: list[Term] = []
+    for name, layer in layers.items():
+        terms += [replace(layer, table=layer.table.times(factor))] * len(calls[name])
     rest = max(0.0, seconds[("model",)] - at_full)
     for name, plan in plans.items():
         if plan.rank is None and plan.rows_length is not None:
@@ -97,8 +106,8 @@ def latency_cost(model: nn.Module, choices: Sequence[Choice], call: Call, known:
             product = Product(rest / max(1, elements) * positions, (plan.rows_length,))
             terms.append(product)
             at_full += product.value(full_sizes)
-    steps = {choice.name: max(1, choice.full // 16) for choice in choices}
-    return Cost(seconds[("model",)], tuple(terms), at_full, steps)
+    allowed = {choice.name: grid_of(choice.largest) for choice in choices}
+    return Cost(seconds[("model",)], tuple(terms), at_full, allowed)
 
 
 @final
@@ -115,12 +124,12 @@ class _Plan:
     @property
     def row_grid(self) -> tuple[int, ...]:
         if self.rank is not None:
-            return _grid(self.rank.largest, True)
-        return _grid(self.linear.outputs, self.rows_length is not None)
+            return grid_of(self.rank.largest)
+        return _grid_along(self.rows_length, self.linear.outputs)
 
     @property
     def column_grid(self) -> tuple[int, ...]:
-        return _grid(self.linear.inputs, self.rank is None and self.columns_length is not None)
+        return _grid_along(None if self.rank is not None else self.columns_length, self.linear.inputs)
 
     def key(self, rows: int, columns: int) -> Key:
         options = tuple(sorted((k, str(v)) for k, v in self.linear.options.items()))
@@ -134,22 +143,24 @@ class _Plan:
     def jobs(self, layer: nn.Module) -> dict[Key, Callable[[], object]]:
         """Return a call for each point of the table."""
         like = layer.get_parameter("weight")
+        random = partial(torch.randn, dtype=like.dtype, device=like.device)
+        dim = 1 if self.linear.kind == "conv2d" else -1
         jobs: dict[Key, Callable[[], object]] = {}
-        for rows, columns in itertools.product(self.row_grid, self.column_grid):
-            dim = 1 if self.linear.kind == "conv2d" else -1
+        for columns in self.column_grid:
             shape = list(self.shape)
             shape[dim] = columns
-            x = torch.randn(shape, dtype=like.dtype, device=like.device)
-            weight = torch.randn(rows, columns, *self.linear.kernel, dtype=like.dtype, device=like.device)
-            jobs[self.key(rows, columns)] = partial(self._run, x, weight)
+            x = random(*shape)
+            for rows in self.row_grid:
+                back = None if self.rank is None else random(self.linear.outputs, rows)
+                jobs[self.key(rows, columns)] = partial(self._run, x, random(rows, columns, *self.linear.kernel), back)
         if self.rank is not None:
             jobs[self.dense_key] = partial(layer, x)
         return jobs
 
-    def _run(self, x: Tensor, weight: Tensor) -> None:
+    def _run(self, x: Tensor, weight: Tensor, back: Tensor | None) -> None:
         y = self.linear.apply(x, weight, None)
-        if self.rank is not None:
-            self.linear.apply_pointwise(y, weight.new_ones(self.linear.outputs, weight.shape[0]), None)
+        if back is not None:
+            self.linear.apply_pointwise(y, back, None)
 
     def table(self, seconds: Mapping[Key, float]) -> Table:
         rows, columns = self.row_grid, self.column_grid
@@ -212,8 +223,22 @@ def _measured(model: nn.Module, jobs: Mapping[Key, Callable[[], object]]) -> dic
     return {key: statistics.median(taken) for key, taken in seconds.items()}
 
 
-def _grid(full: int, is_cut: bool) -> tuple[int, ...]:
-    return tuple(sorted({max(1, round(share * full)) for share in _SHARES})) if is_cut else (full,)
+def grid_of(full: int) -> tuple[int, ...]:
+    """Return about eight sizes up to the full one; where there are many units, multiples of a kernel's block."""
+    step = max(1, full // _POINTS)
+    if step > _BLOCK // 2:
+        step = _BLOCK * max(1, round(step / _BLOCK))
+    return (*range(step, full, step), full)
+
+
+def _grid_along(length: Length | None, full: int) -> tuple[int, ...]:
+    """Return the lengths of a dimension at which the layer is measured: those of the sizes that may be chosen."""
+    if length is None:
+        return (full,)
+    if len(length.entries) > 1:
+        return grid_of(full)
+    each = length.entries[0][1]
+    return tuple(length.rest + each * size for size in grid_of((full - length.rest) // each))
 
 
 def _length(length: Length | None, sizes: Sizes, grid: Sequence[int]) -> float:
