@@ -23,9 +23,8 @@ from partialsgd.engine.measurement import _Pair, squared_norm_outside
 from partialsgd.method import GradientPair, GradientRequest, Guard
 from partialsgd.parameters import Parameters
 from partialsgd.vectors import Vector
-from tests.families import family
 from tests.functions import backward
-from tests.training import MLP, same, start
+from tests.training import MLP, family, same, start
 
 
 def test_what_a_structure_leaves_out_is_x_outside_the_mask() -> None:

@@ -20,8 +20,8 @@ import partialsgd as ps
 
 transformers = pytest.importorskip("transformers")
 
-from partialsgd.integrations import PartialTrainer, PartialTrainerMixin  # noqa: E402
-from tests.integrations import bert  # noqa: E402
+from partialsgd.integrations import PartialTrainer, PartialTrainerMixin  # noqa: E402  # after the skip
+from tests.integrations import bert  # noqa: E402  # after the skip
 
 ROOT = Path(__file__).parents[2]
 METHODS = {"sam": (ps.methods.sam(rho=0.05), 2), "dropout": (ps.methods.dropout(keep=0.9), 1)}

@@ -69,8 +69,8 @@ def carry_into(nested: Nested, before: Mapping[str, nn.Parameter], optimizer: Op
     for (name, parameter), first in zip(nested.named_parameters(), _firsts(list(nested.parameters())), strict=True):
         own = came_from[first : first + parameter.numel()].view(parameter.shape)
         carried[parameter] = _joined_state(sources, optimizer.state, own, parameter)
-        if found := _owners(own, sources):
-            owners[name] = group_of.get(sources[found[0]])
+        if numbers_of_sources := _owners(own, sources):
+            owners[name] = group_of.get(sources[numbers_of_sources[0]])
     members: defaultdict[int | None, list[nn.Parameter]] = defaultdict(list)
     for name, parameter in nested.named_parameters():
         members[_group(name, owners)].append(parameter)

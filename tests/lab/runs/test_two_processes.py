@@ -21,8 +21,8 @@ from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
+from tests.lab.checks import leftovers, remains
 from tests.lab.nursery import ROOT, Child
-from tests.lab.remains import leftovers, remains
 from tests.lab.toy import Toy
 from tests.lab.toy_run import STOPPED
 

@@ -15,8 +15,7 @@ from rich.console import Console
 from partialsgd.export import files
 from partialsgd.lab.recipes import build
 from partialsgd.lab.runs import use_run
-from partialsgd.lab.runs.metrics import evaluation
-from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.run import Run, evaluation
 from partialsgd.lab.runs.use_run import evaluate, load_weights, open_task, profile, scores_table
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab import toy as toys

@@ -22,8 +22,7 @@ from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.method_text import parse_method
 from tests.lab import toy
-from tests.lab.by_hand import steps_by_hand
-from tests.lab.remains import leftovers, remains
+from tests.lab.checks import leftovers, remains, steps_by_hand
 from tests.lab.toy import Toy, ToyBatches, ToyTask, at_batch, stop, trained
 
 pytestmark = pytest.mark.usefixtures("toy")

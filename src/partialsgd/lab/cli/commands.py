@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import webbrowser
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
@@ -227,20 +227,12 @@ class Report:
         from partialsgd.lab.page import write_page
 
         try:
-            page = write_page(self.run, self.to or self.run[0] / "report.html", default_settings=preset_values)
+            page = write_page(self.run, self.to or self.run[0] / "report.html", default_settings=recipes.preset_values)
         except (FileExistsError, FileNotFoundError, IsADirectoryError) as error:
             raise WrongCall(str(error)) from error
         print(page)
         if self.open and not webbrowser.open(page.resolve().as_uri()):
             print(f"no browser was found; open {page} in one")
-
-
-def preset_values(recipe: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of the preset that a run started from; empty for a recipe that does not exist."""
-    if recipe not in recipes.RECIPES:
-        return {}
-    named = recipes.presets(recipe)
-    return asdict(named.get(str(settings.get("preset")), next(iter(named.values()))))
 
 
 @final

@@ -28,5 +28,5 @@ def make_experiment(name: str, request: Request) -> Experiment:
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
     module = "images" if name in ("table3", "figure2", "figure3") else "translation"
-    made: Experiment = import_module(f"partialsgd.lab.reproduce.{module}").experiment(name, request)
-    return made
+    experiment: Experiment = import_module(f"partialsgd.lab.reproduce.{module}").experiment(name, request)
+    return experiment

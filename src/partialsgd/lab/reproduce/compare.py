@@ -21,8 +21,7 @@ from partialsgd.lab.reproduce.jobs import RunJob, run_here, run_jobs
 from partialsgd.lab.reproduce.run_folder import Summary, total_flops
 from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
 from partialsgd.lab.reproduce.workers import WorkerPool
-from partialsgd.lab.runs.metrics import FAILED
-from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.run import FAILED, Run
 from partialsgd.lab.training import launch, loop
 from partialsgd.lab.training.batch_plan import BatchPlan
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall

@@ -45,14 +45,14 @@ def looks(joint: Scored, alone: Mapping[str, Scored]) -> dict[str, Record] | Non
     if not all(rate_ignores_length(run) for run, _ in alone.values()):
         return None
     share = total_flops(joint[1]) / sum(total_flops(summary) for _, summary in alone.values())
-    found = {}
+    compared = {}
     for level, (run, summary) in alone.items():
         wanted = share * summary["steps"]
         look = min(run.evaluations, key=lambda each: abs(each.steps - wanted))
         if abs(look.steps - wanted) > _NEAR * wanted:
             return None
-        found[level] = {"alone": next(iter(look.levels.values())), "jointly": joint[0].evaluations[-1].levels[level]}
-    return found
+        compared[level] = {"alone": next(iter(look.levels.values())), "jointly": joint[0].evaluations[-1].levels[level]}
+    return compared
 
 
 def collect(score: str, factor: float, folder: RunFolder, comparisons: Sequence[Comparison]) -> list[Record]:
@@ -60,9 +60,9 @@ def collect(score: str, factor: float, folder: RunFolder, comparisons: Sequence[
     records = []
     for comparison in comparisons:
         by_seed = {seed: looks(*runs) for seed, runs in common_seeds(folder, comparison).items()}
-        known = {str(seed): found for seed, found in by_seed.items() if found is not None}
-        for level in comparison.alone if known else ():
-            own = {seed: found[level] for seed, found in known.items()}
+        comparable = {str(seed): levels for seed, levels in by_seed.items() if levels is not None}
+        for level in comparison.alone if comparable else ():
+            own = {seed: levels[level] for seed, levels in comparable.items()}
             record: Record = {"label": comparison.label, "level": level}
             for trained in ("alone", "jointly"):
                 for name, number, unit in (("scores", score, factor), ("losses", "loss", 1.0)):

@@ -17,8 +17,7 @@ from partialsgd._util import files
 from partialsgd.lab.recipes import RECIPES
 from partialsgd.lab.reproduce.run_folder import require_same_settings
 from partialsgd.lab.reproduce.workers import Job, WorkerPool
-from partialsgd.lab.runs.metrics import FAILED
-from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.run import FAILED, Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import Stopped, WrongCall
 from partialsgd.lab.training.progress import say

@@ -15,6 +15,11 @@ from partialsgd.lab.recipes import RECIPES, require_recipe
 from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall
 from partialsgd.lab.training.settings import Settings
 
+FAILED = "failed.json"
+"""The file in the directory of a run that diverged; such a run has no final scores."""
+VALID = "valid/"
+"""The prefix of validation numbers in a record: valid/core/loss."""
+
 _LATER = frozenset({"query_key", "shard", "distill", "distill_weight", "part_ways"})
 """Settings that came later than some runs, which were trained as the default says."""
 
@@ -177,3 +182,13 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return installed
+
+
+def evaluation(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the validation numbers of a record by level; a level's name may have a slash, as in valid/1/4/loss."""
+    levels: dict[str, dict[str, float]] = {}
+    for key, value in record.items():
+        if key.startswith(VALID):
+            level, _, name = key.removeprefix(VALID).rpartition("/")
+            levels.setdefault(level, {})[name] = float(value)
+    return levels

@@ -43,7 +43,7 @@ _SAVED = {
 
 @final
 class Parting(NamedTuple):
-    """Where the levels of a run have parted ways."""
+    """The step at which the levels of a run have parted ways, and the steps that follow."""
 
     position: int
     t: int

@@ -22,7 +22,7 @@ from partialsgd.lab.runs import checkpoints, use_run
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.nested.inspect import flops
-from tests.lab.by_hand import steps_by_hand
+from tests.lab.checks import steps_by_hand
 from tests.lab.made_runs import TINY, made_run
 from tests.lab.recipes.translation.tiny import VOCABULARY, family
 

@@ -19,7 +19,7 @@ from partialsgd.lab.runs.use_run import load_weights
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.logging import read
-from tests.lab.by_hand import steps_by_hand
+from tests.lab.checks import steps_by_hand
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 
 
