@@ -7,7 +7,6 @@ network then says where each of its coordinates came from. No layer has to know 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 
 from partialsgd.nested.extract.level import extract_level
 from partialsgd.nested.layers.base import NestedModule
+from partialsgd.nested.layers.batch_norm import never_updated_is_fine
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.separate import SeparateLevels
 from partialsgd.nested.layers.sums import SumLayer
@@ -107,8 +107,7 @@ def _coordinate_numbers(nested: Nested, level: str) -> dict[str, Tensor]:
         for parameter, first in zip(parameters, _firsts(parameters), strict=True):
             numbers = torch.arange(first, first + parameter.numel()).view(parameter.shape)
             parameter.copy_(torch.zeros_like(numbers) if parameter in merged else numbers)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the statistics of .* never updated")  # nobody runs this network
+        with never_updated_is_fine():  # nobody runs this network
             extracted = extract_level(probe, level, {})
     return {name: p.detach().long() for name, p in extracted.named_parameters()}
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from partialsgd.lab.reproduce import EXPERIMENTS, findings, make_experiment
-from partialsgd.lab.reproduce.experiment import Request
+from partialsgd.lab.reproduce import EXPERIMENTS, Request, findings, make_experiment
 from partialsgd.lab.reproduce.findings import sentences
 from partialsgd.lab.reproduce.paired import difference
 from tests.lab.reproduce.made import open_folder

@@ -26,7 +26,7 @@ RECIPES: dict[str, type[Settings]] = {kind.recipe: kind for kind in (Translation
 _REMOVED = {"tabular": "examples/wide_and_deep.py"}
 """Former recipes, with the example that shows how to do without them."""
 
-__all__ = ["RECIPES", "build", "commands", "preset_values", "presets", "require_recipe"]
+__all__ = ["RECIPES", "build", "commands", "preset_values", "presets", "require_recipe", "settings_of"]
 
 
 def require_recipe(name: object) -> str:
@@ -48,6 +48,12 @@ def presets(recipe: str) -> Mapping[str, Settings]:
     """The presets of a recipe by name, the default first. A recipe without presets has one, named ""."""
     named: Mapping[str, Settings] | None = getattr(_module(recipe, "settings"), "PRESETS", None)
     return named or {"": RECIPES[recipe]()}
+
+
+def settings_of(recipe: str, values: Mapping[str, Any]) -> Settings:
+    """Make the settings of a recipe from a JSON object, in which tuples are lists."""
+    tuples: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return RECIPES[recipe](**tuples)
 
 
 def preset_values(recipe: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
