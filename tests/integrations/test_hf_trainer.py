@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="of the extra [trainer]")
 
 from partialsgd.integrations import PartialTrainer, PartialTrainerMixin  # noqa: E402  # after the skip
 from tests.integrations import bert  # noqa: E402  # after the skip

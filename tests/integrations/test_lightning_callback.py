@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import partialsgd as ps
 
-lightning = pytest.importorskip("lightning")
+lightning = pytest.importorskip("lightning", reason="of the extra [lightning]")
 
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402  # after the skip
 from lightning.pytorch.plugins import MixedPrecision  # noqa: E402  # after the skip
