@@ -15,15 +15,15 @@ from partialsgd.lab.recipes import require_recipe, settings_of
 from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall
 from partialsgd.lab.training.settings import Settings
 
+_LATER = frozenset({"query_key", "shard", "distill", "distill_weight", "part_ways"})
+"""Settings that came later than some runs, which were trained as the default says."""
+
 Checkpoint: TypeAlias = Literal["best", "last"]
 """The saved model that a command uses: the best on the validation data, or that of the last evaluation."""
 FAILED = "failed.json"
 """The file in the directory of a run that diverged; such a run has no final scores."""
 VALID = "valid/"
 """The prefix of validation numbers in a record: valid/core/loss."""
-
-_LATER = frozenset({"query_key", "shard", "distill", "distill_weight", "part_ways"})
-"""Settings that came later than some runs, which were trained as the default says."""
 
 
 @final
