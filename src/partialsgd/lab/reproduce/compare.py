@@ -151,11 +151,11 @@ def _pair(settings: Settings, out: Path) -> Pair:
 
 def alone_settings(settings: Settings, level: str, levels: list[str]) -> Settings:
     """The settings that train a level by itself; what the method does beside choosing levels stays."""
-    apart: Any = {"distill": None, "part_ways": 0.0}
+    not_joint: Any = {"distill": None, "part_ways": 0.0}
     if level == levels[-1] and hasattr(settings, "nest"):
         changes: Any = {"nest": "none", "method": _alone_method(settings.method, "plain")}
-        return replace(settings, **changes, **apart)
-    return replace(settings, method=_alone_method(settings.method, f"only({level!r})"), **apart)
+        return replace(settings, **changes, **not_joint)
+    return replace(settings, method=_alone_method(settings.method, f"only({level!r})"), **not_joint)
 
 
 def _alone_method(method: str, alone: str) -> str:

@@ -1,5 +1,4 @@
-"""One joint run or one run for each network, for the same total FLOPs, compared at evaluations
-on the validation data.
+"""One joint run or one run for each network, for the same total FLOPs, compared on the validation data.
 
 This needs no run of its own where the learning rate does not depend on the length of the training, as the inverse
 square root: there the first half of a run is what a run of half the length would have been.
@@ -36,9 +35,9 @@ def _by_seed(folder: RunFolder, row: str) -> dict[int, Scored]:
     return {run.settings.seed: (run, summary) for run, summary in folder.scored(row)}
 
 
-def looks(joint: Scored, alone: Mapping[str, Scored]) -> dict[str, Record] | None:
-    """The evaluations to compare, by level: the last one of the joint run, and the one at which the runs of all levels
-    alone have used as many FLOPs together.
+def evaluations_to_compare(joint: Scored, alone: Mapping[str, Scored]) -> dict[str, Record] | None:
+    """Return two evaluations by level: the last one of the joint run, and the one at which the runs of all levels alone
+    have used as many FLOPs together.
 
     None if no evaluation is near enough, or if the learning rate depends on the length of the training.
     """
@@ -48,10 +47,13 @@ def looks(joint: Scored, alone: Mapping[str, Scored]) -> dict[str, Record] | Non
     compared = {}
     for level, (run, summary) in alone.items():
         wanted = share * summary["steps"]
-        look = min(run.evaluations, key=lambda each: abs(each.steps - wanted))
-        if abs(look.steps - wanted) > _NEAR * wanted:
+        evaluation = min(run.evaluations, key=lambda each: abs(each.steps - wanted))
+        if abs(evaluation.steps - wanted) > _NEAR * wanted:
             return None
-        compared[level] = {"alone": next(iter(look.levels.values())), "jointly": joint[0].evaluations[-1].levels[level]}
+        compared[level] = {
+            "alone": next(iter(evaluation.levels.values())),
+            "jointly": joint[0].evaluations[-1].levels[level],
+        }
     return compared
 
 
@@ -59,7 +61,7 @@ def collect(score: str, factor: float, folder: RunFolder, comparisons: Sequence[
     """A record for each comparison and level: the score and the loss by seed, alone and jointly."""
     records = []
     for comparison in comparisons:
-        by_seed = {seed: looks(*runs) for seed, runs in common_seeds(folder, comparison).items()}
+        by_seed = {seed: evaluations_to_compare(*runs) for seed, runs in common_seeds(folder, comparison).items()}
         comparable = {str(seed): levels for seed, levels in by_seed.items() if levels is not None}
         for level in comparison.alone if comparable else ():
             own = {seed: levels[level] for seed, levels in comparable.items()}

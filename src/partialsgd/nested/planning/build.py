@@ -19,16 +19,16 @@ from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.narrow import NarrowLayer
 from partialsgd.nested.layers.narrow_module import NarrowModule
 from partialsgd.nested.layers.sums import SumLayer, require_same_signature
-from partialsgd.nested.planning.groups import Cut, UnitGroup, hidden_groups, require_disjoint
-from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.planning.proof import kind_of, refused_layers, refuted
-from partialsgd.nested.planning.tracing import (
+from partialsgd.nested.planning.dry_run import (
     example_of,
     find_units,
     read_elsewhere,
     require_groups,
     require_same_shapes,
 )
+from partialsgd.nested.planning.groups import Cut, UnitGroup, hidden_groups, require_disjoint
+from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.nested.planning.proof import kind_of, refused_layers, refuted
 from partialsgd.nested.specs import Depth, LayerSum, Levels, LowRank, Width, as_patterns, as_tuple, chains_of
 from partialsgd.parameters import matches
 

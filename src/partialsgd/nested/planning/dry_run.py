@@ -1,4 +1,4 @@
-"""Running a model on an example to find its hidden units."""
+"""Dry runs of a model on an example: they find its hidden units, and refuse what a spec cannot cut."""
 
 from __future__ import annotations
 
