@@ -130,7 +130,7 @@ def test_the_wheel_alone_nests_trains_extracts_saves_and_loads(archives: tuple[P
 
 
 def installed_by(requirements: list[str]) -> set[Path]:
-    """What pip would put into site-packages for these requirements, without extras, from the packages of this one."""
+    """Return what pip would put into site-packages for these requirements, without extras, from those of this one."""
     waiting = [Requirement(text) for text in requirements]
     seen: set[str] = set()
     paths: set[Path] = set()

@@ -31,7 +31,7 @@ COMMANDS = {
 @final
 @dataclass
 class Tally:
-    """What came out of the attempts of one attack."""
+    """The outcomes of the attempts of one attack."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)

@@ -41,7 +41,7 @@ def test_what_a_structure_leaves_out_is_x_outside_the_mask() -> None:
 
 
 def test_a_measurement_leaves_buffers_noise_and_gradients_as_they_were() -> None:
-    """Of two runs, one measures three pairs at each step."""
+    """Two runs are compared, one of which measures three pairs at each step."""
     final = []
     for measures in (False, True):
         nested = family()

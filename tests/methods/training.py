@@ -1,4 +1,4 @@
-"""What tests of methods do over and over: a driver around SGD, a closure, copies of parameters, a saved state."""
+"""Helpers for tests of methods: a driver around SGD, a closure, copies of parameters, a saved state."""
 
 from __future__ import annotations
 

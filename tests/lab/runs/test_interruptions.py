@@ -44,7 +44,7 @@ _WHOLE: dict[str, tuple[dict[str, Any], float]] = {}
 
 
 def whole(name: str, tmp_path: Path) -> tuple[dict[str, Any], float]:
-    """What the run never killed leaves, and its life in seconds; made once."""
+    """Return what the run leaves that is never killed, and its life in seconds; it is made once."""
     if name not in _WHOLE:
         began = time.monotonic()
         child = Child("train", json.dumps({**RUNS[name], "out": str(tmp_path / "whole")}), log=tmp_path / "whole.log")
@@ -112,7 +112,7 @@ def test_kills_of_a_real_recipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["checkpoints", "best", "last", ""])
 def test_kills_in_the_middle_of_a_write(tmp_path: Path, where: str) -> None:
-    """Of a checkpoint, of the best and the last family, and of config.json and summary.json."""
+    """A kill may leave half a checkpoint, half a family, or half of config.json or summary.json."""
     expected, _ = whole("alternating", tmp_path)
     draw, place, kills, left = random.Random(where), tmp_path / "killed", 0, 0
     stage = place / where / files.STAGE
@@ -139,7 +139,7 @@ def test_kills_in_the_middle_of_a_write(tmp_path: Path, where: str) -> None:
 
 
 def stamp(stage: Path) -> int | None:
-    """Of what is being written, which tells it from what a kill has left."""
+    """Return the time stamp of what is being written, which tells it from what a kill has left."""
     try:
         return stage.stat().st_ctime_ns
     except FileNotFoundError:
@@ -147,7 +147,7 @@ def stamp(stage: Path) -> int | None:
 
 
 def writes(stage: Path, child: Child, before: int | None, *, skip: int) -> bool:
-    """Whether the process is seen to write, after some times that are let pass so that the run gets on."""
+    """True once the process is seen to write, after some times that are let pass so that the run gets on."""
     for _ in range(skip):
         if not (wait(lambda: stamp(stage) not in (None, before), child) and wait(lambda: stamp(stage) is None, child)):
             return False
@@ -155,7 +155,7 @@ def writes(stage: Path, child: Child, before: int | None, *, skip: int) -> bool:
 
 
 def wait(is_so: Callable[[], bool], child: Child) -> bool:
-    """Whether it came to be so before the process ended."""
+    """True if it came to be so before the process ended."""
     for turn in range(10_000_000):
         if is_so():
             return True

@@ -159,7 +159,7 @@ _WHOLE: dict[str, dict[str, Any]] = {}
 
 
 def whole_run(place: Path, **settings: Any) -> dict[str, Any]:
-    """What a run that was never stopped leaves; made once for these settings."""
+    """Make, once for these settings, a run that is never stopped, and return what it leaves."""
     key = json.dumps(settings)
     if key not in _WHOLE:
         _WHOLE[key] = remains(trained(place / "whole", **settings).path)

@@ -171,7 +171,7 @@ def slow_augmented(image: torch.Tensor, padding: int, down: int, right: int, mir
     channels, height, width = image.shape
 
     def pixel(channel: int, y: int, x: int) -> int:
-        """Of the image with black around it."""
+        """Read a pixel of the image with black around it."""
         y, x = y - padding, x - padding
         return int(image[channel, y, x]) if 0 <= y < height and 0 <= x < width else 0
 

@@ -24,7 +24,7 @@ from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 
 
 def task(**changes: Any) -> TranslationTask:
-    """Of the small corpus: three words."""
+    """Make the task of the small corpus, whose settings have one layer and a small vocabulary."""
     told = settings(**{"layers": 1, "vocabulary": 300, **changes})
     torch.manual_seed(told.seed)
     network = model.nest(model.build(told, tokenizer().get_vocab_size()), told)
