@@ -13,8 +13,7 @@ import pytest
 from partialsgd import methods
 from partialsgd.lab.cli.commands import Reproduce, _summarise
 from partialsgd.lab.recipes import RECIPES, preset_values, presets
-from partialsgd.lab.reproduce import EXPERIMENTS
-from partialsgd.lab.reproduce.experiment import Scale
+from partialsgd.lab.reproduce import EXPERIMENTS, Scale
 from partialsgd.lab.training import loop, method_text
 from tests.lab.cli import calls
 from tests.lab.cli.calls import Call, as_text, require_wrong

@@ -6,14 +6,16 @@ import os
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from partialsgd.lab.training.errors import WrongCall
 
 if TYPE_CHECKING:
     from partialsgd.lab.reproduce.experiment import Experiment
 
-__all__ = ["EXPERIMENTS", "Request", "make_experiment"]
+__all__ = ["EXPERIMENTS", "Request", "Scale", "make_experiment"]
+
+Scale: TypeAlias = Literal["smoke", "laptop", "paper"]
 
 EXPERIMENTS: dict[str, str] = {
     "table1a": "BLEU on IWSLT14: a Transformer and its low-rank core, r = 1/4, 1/8, 1/32",
@@ -32,7 +34,7 @@ EXPERIMENTS: dict[str, str] = {
 class Request:
     """The options of `partialsgd reproduce` that decide which runs an experiment has."""
 
-    scale: Literal["smoke", "laptop", "paper"] = "laptop"
+    scale: Scale = "laptop"
     """The size of networks and data: minutes, to see that it works; hours on two CPU cores; or the paper's, which needs
     a GPU and its data."""
     data: str | None = None
