@@ -15,9 +15,9 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
 
-import api_pages  # noqa: E402
+import api_pages  # noqa: E402  # found by the path above
 
-import partialsgd  # noqa: E402
+import partialsgd  # noqa: E402  # found by the path above
 
 project = "partialsgd"
 author = "The partialsgd authors"

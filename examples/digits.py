@@ -68,7 +68,7 @@ def network() -> nn.Module:
 
 
 def forward_backward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """What a step asks for: once with most methods, twice on the same batch with sam."""
+    """Run forward and backward: a step calls this once with most methods, and twice on the same batch with sam."""
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
     return loss

@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 
 from partialsgd._util.files import read_json
 from partialsgd.lab.recipes import RECIPES
-from partialsgd.lab.reproduce import figures, make_experiment, numbers, tables
-from partialsgd.lab.reproduce.experiment import Experiment, Request
+from partialsgd.lab.reproduce import Request, figures, make_experiment, numbers, tables
+from partialsgd.lab.reproduce.experiment import Experiment
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.reproduce.schedule import require_all
-from partialsgd.lab.runs.metrics import FAILED
+from partialsgd.lab.runs.run import FAILED
 from partialsgd.logging import metrics_log
 from studies import results
 from studies.results import RESULTS, Record

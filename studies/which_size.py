@@ -47,7 +47,7 @@ def equal_totals() -> str:
 
 
 def sizes() -> str:
-    """What each ratio costs and reaches in the joint run."""
+    """Return the costs and scores of each ratio in the joint run."""
     head = ("data and axis", "network", "parameters", "test BLEU jointly", "test BLEU alone, as many epochs")
     return pages.table(head, list(_sizes()))
 

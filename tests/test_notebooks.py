@@ -23,7 +23,7 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 
 
 def read(path: Path) -> nbformat.NotebookNode:
-    return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]  # nbformat is not annotated
 
 
 def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
@@ -76,5 +76,5 @@ if __name__ == "__main__":
                 run(notebook, Path(folder))
             for cell in notebook.cells:
                 cell.metadata.pop("execution", None)  # the time of day
-            nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
+            nbformat.write(notebook, path)  # type: ignore[no-untyped-call]  # nbformat is not annotated
             print(f"{path.stem}: done")

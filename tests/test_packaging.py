@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import partialsgd
+from partialsgd._util import extras
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "partialsgd"
@@ -128,7 +130,7 @@ def test_the_wheel_alone_nests_trains_extracts_saves_and_loads(archives: tuple[P
 
 
 def installed_by(requirements: list[str]) -> set[Path]:
-    """What pip would put into site-packages for these requirements, without extras, from the packages of this one."""
+    """Return what pip would put into site-packages for these requirements, without extras, from those of this one."""
     waiting = [Requirement(text) for text in requirements]
     seen: set[str] = set()
     paths: set[Path] = set()
@@ -142,3 +144,19 @@ def installed_by(requirements: list[str]) -> set[Path]:
         tops = {file.parts[0] for file in package.files or []} - {"..", "__pycache__"}
         paths |= {Path(str(package.locate_file(top))) for top in tops}
     return paths
+
+
+@pytest.mark.parametrize("extra", ["lab", "export"])
+def test_the_command_names_files_and_an_extra_of_the_clone(extra: str) -> None:
+    error = extras.missing("to do this, that is needed", extra)
+    assert isinstance(error, ImportError)
+    need, command = str(error).split(": ")
+    found = re.fullmatch(r'pip install -c (\S+) "\.\[(\w+)\]" in a clone of partialsgd', command)
+    assert need == "to do this, that is needed" and found is not None
+    assert (ROOT / found[1]).is_file() and f"\n{found[2]} = [" in (ROOT / "pyproject.toml").read_text()
+
+
+def test_no_other_module_says_how_to_install_this_package() -> None:
+    sources = {file: file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py")}
+    telling = [file.name for file, text in sources.items() if re.search(r"pip install (-c|\.|\"|partialsgd)", text)]
+    assert telling == ["extras.py"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from partialsgd._util import tensor_files
 from partialsgd.export import files
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
@@ -141,12 +142,12 @@ def _outcome(read: Callable[[Path], str], folder: Path, expected: set[str], *, i
 def _newest_state(run: Path) -> str:
     newest = checkpoints.latest(run / "checkpoints")
     structure, tensors = checkpoints.pack(newest)
-    return files.digest({"state": structure}, tensors)
+    return tensor_files.digest({"state": structure}, tensors)
 
 
 def _model(run: Path) -> str:
     record, tensors = files.read(run / "best")
-    return files.digest(record, tensors)
+    return tensor_files.digest(record, tensors)
 
 
 _FUNCTIONS: dict[str, tuple[str, Callable[[Path], str]]] = {
@@ -244,7 +245,7 @@ def load(folder: str) -> int:
     except (ValueError, OSError, RuntimeError, ImportError, ArithmeticError, TypeError) as error:
         print(f"partialsgd: {error}")
         return 1
-    print(files.digest({}, states.stored(nested.model)))
+    print(tensor_files.digest({}, states.stored(nested.model)))
     return 0
 
 

@@ -119,7 +119,7 @@ def interrupted_step(setup: Setup, folders: tuple[str, ...], at: int | None) -> 
 
 
 class Expected(NamedTuple):
-    """What may be left of a step: all before it, and x after it."""
+    """Return the two states that a step may leave: all as before it, or x after it."""
 
     before: dict[str, Tensor]
     after: dict[str, Tensor]
@@ -137,7 +137,7 @@ def expected(method: str, optimizer: str) -> Expected:
 
 
 def verdict(method: str, optimizer: str, folders: tuple[str, ...], at: int) -> tuple[str, str]:
-    """What is left after an interruption, and the line where it came."""
+    """Return the state that an interruption leaves, and the line where it came."""
     setup, step = build(method, optimizer), expected(method, optimizer)
     interrupter = interrupted_step(setup, folders, at)
     now, found = values(setup), ""

@@ -94,14 +94,14 @@ class ForkServer:
 
 def _serve() -> None:
     import sklearn.datasets  # imported here once, as are the other modules, for all attempts
-    import sklearn.metrics  # noqa: F401
+    import sklearn.metrics  # noqa: F401  # what the first scores import
     import torch._dynamo
-    from rich import live, pretty, progress_bar  # noqa: F401
-    from transformers import MarianMTModel  # noqa: F401
+    from rich import live, pretty, progress_bar  # noqa: F401  # what rich imports when it prints
+    from transformers import MarianMTModel  # noqa: F401  # what the translation recipe imports
 
     import partialsgd.lab.cli
     import partialsgd.lab.page
-    import partialsgd.lab.training.loop  # noqa: F401
+    import partialsgd.lab.training.loop  # noqa: F401  # what a training imports
 
     torch.set_num_threads(1)
     for line in sys.stdin:

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, final
 
+from partialsgd._util import tensor_files
 from partialsgd.export import files
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.checkpoints import pack
@@ -30,7 +31,7 @@ COMMANDS = {
 @final
 @dataclass
 class Tally:
-    """What came out of the attempts of one attack."""
+    """The outcomes of the attempts of one attack."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -111,7 +112,7 @@ def refusal(ended: Ended) -> str | None:
 
 def _hash(value: Any) -> str:
     structure, tensors = pack(value)
-    return files.digest({"value": structure}, tensors)
+    return tensor_files.digest({"value": structure}, tensors)
 
 
 def _sha256(path: Path) -> str | None:

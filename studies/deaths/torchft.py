@@ -105,7 +105,7 @@ def run(folder: Path, count: int, kills: int, random: Random, longest: float = 1
 
 
 def compare(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    """Whether all replicas ended with the same bits, agreed on every step, and have made what one process makes."""
+    """True if all replicas ended with the same bits, agreed on every step, and have made what one process makes."""
     logs = [read_log(path) for path in sorted(folder.glob("*.jsonl"))]
     steps: dict[int, tuple[str, int, int]] = {}
     agree = True

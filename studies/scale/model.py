@@ -69,7 +69,7 @@ class MeasuredStep(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What is fitted to measurements: a link without its rate, and the overlap."""
+    """The numbers that are fitted to measurements: a link without its rate, and the overlap."""
 
     efficiency: float
     latency: float

@@ -49,7 +49,7 @@ class Row:
     way: str
     seed: int
     settings: str
-    """What the numbers depend on beside the key; a row with other settings is trained again."""
+    """The settings that the numbers depend on beside the key; a row with other ones is trained again."""
     reached: Mapping[str, float]
     """The mean validation loss of the trained levels, by learning rate; rates that diverged are left out."""
     rate: float

@@ -1,4 +1,4 @@
-"""What the benchmarks of criteria, meProp, freezing and block-coordinate race and count is what they say."""
+"""The benchmarks of criteria, meProp, freezing and block-coordinate race and count what they say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tried on a device: every method in every setting of its test file, and four optimizers."""
+"""The cases that are tried on a device: every method in every setting of its test file, and four optimizers."""
 
 from __future__ import annotations
 

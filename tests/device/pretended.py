@@ -142,7 +142,7 @@ class Pretended(Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As torch saves the tensors of devices without storages, so that `torch.load(weights_only=True)` reads it."""
+        """Reduce as torch does on devices without storages, so that `torch.load(weights_only=True)` reads it."""
         _count("reads", "save")
         made = self._inside.detach(), self.dtype, str(self.device), self.requires_grad
         return torch._utils._rebuild_device_tensor_from_cpu_tensor, made

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from partialsgd import PartialSGD, methods
 from partialsgd.testing.runs import assert_same_bits
-from tests.families import family
 from tests.methods.training import X, Y, load_through_a_file
+from tests.training import family
 
 OPTIMIZERS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),

@@ -23,9 +23,8 @@ from partialsgd.engine.measurement import _Pair, squared_norm_outside
 from partialsgd.method import GradientPair, GradientRequest, Guard
 from partialsgd.parameters import Parameters
 from partialsgd.vectors import Vector
-from tests.families import family
 from tests.functions import backward
-from tests.training import MLP, same, start
+from tests.training import MLP, family, same, start
 
 
 def test_what_a_structure_leaves_out_is_x_outside_the_mask() -> None:
@@ -42,7 +41,7 @@ def test_what_a_structure_leaves_out_is_x_outside_the_mask() -> None:
 
 
 def test_a_measurement_leaves_buffers_noise_and_gradients_as_they_were() -> None:
-    """Of two runs, one measures three pairs at each step."""
+    """Two runs are compared, one of which measures three pairs at each step."""
     final = []
     for measures in (False, True):
         nested = family()

@@ -1,4 +1,4 @@
-"""What would train something else than the user thinks raises, before anything has moved."""
+"""Calls that would train something else than the user thinks raise, before anything has moved."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import partialsgd as ps
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="of the extra [trainer]")
 
-from partialsgd.integrations import PartialTrainer, PartialTrainerMixin  # noqa: E402
-from tests.integrations import bert  # noqa: E402
+from partialsgd.integrations import PartialTrainer, PartialTrainerMixin  # noqa: E402  # after the skip
+from tests.integrations import bert  # noqa: E402  # after the skip
 
 ROOT = Path(__file__).parents[2]
 METHODS = {"sam": (ps.methods.sam(rho=0.05), 2), "dropout": (ps.methods.dropout(keep=0.9), 1)}

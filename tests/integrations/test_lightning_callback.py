@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import partialsgd as ps
 
-lightning = pytest.importorskip("lightning")
+lightning = pytest.importorskip("lightning", reason="of the extra [lightning]")
 
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402
-from lightning.pytorch.plugins import MixedPrecision  # noqa: E402
-from torchmetrics import MeanMetric  # noqa: E402
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402  # after the skip
+from lightning.pytorch.plugins import MixedPrecision  # noqa: E402  # after the skip
+from torchmetrics import MeanMetric  # noqa: E402  # after the skip
 
-from partialsgd.integrations import PartialSGDCallback  # noqa: E402
+from partialsgd.integrations import PartialSGDCallback  # noqa: E402  # after the skip
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.`:FutureWarning",  # torch 2.13 has deprecated what Lightning 2.6 uses

@@ -17,9 +17,8 @@ import partialsgd as ps
 from partialsgd import PartialSGD
 from partialsgd.logging import plot_criteria, plot_losses, record
 from partialsgd.logging.metrics_log import Record
-from tests.families import family
-from tests.logging.made import measured, noisy, run
-from tests.logging.training import alternating, steps
+from tests.logging.training import alternating, measured, noisy, run, steps
+from tests.training import family
 
 KEYS = {"criteria": ("c_norm", "c_sim", "c_align", "q"), 2: ("c_sim", "c_align"), 3: ("cosine",)}
 KEYS[4] = ("c_norm", "c_sim", "c_align")

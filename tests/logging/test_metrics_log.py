@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import partialsgd as ps
 from partialsgd import Branch, Method, PartialSGD
 from partialsgd.logging import read, record
-from tests.families import family
 from tests.logging import training
 from tests.logging.training import alternating, made_up, steps
+from tests.training import family
 
 multiprocessing.set_forkserver_preload(["tests.logging.training", "torch._dynamo"])  # which optimizers import
 

@@ -11,8 +11,7 @@ import pytest
 
 from partialsgd import MetricsLog
 from partialsgd.logging import series
-from tests.logging.made import measured, run
-from tests.logging.training import made_up
+from tests.logging.training import made_up, measured, run
 
 
 def test_what_an_axis_cannot_show_is_set_apart() -> None:

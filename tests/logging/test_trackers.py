@@ -127,7 +127,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
 
 
 def finite(numbers: dict[str, Any]) -> dict[str, float]:
-    """What was logged; wandb adds names with an underscore, and each has its own text for infinity."""
+    """Read what was logged; wandb adds names with an underscore, and each has its own text for infinity."""
     return {k: v for k, v in numbers.items() if isinstance(v, int | float) and math.isfinite(v) and k[0] != "_"}
 
 

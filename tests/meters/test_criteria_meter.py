@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partialsgd import CriteriaMeter, Method, Width, masks, methods, nest
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import assert_same_bits
-from tests.families import family
 from tests.functions import backward
 from tests.meters.training import (
     SEED,
@@ -28,7 +27,7 @@ from tests.meters.training import (
     values,
 )
 from tests.reference import element, gradient
-from tests.training import by_gradients
+from tests.training import by_gradients, family
 
 BATCHNORM = next(p for p in PROBLEMS if p.name == "batchnorm")
 

@@ -17,10 +17,10 @@ from partialsgd.method import Context
 from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.vectors import Vector
-from tests.families import family
 from tests.functions import backward
 from tests.meters.training import SEED, batch, closure, first_step, mlp, over_batches, trained, values
 from tests.reference import element, gradient, perturbed
+from tests.training import family
 
 
 def by_definition(mask, x, moved, g, h) -> dict[str, float]:

@@ -12,7 +12,7 @@ Index = tuple[Tensor, ...]
 
 
 def places(model: nn.Sequential, kept: Mapping[int, Tensor]) -> dict[str, Index]:
-    """Where each parameter and buffer of the smaller network lies in the larger one; `kept` units by layer."""
+    """Return the place of each tensor of the smaller network in the larger one; `kept` are the units by layer."""
     found: dict[str, Index] = {}
     inside = torch.empty(0)
     for i, layer in enumerate(model):

@@ -16,8 +16,8 @@ from partialsgd.method import Context
 from partialsgd.methods.alternating import EVEN_SHARE, step_shares, step_value, take_turn
 from partialsgd.parameters import Parameters
 from partialsgd.testing.runs import assert_same_bits
-from tests.families import family
 from tests.methods.training import X, Y, assert_close, backward, load_through_a_file, nested_loss, sgd_of, train
+from tests.training import family
 
 LAWS = {
     "": methods.alternating(),

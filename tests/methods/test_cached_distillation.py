@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from partialsgd import CriteriaMeter, Method, Nested, PartialSGD, methods, soft_cross_entropy
 from partialsgd.testing.runs import assert_same_bits
-from tests.families import family
 from tests.methods.training import load_through_a_file
+from tests.training import family
 
 WEIGHT = 0.5
 CACHED = methods.alternating(distill="cached")

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from partialsgd import Branch, Context, LowRank, Mask, Method, Nested, PartialSGD, masks, methods, nest
 from partialsgd.testing.runs import assert_same_bits
 from tests import training
-from tests.families import family
 from tests.methods.test_stages import mlp
 from tests.methods.training import MLP, are_equal, assert_close, backward, sgd_of, train, values
+from tests.training import family
 
 LAWS = {
     "": methods.compose(methods.top_k(0.3), methods.extragradient(0.02)),

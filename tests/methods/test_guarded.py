@@ -12,8 +12,8 @@ from torch import nn
 from partialsgd import Method, PartialSGD, methods, perturbations
 from partialsgd.meters.criteria import Criteria
 from partialsgd.testing.problems import PROBLEMS
-from tests.families import family
 from tests.methods.training import are_equal, assert_resumes, backward, sgd_of
+from tests.training import family
 
 LAWS = {"": methods.guarded(methods.dropout(0.6), by="c_sim", bound=1.0, fallback=methods.sam(0.1), every=2)}
 

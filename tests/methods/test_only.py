@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from partialsgd import PartialSGD, methods
-from tests.families import family
 from tests.methods.training import X, Y, backward
+from tests.training import family
 
 
 def test_it_is_the_extracted_network_trained_by_a_plain_loop() -> None:

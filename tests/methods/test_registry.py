@@ -19,9 +19,9 @@ from partialsgd import Context, Method, methods, nest
 from partialsgd.parameters import Parameters
 from partialsgd.testing.problems import PROBLEMS
 from partialsgd.testing.runs import Run, assert_same_bits
-from tests.families import family
 from tests.methods.laws import ALL, IDENTITIES, OF_LEVELS, of_test_file
 from tests.methods.training import sgd_of
+from tests.training import family
 
 SOURCE = Path(partialsgd.__file__).parent
 ROOT = SOURCE.parents[1]

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from partialsgd import Context, methods, nest
 from partialsgd.parameters import Parameters
-from tests.families import family
 from tests.methods.training import X, Y, backward, nested_loss, sgd_of, train
+from tests.training import family
 
 REFUSED_SETTINGS = [({"between": n}, f"between must be a whole number of at least 0, got {n}") for n in (-1, 1.5)]
 

@@ -12,9 +12,9 @@ from torch.func import functional_call, grad
 from partialsgd import Method, PartialSGD, masks, methods, perturbations
 from partialsgd.meters.criteria_meter import CriteriaMeter
 from partialsgd.testing.runs import Run, assert_same_bits
-from tests.families import family
 from tests.methods.training import MLP, are_equal, assert_resumes, backward, values
 from tests.optimizer_zoo import COORDINATE_WISE
+from tests.training import family
 
 LAWS = {
     "": methods.scaled_by_alpha(methods.sam(0.5), every=2),

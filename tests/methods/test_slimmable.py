@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from partialsgd import methods, soft_cross_entropy
-from tests.families import family
 from tests.methods.training import X, Y, nested_loss, sgd_of, train
+from tests.training import family
 
 LAWS = {"": methods.slimmable(), "mean": methods.slimmable(combine="mean", distill=True)}
 REFUSED_SETTINGS = [

@@ -1,4 +1,4 @@
-"""What tests of methods do over and over: a driver around SGD, a closure, copies of parameters, a saved state."""
+"""Helpers for tests of methods: a driver around SGD, a closure, copies of parameters, a saved state."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def conv_loss(model: nn.Module, t: int) -> Tensor:
 
 
 def nested_loss(model: nn.Module, t: int = 0) -> Tensor:
-    """Forward and backward of one batch for the models of `tests.families`."""
+    """Forward and backward of one batch for the models of `tests.training`."""
     loss = nn.functional.cross_entropy(model(X), Y)
     loss.backward()
     return loss

@@ -12,8 +12,7 @@ from matplotlib.image import imread
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import PRESETS
-from partialsgd.lab.reproduce import make_experiment
-from partialsgd.lab.reproduce.experiment import Request
+from partialsgd.lab.reproduce import Request, make_experiment
 from partialsgd.lab.reproduce.numbers import collect
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.runs.run import Run

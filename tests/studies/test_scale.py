@@ -88,7 +88,7 @@ def test_a_fit_has_nothing_negative() -> None:
 
 
 def record(workers: int, rate: float) -> dict[str, Any]:
-    """What a machine of two processors measures, of which the model is true."""
+    """Make the measurements of a machine of two processors, of which the model is true."""
     about = {"link": f"{rate:.0e}", "rate": rate, "workers": workers, "processors": 2, "date": "2026-01-01"}
     made = {f"all-reduce {int(size)}": seconds_of(rate, workers, size) for size in (1e5, 1e6, 1e7)}
     for level, size in (("full", 2e7), ("core", 4e6)):

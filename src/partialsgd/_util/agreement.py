@@ -1,4 +1,4 @@
-"""Whether the processes of a group have the same number."""
+"""Checks if the processes of a group have the same number."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`shard`: parameters, gradients and optimizer state in parts over the ranks, by torch's `fully_shard` (FSDP2).
 
 A level gathers what it runs and nothing else: the parameters of a nested layer lie in shares, one for each set of
-levels that uses them, and each share is a unit of `fully_shard` (see `nested.layers.shares`).
+levels that uses them, and each share is a unit of `fully_shard` (see `nested.layers.base`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ for t = 0, 1, 2, …
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -31,12 +31,12 @@ from partialsgd.engine.level_states import StateOf, check_state_of, exchange, re
 from partialsgd.engine.masked_update import MaskedUpdate, Outside
 from partialsgd.engine.measurement import Measurement
 from partialsgd.engine.nonfinite import Nonfinite, NonfinitePolicy, accelerator, require_gradients
-from partialsgd.engine.rules import choose, forget, project
+from partialsgd.engine.rules import forget, perturbation_of_level, project, under_guard
 from partialsgd.engine.saved_state import check_state, placed, remembered_names
 from partialsgd.engine.step import Step, StepInProgress
 from partialsgd.method import Context, Meter, Method, Remembered
 from partialsgd.optimizers.grad_scaler import scaler_of
-from partialsgd.optimizers.param_groups import IS_STEPPING, refuse_direct_steps
+from partialsgd.optimizers.param_groups import allow_direct_steps, refuse_direct_steps
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import NOWHERE, Perturbation
 
@@ -160,20 +160,11 @@ class PartialSGD:
         self._require_none_pending()
         if self._pending is not None:
             raise RuntimeError("a step was begun and not updated: finish it, or call zero_grad() to drop it")
-        context = self._context(level)
-        branches = enumerate(self.method.branches_at(context))
-        number, branch = next(((n, b) for n, b in branches if level in (None, b.level)), (0, None))
-        if branch is None:
-            raise ValueError(f"{self.method.name} has no level {level!r} at t = {self.t}")
-        plan = choose(self.method, branch, replace(context, branch=number, level=branch.level), self._all_ones)
-        if plan.perturbation is None:
-            raise RuntimeError(
-                f"{self.method.name} perturbs by a gradient, and perturbed() and extract() have no batch to take it on"
-            )
+        perturbation = perturbation_of_level(self.method, self._context(level), self._all_ones)
         try:
             self._is_perturbed = True
-            with perturbations.perturbed(self.parameters, plan.perturbation):
-                yield plan.perturbation
+            with perturbations.perturbed(self.parameters, perturbation):
+                yield perturbation
         finally:
             self._is_perturbed = False
 
@@ -194,15 +185,10 @@ class PartialSGD:
             self._undo.run()
         self._drop_gradients()
 
-    @contextmanager
-    def direct_steps(self) -> Iterator[None]:
+    def direct_steps(self) -> AbstractContextManager[None]:
         """Allow `optimizer.step()` inside the block: for training without this `PartialSGD` for a while, and for
         functions that step the optimizer themselves, such as those of `torch.distributed.checkpoint`."""
-        token = IS_STEPPING.set(True)
-        try:
-            yield
-        finally:
-            IS_STEPPING.reset(token)
+        return allow_direct_steps()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a run needs to continue, beside the state of the model, the optimizer and torch's generators."""
@@ -243,7 +229,7 @@ class PartialSGD:
         return Context(self.t, self.seed, self.parameters, memory, level=level, measured=measured, cached_level=cached)
 
     def _begin(self, *, by_closure: bool = False, once: bool = False) -> StepInProgress:
-        """A new step. A guard that is not due, but has refused before, makes it a step of the fallback."""
+        """Begin a new step."""
         self._require_none_pending()
         if self._agreement.is_due:
             self._agreement.check(self.t, self.seed, self.method.name)
@@ -257,15 +243,10 @@ class PartialSGD:
             measurement = Measurement(self._meters, memories, self._update.sgd_step_size)
         branches = method.branches_at(context)
         if method.guard is not None:
-            if len(branches) > 1:
-                raise ValueError(f"{method.name}: a guard judges one gradient, and this step takes {len(branches)}")
-            of_level = replace(context, level=branches[0].level)  # with the same memory
-            if method.guard.count_and_check_due(of_level):
+            method, branches, judge = under_guard(method, branches, context)
+            if judge is not None:
                 measurement = measurement or Measurement({}, {}, self._update.sgd_step_size)
-                measurement.guard = method.guard
-            elif method.guard.has_refused(of_level):
-                method = method.guard.fallback
-                branches = method.branches_at(context)
+                measurement.guard = judge
         step = StepInProgress(
             method, branches, context, self._undo, self._drop, self._all_ones, measurement, by_closure, once
         )
@@ -366,7 +347,4 @@ class PartialSGD:
                 "inside perturbed() x is x̃: leave its `with` block before a step, another perturbed() or extract()"
             )
         if self._pending is not None:
-            if self._pending.current is not None and self._pending.current.running:
-                raise RuntimeError("a gradient is being taken already: leave its `with` block first")
-            if self._pending.complete:
-                raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
+            self._pending.require_droppable()

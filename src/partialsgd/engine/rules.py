@@ -9,7 +9,7 @@ from typing import TypeVar, final
 
 from partialsgd import method
 from partialsgd.masks import Mask
-from partialsgd.method import Branch, Context, Method, NeedsGradient
+from partialsgd.method import Branch, Context, Guard, Method, NeedsGradient
 from partialsgd.parameters import Parameters
 from partialsgd.perturbations import NOWHERE, Perturbation
 from partialsgd.vectors import Vector
@@ -135,6 +135,41 @@ def correct(rules: Method, context: Context, gradient: Vector) -> Vector:
     if not isinstance(corrected, Vector):
         raise TypeError(f"the rule 'correct' returned {corrected!r}; it must return a Vector")
     return corrected
+
+
+def under_guard(
+    rules: Method, branches: Sequence[Branch], context: Context
+) -> tuple[Method, Sequence[Branch], Guard | None]:
+    """Return the method that takes this step, its branches, and the guard if it judges the step.
+
+    A guard that is not due, but has refused before, makes it a step of the fallback.
+    """
+    guard = rules.guard
+    if guard is None:
+        return rules, branches, None
+    if len(branches) > 1:
+        raise ValueError(f"{rules.name}: a guard judges one gradient, and this step takes {len(branches)}")
+    of_level = replace(context, level=branches[0].level)  # with the same memory
+    if guard.count_and_check_due(of_level):
+        return rules, branches, guard
+    if guard.has_refused(of_level):
+        return guard.fallback, guard.fallback.branches_at(context), None
+    return rules, branches, None
+
+
+def perturbation_of_level(rules: Method, context: Context, all_ones: Mask) -> Perturbation:
+    """Return δx_t of the context's level, or of the first branch if it has none; no batch is at hand for a gradient."""
+    level = context.level
+    branches = enumerate(rules.branches_at(context))
+    number, branch = next(((n, b) for n, b in branches if level in (None, b.level)), (0, None))
+    if branch is None:
+        raise ValueError(f"{rules.name} has no level {level!r} at t = {context.t}")
+    plan = choose(rules, branch, replace(context, branch=number, level=branch.level), all_ones)
+    if plan.perturbation is None:
+        raise RuntimeError(
+            f"{rules.name} perturbs by a gradient, and perturbed() and extract() have no batch to take it on"
+        )
+    return plan.perturbation
 
 
 def _require_same_model(mask: Mask, parameters: Parameters) -> None:

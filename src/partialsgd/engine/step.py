@@ -110,6 +110,13 @@ class StepInProgress:
         if not self.dropped:
             self.on_drop(self)
 
+    def require_droppable(self) -> None:
+        """Raise if another step must not begin yet: a gradient is being taken, or was taken and not applied."""
+        if self.current is not None and self.current.running:
+            raise RuntimeError("a gradient is being taken already: leave its `with` block first")
+        if self.complete:
+            raise RuntimeError("the last gradient was not applied: call update() first, or zero_grad() to drop it")
+
     def refuse_dropped(self) -> NoReturn:
         """This step was dropped: its gradient would be added to that of another step."""
         raise RuntimeError(

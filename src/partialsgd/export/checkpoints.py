@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
 from torch import nn
 
+from partialsgd._util.tensor_files import Record
 from partialsgd.export import files, hugging_face, spec_json, states
-from partialsgd.export.files import Record
 from partialsgd.nested import Nested, nest
 from partialsgd.nested.extract.level import extract_level
+from partialsgd.nested.layers.batch_norm import never_updated_is_fine
 from partialsgd.nested.layers.separate import SeparateLevels
 from partialsgd.nested.nested import Metrics, unwrap_nested
 from partialsgd.nested.specs import Levels, Spec, resolve_levels
@@ -73,8 +73,7 @@ def as_saved(nested: Nested, record: Record) -> Nested:
         return nested
     networks = []
     for level in nested.levels:
-        with nested.at(level), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the statistics of .* never updated")  # they are loaded
+        with nested.at(level), never_updated_is_fine():  # they are loaded
             networks.append(extract_level(nested.model, level, {}))
     return nested.with_separate(networks)
 

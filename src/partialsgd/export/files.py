@@ -9,15 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from partialsgd._util import tensor_files
-from partialsgd._util.files import STAGE as STAGE
-from partialsgd._util.files import fsync as sync
 from partialsgd._util.files import json_text, staged
-from partialsgd._util.files import write_json as write_json
-from partialsgd._util.tensor_files import Record as Record
-from partialsgd._util.tensor_files import digest as digest
-from partialsgd._util.tensor_files import write as write_tensors
-
-__all__ = ["STAGE", "digest", "staged", "sync", "write_json", "write_tensors"]
+from partialsgd._util.tensor_files import Record
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT = 1

@@ -88,7 +88,7 @@ def inputs_to_trace(nested: Nested, level: str, model: nn.Module, inputs: Any) -
     for module in model.modules():
         config = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
-            setattr(config, "use_cache", False)  # noqa: B010
+            setattr(config, "use_cache", False)  # noqa: B010  # its class has no annotation of it
     return InputsToTrace(
         nested.inputs_of(level, example.call),
         nested.inputs_of(level, example.drawn(2, torch.Generator().manual_seed(0))),

@@ -62,12 +62,13 @@ def _integers(value: Any, path: str = "config") -> Iterator[tuple[str, int]]:
 @contextmanager
 def _at_most(count: int, size: int, numbers: int) -> Iterator[None]:
     """Raise as soon as this thread makes more parameters, or larger ones, than these."""
-    thread, made = threading.get_ident(), [0, 0]
+    thread, made_count, made_size = threading.get_ident(), 0, 0
 
     def register(module: nn.Module, name: str, parameter: Tensor | None) -> None:
+        nonlocal made_count, made_size
         if parameter is not None and threading.get_ident() == thread:
-            made[0], made[1] = made[0] + 1, made[1] + parameter.numel()
-            if made[0] > count or made[1] > size:
+            made_count, made_size = made_count + 1, made_size + parameter.numel()
+            if made_count > count or made_size > size:
                 raise _too_large("its model has more", numbers)
 
     handle = register_module_parameter_registration_hook(register)

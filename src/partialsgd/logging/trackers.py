@@ -35,7 +35,19 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _WandB:
+class _LoggedRun:
+    """A run of Weights & Biases, or of trackio, which has the same interface."""
+
+    _run: Any
+
+    def write(self, t: int, numbers: dict[str, float]) -> None:
+        self._run.log(numbers, step=t)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _WandB(_LoggedRun):
     """A run in the folder `wandb` beside the log; what was logged before a resume is another run of its group.
 
     Weights & Biases takes no step twice, and a resumed run repeats those after its checkpoint.
@@ -47,16 +59,10 @@ class _WandB:
         name = f"{path.parent.resolve().name}/{path.stem}"
         folder = str(path.parent.resolve())
         # The project is the one that WANDB_PROJECT names. A run of the user's own stays open beside this one.
-        self._run: Any = wandb.init(group=name, name=f"{name} from step {t or 0}", dir=folder, reinit="create_new")
-
-    def write(self, t: int, numbers: dict[str, float]) -> None:
-        self._run.log(numbers, step=t)
-
-    def close(self) -> None:
-        self._run.finish()
+        self._run = wandb.init(group=name, name=f"{name} from step {t or 0}", dir=folder, reinit="create_new")
 
 
-class _Trackio:
+class _Trackio(_LoggedRun):
     """A run of the project that TRACKIO_PROJECT names, or `partialsgd`, in the folder that TRACKIO_DIR names.
 
     As for Weights & Biases, what was logged before a resume is another run of its group.
@@ -71,15 +77,9 @@ class _Trackio:
         users_own = context_vars.current_run.get()
         context_vars.current_run.set(None)  # `init` would end a run of the user's own
         try:
-            self._run: Any = trackio.init(project, f"{name} from step {t or 0}", name, embed=False, auto_log_cpu=False)
+            self._run = trackio.init(project, f"{name} from step {t or 0}", name, embed=False, auto_log_cpu=False)
         finally:
             context_vars.current_run.set(users_own)
-
-    def write(self, t: int, numbers: dict[str, float]) -> None:
-        self._run.log(numbers, step=t)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 _KINDS: dict[str, tuple[str, Callable[[Path, int | None], Tracker]]] = {

@@ -7,7 +7,6 @@ network then says where each of its coordinates came from. No layer has to know 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 
 from partialsgd.nested.extract.level import extract_level
 from partialsgd.nested.layers.base import NestedModule
+from partialsgd.nested.layers.batch_norm import never_updated_is_fine
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.separate import SeparateLevels
 from partialsgd.nested.layers.sums import SumLayer
@@ -69,8 +69,8 @@ def carry_into(nested: Nested, before: Mapping[str, nn.Parameter], optimizer: Op
     for (name, parameter), first in zip(nested.named_parameters(), _firsts(list(nested.parameters())), strict=True):
         own = came_from[first : first + parameter.numel()].view(parameter.shape)
         carried[parameter] = _joined_state(sources, optimizer.state, own, parameter)
-        if found := _owners(own, sources):
-            owners[name] = group_of.get(sources[found[0]])
+        if numbers_of_sources := _owners(own, sources):
+            owners[name] = group_of.get(sources[numbers_of_sources[0]])
     members: defaultdict[int | None, list[nn.Parameter]] = defaultdict(list)
     for name, parameter in nested.named_parameters():
         members[_group(name, owners)].append(parameter)
@@ -107,8 +107,7 @@ def _coordinate_numbers(nested: Nested, level: str) -> dict[str, Tensor]:
         for parameter, first in zip(parameters, _firsts(parameters), strict=True):
             numbers = torch.arange(first, first + parameter.numel()).view(parameter.shape)
             parameter.copy_(torch.zeros_like(numbers) if parameter in merged else numbers)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the statistics of .* never updated")  # nobody runs this network
+        with never_updated_is_fine():  # nobody runs this network
             extracted = extract_level(probe, level, {})
     return {name: p.detach().long() for name, p in extracted.named_parameters()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal, TypeAlias, final, get_args
+from typing import Literal, TypeAlias, TypeVar, final, get_args
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from partialsgd.nested.switch import FULL
 Patterns: TypeAlias = str | Sequence[str]
 Ratio: TypeAlias = float | Sequence[float]
 Hidden: TypeAlias = Sequence[str] | Sequence[Sequence[str]]
+SpecOfRatios = TypeVar("SpecOfRatios", "LowRank", "Width")
 
 # A SeparateBatchNorm has a child named after each level, beside these attributes.
 _ATTRIBUTES = frozenset((*dir(NestedModule()), "axis", "levels", "switch"))
@@ -45,10 +46,7 @@ class LowRank:
 
     def split(self) -> list[tuple[str, LowRank]]:
         """Return one spec for each ratio, with its name."""
-        return [
-            (level_name(ratio), replace(self, ratio=ratio, ratios=_ratios_at(self.ratios, i)))
-            for i, ratio in enumerate(as_tuple(self.ratio))
-        ]
+        return _split_ratios(self)
 
 
 @final
@@ -83,10 +81,7 @@ class Width:
             raise ValueError("heads=True and query_key=True both cut the queries and keys; choose one of them")
 
     def split(self) -> list[tuple[str, Width]]:
-        return [
-            (level_name(ratio), replace(self, ratio=ratio, ratios=_ratios_at(self.ratios, i)))
-            for i, ratio in enumerate(as_tuple(self.ratio))
-        ]
+        return _split_ratios(self)
 
 
 @final
@@ -253,5 +248,10 @@ def _require_ratios_of_layers(ratio: Ratio, ratios: Mapping[str, Ratio]) -> None
         raise ValueError(f"ratios must give each layer as many ratios as `ratio` has ({count}); got {ratios}")
 
 
-def _ratios_at(ratios: Mapping[str, Ratio], i: int) -> dict[str, Ratio]:
-    return {pattern: as_tuple(ratio)[i] for pattern, ratio in ratios.items()}
+def _split_ratios(spec: SpecOfRatios) -> list[tuple[str, SpecOfRatios]]:
+    """Return a copy of the spec for each of its ratios, with the name of its level."""
+    by_layer = [(pattern, as_tuple(ratio)) for pattern, ratio in spec.ratios.items()]
+    return [
+        (level_name(ratio), replace(spec, ratio=ratio, ratios={pattern: ratios[i] for pattern, ratios in by_layer}))
+        for i, ratio in enumerate(as_tuple(spec.ratio))
+    ]

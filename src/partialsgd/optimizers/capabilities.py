@@ -147,8 +147,8 @@ def _instance(optimizer: Optimizer, group: Mapping[str, Any], start: Tensor) -> 
     if "capturable" in options:
         options["capturable"] = False  # wants a GPU; the arithmetic is the same
     constructor: Any = type(optimizer)
-    made: Optimizer = constructor([nn.Parameter(start)], **options)
-    return made
+    instance: Optimizer = constructor([nn.Parameter(start)], **options)
+    return instance
 
 
 def _step(optimizer: Optimizer, gradient: Tensor) -> None:

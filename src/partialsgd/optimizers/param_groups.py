@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
 from typing import Any, NamedTuple, final
@@ -20,6 +21,16 @@ from partialsgd.parameters import Parameters, values_of
 
 IS_STEPPING: ContextVar[bool] = ContextVar("partialsgd_is_stepping", default=False)
 """True while a `PartialSGD` makes a step."""
+
+
+@contextmanager
+def allow_direct_steps() -> Iterator[None]:
+    """Let the user's code step the optimizers inside the block."""
+    token = IS_STEPPING.set(True)
+    try:
+        yield
+    finally:
+        IS_STEPPING.reset(token)
 
 
 class GroupOf(NamedTuple):

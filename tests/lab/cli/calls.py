@@ -1,4 +1,4 @@
-"""What the tests of the command line share: how a call is typed and its answer read, and which recipes there are."""
+"""Helpers for tests of the command line: how a call is typed and its answer read, and which recipes there are."""
 
 from __future__ import annotations
 

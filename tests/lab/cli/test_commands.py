@@ -11,10 +11,9 @@ from typing import get_args, get_type_hints
 import pytest
 
 from partialsgd import methods
-from partialsgd.lab.cli.commands import Reproduce, _summarise, preset_values
-from partialsgd.lab.recipes import RECIPES, presets
-from partialsgd.lab.reproduce import EXPERIMENTS
-from partialsgd.lab.reproduce.experiment import Scale
+from partialsgd.lab.cli.commands import Reproduce, _summarise
+from partialsgd.lab.recipes import RECIPES, preset_values, presets
+from partialsgd.lab.reproduce import EXPERIMENTS, Scale
 from partialsgd.lab.training import loop, method_text
 from tests.lab.cli import calls
 from tests.lab.cli.calls import Call, as_text, require_wrong
@@ -111,3 +110,25 @@ def test_what_was_never_begun_is_not_shown(call: Call, tmp_path: Path) -> None:
 def test_a_reason_that_many_runs_share_is_told_once() -> None:
     said = _summarise(["a, seed 0: no file; see x", "a, seed 1: no file; see x", "b: no memory"])
     assert said == "a, seed 0 and 1 more: no file; see x; b: no memory"
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "errors.md"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["tarin"], "there is no command 'tarin'; did you mean train?"),
+        (["train", "--out", "RUN"], "RUN exists (it is not empty); give another --out"),
+        (["train", "--data", "…"], "there is no folder …: give one with train.en, train.de and so on"),
+        (["report", "MISSING"], "RUN is not a run directory: it does not exist"),
+    ],
+)
+def test_the_page_shows_what_a_wrong_call_prints(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "RUN" / "notes.txt").touch()
+    assert f"| {message} |" in PAGE.read_text(encoding="utf-8")
+    require_wrong(call, argv, message.replace("RUN is not", "MISSING is not").replace("…:", f"{tmp_path / '…'}:"))

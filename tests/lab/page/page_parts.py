@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from partialsgd.lab.page import configuration, cost, criteria, levels, outputs
+from partialsgd.lab.page import cost, criteria, sections
 from partialsgd.lab.page.charts import Charts
 from partialsgd.lab.page.render import render
 from partialsgd.lab.page.run_files import read_runs
@@ -20,12 +20,12 @@ def section(name: str, paths: Sequence[Path], default_settings: Any = None) -> E
     charts, comparisons = Charts(runs), cost.compare(runs)
     contexts: dict[str, Any] = {
         "runs": lambda: {},
-        "levels": lambda: {"levels": levels.section(runs, charts), "comparisons": comparisons},
+        "levels": lambda: {"levels": sections.levels(runs, charts), "comparisons": comparisons},
         "cost": lambda: {"comparisons": comparisons},
         "training": lambda: {"training": charts.training()},
         "criteria": lambda: {"criteria": criteria.section(runs, charts)},
-        "outputs": lambda: {"outputs": outputs.section(runs)},
-        "configuration": lambda: {"configuration": configuration.section(runs, default_settings)},
+        "outputs": lambda: {"outputs": sections.outputs(runs)},
+        "configuration": lambda: {"configuration": sections.configuration(runs, default_settings)},
     }
     return ElementTree.fromstring(render(name, runs, **contexts[name]()).strip())
 

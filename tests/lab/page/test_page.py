@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partialsgd.lab.page import write_page
-from partialsgd.lab.page.outputs import Output, Sample
 from partialsgd.lab.page.render import render, render_page
 from partialsgd.lab.page.run_files import read_runs
+from partialsgd.lab.page.sections import Output, Sample
 from tests.lab.page import example_runs
 from tests.lab.page.example_runs import HOSTILE
 from tests.lab.page.page_parts import ParsedPage

@@ -1,12 +1,20 @@
-"""Head of the page, levels, outputs and configuration: for one run, for several, and for unfinished runs."""
+"""Head of the page, levels, cost, outputs and configuration: for one run, for several, and for unfinished runs."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from partialsgd.lab.runs.metrics import FAILED
+import pytest
+
+from partialsgd.lab.page import cost, formatting
+from partialsgd.lab.page.cost import Comparison
+from partialsgd.lab.page.run_files import read_runs
+from partialsgd.lab.runs.run import FAILED
 from tests.lab.page import example_runs
 from tests.lab.page.page_parts import rows, section, texts, words
 
@@ -165,3 +173,107 @@ def test_runs_without_a_preset_are_compared_with_each_other(tmp_path: Path) -> N
     assert rows(part, 2)[:2] == [["", "a", "b"], ["torch", "2.13", "2.6"]]
     alone = section("configuration", [a])
     assert texts(alone, "h3") == texts(alone, "p") == []
+
+
+CASES: dict[Callable[..., str], dict[Any, str]] = {
+    formatting.number: {30.125: "30.12", -0.5: "−0.5", 1234567: "1,234,567", 1e-9: "1.00 × 10⁻⁹", None: "–"},
+    partial(formatting.number): {math.inf: "∞", -math.inf: "−∞", math.nan: "undefined"},
+    partial(formatting.score, largest=30.1): {21.5: "21.50", 5.35: "5.35", None: "–", math.nan: "undefined"},
+    partial(formatting.score, largest=1.0): {0.5: "0.5000", 1.0: "1.0000"},
+    formatting.scientific: {7.0718e9: "7.07 × 10⁹", 0.0: "0", 6896.2: "6,896", 999.4: "999", math.inf: "∞", None: "–"},
+    formatting.percent: {0.25: "25 %"},
+    formatting.duration: {
+        0.002: "2 ms",
+        4.94: "4.94 s",
+        200: "3 min 20 s",
+        180: "3 min",
+        7500: "2 h 5 min",
+        7200: "2 h",
+    },
+    partial(formatting.plural, noun="step"): {1: "1 step", 2000: "2,000 steps"},
+    formatting.join_names: {("a", "b", "c"): "a, b and c", ("a",): "a", (): ""},
+}
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "expected"),
+    [(write, value, expected) for write, cases in CASES.items() for value, expected in cases.items()],
+)
+def test_value_is_written_as_expected(write: Callable[[Any], str], value: Any, expected: str) -> None:
+    assert write(value).replace("\N{NO-BREAK SPACE}", " ") == expected
+
+
+def compare(*paths: Path) -> Comparison:
+    """Compare the first run with the others."""
+    return cost.compare(read_runs(paths))[0]
+
+
+def separate_runs(*paths: Path) -> list[str | None]:
+    return [one.run for one in compare(*paths).separate]
+
+
+def test_cost_of_levels_without_a_run_is_computed_for_as_many_steps(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, steps=40)
+    comparison = compare(path)
+    assert (comparison.flops, comparison.seconds, comparison.is_computed) == (4.4e11, None, True)
+    part = section("cost", [path])
+    assert rows(part)[2] == ["core", "alone, computed", "–", "40", "4.00 × 10¹⁰", "–"]
+    assert rows(part)[5:] == [
+        ["all", "joint", "–", "40", "2.20 × 10¹¹", "1 min 30 s"],
+        ["all", "alone", "–", "80", "4.40 × 10¹¹", "–"],
+    ]
+    sentences, note = texts(part, "p")
+    assert "would take 4.40 × 10¹¹ FLOPs, 2 times as many" in sentences and "Computed means" in note
+    assert comparison.steps_at_equal_sum == 20
+    assert "For the same total FLOPs, separate runs would have 20 steps each, where this one had 40." in sentences
+    assert "With the same number of updates for each level, the FLOPs would be about the same" in note
+
+
+def test_cost_of_levels_with_a_run_is_that_of_the_run(tmp_path: Path) -> None:
+    paths = example_runs.three(tmp_path)
+    comparison = compare(*paths)
+    assert (comparison.flops, comparison.seconds, comparison.is_computed) == (4.4e11, 180.0, False)
+    joint, core, full = paths
+    assert compare(joint, full).is_computed and compare(joint, full).seconds is None
+    assert texts(section("cost", [core, full]), "p") == ["No finished run on this page trained several levels."]
+    part = section("cost", paths)
+    assert rows(part)[2] == ["core", "alone, core-alone", "20.00", "40", "4.00 × 10¹⁰", "1 min 30 s"]
+    assert "2 times as many, and 3 min" in texts(part, "p")[0] and "Computed" not in texts(part, "p")[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"recipe": "images"}, {"d_model": 99}, {"ends": False}, {"levels": ["core", "full"]}, {"size": 9999}],
+    ids=lambda other: next(iter(other)),
+)
+def test_run_of_another_network_is_not_compared(tmp_path: Path, other: dict[str, object]) -> None:
+    joint = example_runs.run(tmp_path, d_model=16)
+    options = {**example_runs.PLAIN, "d_model": 16, **other}
+    path = example_runs.run(tmp_path, "other", **options)
+    if "size" in other:
+        path.joinpath("summary.json").write_text((path / "summary.json").read_text().replace("10000,", "9999,"))
+    assert separate_runs(joint, path) == [None, None]
+
+
+def test_most_similar_run_is_taken_if_several_train_the_same_level(tmp_path: Path) -> None:
+    """The number of epochs counts more than the initialization, and that more than the seed; data may be moved."""
+    joint = example_runs.run(tmp_path, epochs=8, init="zero", seed=0, data="here/corpus")
+    settings = {
+        "a-longer": {"epochs": 12, "init": "zero", "seed": 0},
+        "b-other-start": {"epochs": 8, "init": "svd", "seed": 0},
+        "c-other-seed": {"epochs": 8, "init": "zero", "seed": 1},
+    }
+    others = [
+        example_runs.run(tmp_path, name, **example_runs.PLAIN, data="there/corpus", **own)
+        for name, own in settings.items()
+    ]
+    assert separate_runs(joint, *others)[-1] == "c-other-seed"
+    joint_seed_1 = example_runs.run(tmp_path, "joint1", epochs=8, init="zero", seed=1, data="here/corpus")
+    same_seed = example_runs.run(tmp_path, "d", **example_runs.PLAIN, epochs=8, init="zero", seed=0)
+    assert separate_runs(joint_seed_1, same_seed, *others)[-1] == "c-other-seed"
+
+
+def test_slimmable_run_updates_every_level_at_each_step(tmp_path: Path) -> None:
+    path = example_runs.run(tmp_path, updates={"core": 40, "full": 40})
+    assert compare(path).flops == compare(path).joint.flops
+    assert "same number of updates" not in " ".join(texts(section("cost", [path]), "p"))

@@ -12,7 +12,7 @@ from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Grid, Line, Row, always
 from partialsgd.lab.reproduce.paper import Printed
 from partialsgd.lab.reproduce.run_folder import RunFolder
-from partialsgd.lab.runs.metrics import FAILED
+from partialsgd.lab.runs.run import FAILED
 from partialsgd.lab.training.settings import Settings
 from partialsgd.logging import metrics_log
 

@@ -59,7 +59,7 @@ def test_a_budget_is_a_sum_of_flops_or_epochs_or_the_flops_for_each() -> None:
     expected = {"sum": {"core": 308 / (3 * per_step), "full": 308 / (3 * per_step)}}
     expected["each"] = {"core": 308 / per_step, "full": 308 / (2 * per_step)}
     for budget in ("sum", "each"):
-        for level, within in within_budget(alone, done, budget).items():  # type: ignore[arg-type]
+        for level, within in within_budget(alone, done, budget).items():  # type: ignore[arg-type]  # a parameter of the test
             steps = round(expected[budget][level])
             assert within == replace(alone[level], max_steps=steps, epochs=-(-steps // 7)), (budget, level)
     two = {"full": replace(settings, accumulate=2)}

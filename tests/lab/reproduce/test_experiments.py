@@ -11,8 +11,7 @@ from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.images.settings import PRESETS as IMAGES
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
-from partialsgd.lab.reproduce import make_experiment
-from partialsgd.lab.reproduce.experiment import Request, Scale
+from partialsgd.lab.reproduce import Request, Scale, make_experiment
 from partialsgd.lab.reproduce.paper import FULL_ALONE, LOW_RANK_64, TABLE_3, TABLES
 from partialsgd.lab.reproduce.schedule import ready
 from partialsgd.lab.training.errors import WrongCall

@@ -108,7 +108,7 @@ def finished(out: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 def without_times(out: Path) -> Any:
-    """What does not depend on how fast the machine was."""
+    """Return the parts of a run that do not depend on how fast the machine was."""
     found = json.loads((out / "table3.json").read_text())
     for row in [*found["lines"], *found["costs"]]:
         for name in [name for name in row if name.endswith("seconds")]:

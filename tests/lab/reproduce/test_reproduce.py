@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from partialsgd.lab.reproduce import make_experiment
-from partialsgd.lab.reproduce.experiment import Request
+from partialsgd.lab.reproduce import Request, make_experiment
 from partialsgd.lab.reproduce.reproduce import reproduce, show
 from partialsgd.lab.reproduce.schedule import ready
 from partialsgd.lab.runs.run import Run

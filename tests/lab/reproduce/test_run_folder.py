@@ -12,8 +12,8 @@ import pytest
 
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
-from partialsgd.lab.reproduce import make_experiment
-from partialsgd.lab.reproduce.experiment import Cell, Request, Row, always
+from partialsgd.lab.reproduce import Request, make_experiment
+from partialsgd.lab.reproduce.experiment import Cell, Row, always
 from partialsgd.lab.reproduce.run_folder import FinishedRun, require_same_settings
 from partialsgd.lab.reproduce.schedule import ready, require_all
 from partialsgd.lab.training.errors import AlreadyThere

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from partialsgd.lab.recipes.images.settings import Images
-from partialsgd.lab.reproduce.experiment import Cell, Request, Row, always
+from partialsgd.lab.reproduce import Request
+from partialsgd.lab.reproduce.experiment import Cell, Row, always
 from partialsgd.lab.reproduce.numbers import collect
 from partialsgd.lab.reproduce.run_folder import RunFolder, equal_flops
 from partialsgd.lab.reproduce.schedule import ready, requested_rows, require_all, waiting

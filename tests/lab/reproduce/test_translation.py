@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
-from partialsgd.lab.reproduce import make_experiment
-from partialsgd.lab.reproduce.experiment import Experiment, Request
+from partialsgd.lab.reproduce import Request, make_experiment
+from partialsgd.lab.reproduce.experiment import Experiment
 from partialsgd.lab.reproduce.run_folder import RunFolder
 from partialsgd.lab.reproduce.schedule import ready, waiting
 from tests.lab.reproduce.made import opened, run

@@ -19,7 +19,7 @@ from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.reproduce import workers
 from partialsgd.lab.reproduce.jobs import RunJob, train_or_resume
 from partialsgd.lab.reproduce.workers import WorkerPool, work
-from partialsgd.lab.runs.metrics import FAILED
+from partialsgd.lab.runs.run import FAILED
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab.reproduce.made import open_folder
 

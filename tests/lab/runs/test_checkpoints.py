@@ -20,8 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim
 
-from partialsgd._util import tensor_files
-from partialsgd.export import files
+from partialsgd._util import files, tensor_files
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.checkpoints import pack, unpack
 from tests.optimizer_zoo import ALL

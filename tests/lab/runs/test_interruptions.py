@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import time
@@ -17,8 +18,12 @@ from partialsgd._util import files
 from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
+from partialsgd.lab.training.errors import AlreadyThere, WrongCall
+from studies.deaths.torchrun import launch
+from tests.lab.checks import leftovers, remains
 from tests.lab.nursery import Child
-from tests.lab.remains import leftovers, remains
+from tests.lab.runs.test_two_processes import HARD, lines, pair
+from tests.lab.toy import Toy
 
 COMMON: dict[str, Any] = {"measure_every": 3, "count": 10, "epochs": 12, "checkpoint_every": 3, "seed": 5, "lr": 0.1}
 RUNS: dict[str, dict[str, Any]] = {
@@ -39,7 +44,7 @@ _WHOLE: dict[str, tuple[dict[str, Any], float]] = {}
 
 
 def whole(name: str, tmp_path: Path) -> tuple[dict[str, Any], float]:
-    """What the run never killed leaves, and its life in seconds; made once."""
+    """Return what the run leaves that is never killed, and its life in seconds; it is made once."""
     if name not in _WHOLE:
         began = time.monotonic()
         child = Child("train", json.dumps({**RUNS[name], "out": str(tmp_path / "whole")}), log=tmp_path / "whole.log")
@@ -107,7 +112,7 @@ def test_kills_of_a_real_recipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["checkpoints", "best", "last", ""])
 def test_kills_in_the_middle_of_a_write(tmp_path: Path, where: str) -> None:
-    """Of a checkpoint, of the best and the last family, and of config.json and summary.json."""
+    """A kill may leave half a checkpoint, half a family, or half of config.json or summary.json."""
     expected, _ = whole("alternating", tmp_path)
     draw, place, kills, left = random.Random(where), tmp_path / "killed", 0, 0
     stage = place / where / files.STAGE
@@ -134,7 +139,7 @@ def test_kills_in_the_middle_of_a_write(tmp_path: Path, where: str) -> None:
 
 
 def stamp(stage: Path) -> int | None:
-    """Of what is being written, which tells it from what a kill has left."""
+    """Return the time stamp of what is being written, which tells it from what a kill has left."""
     try:
         return stage.stat().st_ctime_ns
     except FileNotFoundError:
@@ -142,7 +147,7 @@ def stamp(stage: Path) -> int | None:
 
 
 def writes(stage: Path, child: Child, before: int | None, *, skip: int) -> bool:
-    """Whether the process is seen to write, after some times that are let pass so that the run gets on."""
+    """True once the process is seen to write, after some times that are let pass so that the run gets on."""
     for _ in range(skip):
         if not (wait(lambda: stamp(stage) not in (None, before), child) and wait(lambda: stamp(stage) is None, child)):
             return False
@@ -150,7 +155,7 @@ def writes(stage: Path, child: Child, before: int | None, *, skip: int) -> bool:
 
 
 def wait(is_so: Callable[[], bool], child: Child) -> bool:
-    """Whether it came to be so before the process ended."""
+    """True if it came to be so before the process ended."""
     for turn in range(10_000_000):
         if is_so():
             return True
@@ -223,3 +228,44 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     child = Child("resume", str(place), log=tmp_path / "room.log")
     assert child.join() == 0, child.output
     assert remains(place) == cut_short(WIDE, tmp_path / "whole")
+
+
+def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint_and_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = pair("train", json.dumps({**HARD, "out": str(tmp_path / "whole")}), tmp_path / "log")
+    assert [child.join() for child in alone] == [0, 0], alone[0].output
+    place, draw = tmp_path / "run", random.Random(time.time())
+    until = draw.randint(1, 30)  # a checkpoint is written between the third and the fourth
+    monkeypatch.setenv("TOY_PAUSE", "0.02")
+    arguments = ["train", json.dumps({**HARD, "out": str(place)})]
+    moments = [lambda seconds: lines(place) >= until]
+    ended = launch("tests.lab.toy_run", arguments, log=tmp_path / "torchrun", kills=moments, random=draw)
+    assert ended.code == 0 and ended.kills == 1, f"killed when {until} steps were logged: {ended.output}"
+    assert "Continuing from step" in ended.output or until <= 3, ended.output
+    assert remains(place) == remains(tmp_path / "whole") and not leftovers(place)
+
+
+@pytest.mark.usefixtures("toy")
+def test_only_a_launch_that_restarts_continues_a_run_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Toy(out=str(tmp_path / "run"))
+    run = loop.train(settings, show=False)
+    expected = remains(run.path)
+    monkeypatch.setitem(os.environ, "TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(AlreadyThere, match="exists"):
+        loop.train(settings, show=False)  # finished, and not by this launch
+    with pytest.raises(WrongCall, match="name the run by --out"):
+        loop.train(Toy(), show=False)
+    with monkeypatch.context() as patch, pytest.raises(WrongCall, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        patch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        loop.train(settings, show=False)
+    monkeypatch.setitem(os.environ, "TORCHELASTIC_RESTART_COUNT", "1")
+    assert loop.train(settings, show=False).path == run.path and remains(run.path) == expected
+    (run.path / "summary.json").unlink()
+    with pytest.raises(AlreadyThere, match="exists"):
+        loop.train(Toy(out=str(run.path), lr=0.02), show=False)  # another training
+    assert Run.open(run.path).summary is None
+    monkeypatch.setitem(os.environ, "TORCHELASTIC_RESTART_COUNT", "0")
+    assert loop.train(settings, show=False).summary is not None and remains(run.path) == expected

@@ -21,8 +21,8 @@ from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
+from tests.lab.checks import leftovers, remains
 from tests.lab.nursery import ROOT, Child
-from tests.lab.remains import leftovers, remains
 from tests.lab.toy import Toy
 from tests.lab.toy_run import STOPPED
 
@@ -109,7 +109,7 @@ def lines(place: Path) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two processes leave that were never stopped."""
+    """Return what two processes leave that were never stopped."""
     place = tmp_path_factory.mktemp("whole")
     first, second = pair("train", json.dumps({**HARD, "out": str(place / "run")}), place / "log")
     assert (first.join(), second.join()) == (0, 0), first.output + second.output

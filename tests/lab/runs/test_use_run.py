@@ -15,8 +15,7 @@ from rich.console import Console
 from partialsgd.export import files
 from partialsgd.lab.recipes import build
 from partialsgd.lab.runs import use_run
-from partialsgd.lab.runs.metrics import evaluation
-from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.run import Run, evaluation
 from partialsgd.lab.runs.use_run import evaluate, load_weights, open_task, profile, scores_table
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab import toy as toys
@@ -88,7 +87,7 @@ def test_an_evaluation_is_told_by_level_also_with_a_slash_in_its_name() -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_it_is_the_best_that_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three evaluations the first is the best; the network went on from there."""
+    """The first of three evaluations is the best, and the network went on from there."""
     scores_in_turn = iter((3.0, 2.0, 1.0))
     monkeypatch.setattr(ToyTask, "selection_score", lambda self, evaluations: next(scores_in_turn))
     run = trained(tmp_path / "a", epochs=3, lr=0.1)

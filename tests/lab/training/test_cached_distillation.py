@@ -15,7 +15,7 @@ from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
 from tests.lab import toy
-from tests.lab.remains import remains
+from tests.lab.checks import remains
 from tests.lab.toy import Toy, ToyBatches, at_batch, stop, trained
 
 pytestmark = pytest.mark.usefixtures("toy")

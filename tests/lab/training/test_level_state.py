@@ -14,7 +14,7 @@ from partialsgd.lab.runs import checkpoints
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from tests.lab import toy
-from tests.lab.remains import remains
+from tests.lab.checks import remains
 from tests.lab.toy import Toy, at_batch, stop, trained
 
 pytestmark = pytest.mark.usefixtures("toy")

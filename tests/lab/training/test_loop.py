@@ -22,8 +22,7 @@ from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.method_text import parse_method
 from tests.lab import toy
-from tests.lab.by_hand import steps_by_hand
-from tests.lab.remains import leftovers, remains
+from tests.lab.checks import leftovers, remains, steps_by_hand
 from tests.lab.toy import Toy, ToyBatches, ToyTask, at_batch, stop, trained
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -160,7 +159,7 @@ _WHOLE: dict[str, dict[str, Any]] = {}
 
 
 def whole_run(place: Path, **settings: Any) -> dict[str, Any]:
-    """What a run that was never stopped leaves; made once for these settings."""
+    """Make, once for these settings, a run that is never stopped, and return what it leaves."""
     key = json.dumps(settings)
     if key not in _WHOLE:
         _WHOLE[key] = remains(trained(place / "whole", **settings).path)

@@ -18,9 +18,8 @@ from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.loop import LAYERS, make_meter
 from partialsgd.lab.training.method_text import parse_method
 from tests.lab import toy
-from tests.lab.by_hand import steps_by_hand
+from tests.lab.checks import remains, steps_by_hand
 from tests.lab.recipes.translation import tiny
-from tests.lab.remains import remains
 from tests.lab.toy import Toy, at_batch, stop, trained
 
 pytestmark = pytest.mark.usefixtures("toy")

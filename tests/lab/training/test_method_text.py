@@ -11,7 +11,7 @@ import pytest
 
 from partialsgd import methods
 from partialsgd.lab.training.method_text import describe_method, parse_method, signature
-from tests.families import family
+from tests.training import family
 
 REFUSAL = re.compile("cannot be read|must be a number|there is no method")
 OF_A_METHOD = ("compose", "guarded", "scaled_by_alpha")

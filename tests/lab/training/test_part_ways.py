@@ -20,7 +20,7 @@ from partialsgd.lab.runs.use_run import evaluate, open_task
 from partialsgd.lab.training import loop
 from partialsgd.nested.layers.separate import SeparateLevels
 from tests.lab import toy
-from tests.lab.remains import remains
+from tests.lab.checks import remains
 from tests.lab.toy import Toy, at_batch, stop, trained
 
 pytestmark = pytest.mark.usefixtures("toy")

@@ -1,4 +1,4 @@
-"""What is seen of a training, in a terminal and without one."""
+"""The progress of a training as a user sees it, in a terminal and without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `extract` gives of a Hugging Face model is saved and loaded as itself, or refuses to be saved."""
+"""A Hugging Face model that `extract` returns is saved and loaded as itself, or refuses to be saved."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from partialsgd import Depth, LayerSum, LowRank, Width, nest
 from partialsgd.nested.example_inputs import Example, as_example
+from partialsgd.nested.planning.dry_run import find_units
 from partialsgd.nested.planning.groups import Producer
 from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.planning.tracing import find_units
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import assert_one_function, few, shaken
 from tests.zoo import ZOO, again, gpt2, llama, t5, tokens

@@ -13,9 +13,9 @@ from partialsgd import CriteriaMeter, Method, PartialSGD, masks, methods, pertur
 from partialsgd.testing.problems import PROBLEMS, Problem
 from studies import constants
 from studies.constants import Estimate, Findings
-from tests.families import family
 from tests.studies.constants.test_curvature import Form
 from tests.studies.constants.test_objective import unchanged
+from tests.training import family
 
 D, M, VARIANCE, L = 30, 0.5, 4.0, 3.0
 

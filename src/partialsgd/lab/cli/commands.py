@@ -5,17 +5,17 @@ from __future__ import annotations
 import shutil
 import webbrowser
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, final
+from typing import Any, ClassVar, Literal, final
 
 from partialsgd import methods
 from partialsgd.lab import recipes
 from partialsgd.lab.cli.parsing import in_columns
+from partialsgd.lab.reproduce import Request
+from partialsgd.lab.runs.run import Checkpoint
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.settings import Settings
-
-Checkpoint: TypeAlias = Literal["best", "last"]
 
 
 def _require_counts(command: object, *options: str) -> None:
@@ -227,7 +227,7 @@ class Report:
         from partialsgd.lab.page import write_page
 
         try:
-            page = write_page(self.run, self.to or self.run[0] / "report.html", default_settings=preset_values)
+            page = write_page(self.run, self.to or self.run[0] / "report.html", default_settings=recipes.preset_values)
         except (FileExistsError, FileNotFoundError, IsADirectoryError) as error:
             raise WrongCall(str(error)) from error
         print(page)
@@ -235,17 +235,9 @@ class Report:
             print(f"no browser was found; open {page} in one")
 
 
-def preset_values(recipe: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of the preset that a run started from; empty for a recipe that does not exist."""
-    if recipe not in recipes.RECIPES:
-        return {}
-    named = recipes.presets(recipe)
-    return asdict(named.get(str(settings.get("preset")), next(iter(named.values()))))
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
-class Reproduce:
+class Reproduce(Request):
     """Make a table or a figure of the paper, beside its printed numbers.
 
     $ partialsgd reproduce table1a                  # the embedded corpus, hours
@@ -262,24 +254,6 @@ class Reproduce:
 
     name: Literal["table1a", "table1b", "table2a", "table2b", "table3", "figure2", "figure3", "figure4"]
     """table1a, table1b, table2a, table2b, table3, figure2, figure3 or figure4."""
-    scale: Literal["smoke", "laptop", "paper"] = "laptop"
-    """The size of networks and data: minutes, to see that it works; hours on two CPU cores; or the paper's, which needs
-    a GPU and its data."""
-    data: str | None = None
-    """The folder with the corpus or the images; by default what needs no file."""
-    source: str | None = None
-    """The language to translate from; by default the paper's."""
-    target: str | None = None
-    """The language to translate into; by default the paper's."""
-    seeds: int = 3
-    """Trainings of each row, with the seeds 0, 1, and so on."""
-    start: Literal["zero", "svd", "matched"] | None = None
-    """The start of Table 1's low-rank layers; by default all three are tried at r = 1/32, and the best is used."""
-    epochs: int | None = None
-    """Epochs of each row, instead of the scale's; runs with another number need another --out."""
-    layers: int | None = None
-    """Blocks of a Transformer's encoder and of its decoder, for instance the paper's six at laptop scale.
-    The learning rates are lower for more blocks."""
     rows: tuple[str, ...] = ()
     """Only these: the name of a row, a part of names (1/32, joint), a pattern ("core-*"), or ROW@CELL for a cell that
     was not chosen (core-1_32-zero@lr0.006-warm240); core and full of Table 3 are trained only if they are named."""
@@ -296,12 +270,10 @@ class Reproduce:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from partialsgd.lab.reproduce.experiment import Request
         from partialsgd.lab.reproduce.reproduce import reproduce, show
 
-        options = (self.scale, self.data, self.source, self.target, self.seeds, self.start, self.epochs, self.layers)
         where: dict[str, Any] = {"rows": self.rows, "at_once": self.jobs, "out": self.out}
-        numbers, failures = reproduce(self.name, Request(*options), **where, train=not self.show)
+        numbers, failures = reproduce(self.name, self, **where, train=not self.show)
         show(numbers, Console())
         if failures:
             raise RuntimeError(_summarise(failures))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partialsgd._util import files
-from partialsgd.lab.page.configuration import DefaultSettings
 from partialsgd.lab.page.render import render_page
 from partialsgd.lab.page.run_files import read_runs
+from partialsgd.lab.page.sections import DefaultSettings
 
 __all__ = ["write_page"]
 

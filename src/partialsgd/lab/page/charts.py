@@ -108,8 +108,8 @@ class Charts:
             sizes, scores = zip(*((level.parameters, level.score) for level in run.trained), strict=True)
             axes.plot(sizes, scores, color="0.6", linewidth=0.8, zorder=1)
         for label, level in points:
-            look = {**figures.line_style(self.labels.index(label)), "linestyle": "none"}
-            axes.plot([level.parameters or 0], [level.score or 0.0], markersize=5, **look)
+            style = {**figures.line_style(self.labels.index(label)), "linestyle": "none"}
+            axes.plot([level.parameters or 0], [level.score or 0.0], markersize=5, **style)
         _finish_sizes(figure, [level for _, level in points])
         description = "; ".join(
             f"{label}: {number(level.parameters)} parameters, {score} {number(level.score)}" for label, level in points
@@ -202,7 +202,7 @@ def _describe(label: str, curve: Series, unit: str, kind: Kind) -> str:
 
 
 def _legend_entry(label: str, position: int) -> LegendEntry:
-    look = figures.line_style(position)
-    style = look["linestyle"]
-    dashes = "" if style == "-" else " ".join(str(1.6 * part) for part in style[1])
-    return LegendEntry(label, svg.css_color(look["color"]), dashes, _SWATCH_MARKERS[look["marker"]])
+    style = figures.line_style(position)
+    line = style["linestyle"]
+    dashes = "" if line == "-" else " ".join(str(1.6 * part) for part in line[1])
+    return LegendEntry(label, svg.css_color(style["color"]), dashes, _SWATCH_MARKERS[style["marker"]])

@@ -14,10 +14,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from partialsgd.lab.page import configuration, cost, criteria, formatting, levels, outputs
+from partialsgd.lab.page import cost, criteria, formatting, sections
 from partialsgd.lab.page.charts import Charts
-from partialsgd.lab.page.configuration import DefaultSettings
 from partialsgd.lab.page.run_files import Run, largest_scores
+from partialsgd.lab.page.sections import DefaultSettings
 
 _CONTROL_CHARACTERS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127) if chr(code) not in "\t\n\r"}
 
@@ -28,12 +28,12 @@ def render_page(runs: Sequence[Run], default_settings: DefaultSettings | None = 
     return render(
         "page",
         runs,
-        levels=levels.section(runs, charts),
+        levels=sections.levels(runs, charts),
         comparisons=cost.compare(runs),
         training=charts.training(),
         criteria=criteria.section(runs, charts),
-        outputs=outputs.section(runs),
-        configuration=configuration.section(runs, default_settings),
+        outputs=sections.outputs(runs),
+        configuration=sections.configuration(runs, default_settings),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=_asset("page.css"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from partialsgd._util.files import read_json
-from partialsgd.lab.runs.metrics import FAILED, evaluation
+from partialsgd.lab.runs.run import FAILED, evaluation
 from partialsgd.logging import metrics_log, series
 from partialsgd.logging.metrics_log import Record
 

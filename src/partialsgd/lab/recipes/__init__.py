@@ -7,6 +7,7 @@ The folder has `settings.py`, whose settings class imports no torch and may come
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ RECIPES: dict[str, type[Settings]] = {kind.recipe: kind for kind in (Translation
 _REMOVED = {"tabular": "examples/wide_and_deep.py"}
 """Former recipes, with the example that shows how to do without them."""
 
-__all__ = ["RECIPES", "build", "commands", "presets", "require_recipe"]
+__all__ = ["RECIPES", "build", "commands", "preset_values", "presets", "require_recipe", "settings_of"]
 
 
 def require_recipe(name: object) -> str:
@@ -47,6 +48,20 @@ def presets(recipe: str) -> Mapping[str, Settings]:
     """The presets of a recipe by name, the default first. A recipe without presets has one, named ""."""
     named: Mapping[str, Settings] | None = getattr(_module(recipe, "settings"), "PRESETS", None)
     return named or {"": RECIPES[recipe]()}
+
+
+def settings_of(recipe: str, values: Mapping[str, Any]) -> Settings:
+    """Make the settings of a recipe from a JSON object, in which tuples are lists."""
+    tuples: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return RECIPES[recipe](**tuples)
+
+
+def preset_values(recipe: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of the preset that a run started from; empty for a recipe that does not exist."""
+    if recipe not in RECIPES:
+        return {}
+    named = presets(recipe)
+    return asdict(named.get(str(settings.get("preset")), next(iter(named.values()))))
 
 
 def commands() -> dict[str, type[Any]]:

@@ -21,8 +21,7 @@ from partialsgd.lab.reproduce.jobs import RunJob, run_here, run_jobs
 from partialsgd.lab.reproduce.run_folder import Summary, total_flops
 from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
 from partialsgd.lab.reproduce.workers import WorkerPool
-from partialsgd.lab.runs.metrics import FAILED
-from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.run import FAILED, Run
 from partialsgd.lab.training import launch, loop
 from partialsgd.lab.training.batch_plan import BatchPlan
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
@@ -152,11 +151,11 @@ def _pair(settings: Settings, out: Path) -> Pair:
 
 def alone_settings(settings: Settings, level: str, levels: list[str]) -> Settings:
     """The settings that train a level by itself; what the method does beside choosing levels stays."""
-    apart: Any = {"distill": None, "part_ways": 0.0, "state": "shared"}
+    not_joint: Any = {"distill": None, "part_ways": 0.0, "state": "shared"}
     if level == levels[-1] and hasattr(settings, "nest"):
         changes: Any = {"nest": "none", "method": _alone_method(settings.method, "plain")}
-        return replace(settings, **changes, **apart)
-    return replace(settings, method=_alone_method(settings.method, f"only({level!r})"), **apart)
+        return replace(settings, **changes, **not_joint)
+    return replace(settings, method=_alone_method(settings.method, f"only({level!r})"), **not_joint)
 
 
 def _alone_method(method: str, alone: str) -> str:

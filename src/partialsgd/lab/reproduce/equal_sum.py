@@ -1,5 +1,4 @@
-"""One joint run or one run for each network, for the same total FLOPs, compared at evaluations
-on the validation data.
+"""One joint run or one run for each network, for the same total FLOPs, compared on the validation data.
 
 This needs no run of its own where the learning rate does not depend on the length of the training, as the inverse
 square root: there the first half of a run is what a run of half the length would have been.
@@ -36,33 +35,36 @@ def _by_seed(folder: RunFolder, row: str) -> dict[int, Scored]:
     return {run.settings.seed: (run, summary) for run, summary in folder.scored(row)}
 
 
-def looks(joint: Scored, alone: Mapping[str, Scored]) -> dict[str, Record] | None:
-    """The evaluations to compare, by level: the last one of the joint run, and the one at which the runs of all levels
-    alone have used as many FLOPs together.
+def evaluations_to_compare(joint: Scored, alone: Mapping[str, Scored]) -> dict[str, Record] | None:
+    """Return two evaluations by level: the last one of the joint run, and the one at which the runs of all levels alone
+    have used as many FLOPs together.
 
     None if no evaluation is near enough, or if the learning rate depends on the length of the training.
     """
     if not all(rate_ignores_length(run) for run, _ in alone.values()):
         return None
     share = total_flops(joint[1]) / sum(total_flops(summary) for _, summary in alone.values())
-    found = {}
+    compared = {}
     for level, (run, summary) in alone.items():
         wanted = share * summary["steps"]
-        look = min(run.evaluations, key=lambda each: abs(each.steps - wanted))
-        if abs(look.steps - wanted) > _NEAR * wanted:
+        evaluation = min(run.evaluations, key=lambda each: abs(each.steps - wanted))
+        if abs(evaluation.steps - wanted) > _NEAR * wanted:
             return None
-        found[level] = {"alone": next(iter(look.levels.values())), "jointly": joint[0].evaluations[-1].levels[level]}
-    return found
+        compared[level] = {
+            "alone": next(iter(evaluation.levels.values())),
+            "jointly": joint[0].evaluations[-1].levels[level],
+        }
+    return compared
 
 
 def collect(score: str, factor: float, folder: RunFolder, comparisons: Sequence[Comparison]) -> list[Record]:
     """A record for each comparison and level: the score and the loss by seed, alone and jointly."""
     records = []
     for comparison in comparisons:
-        by_seed = {seed: looks(*runs) for seed, runs in common_seeds(folder, comparison).items()}
-        known = {str(seed): found for seed, found in by_seed.items() if found is not None}
-        for level in comparison.alone if known else ():
-            own = {seed: found[level] for seed, found in known.items()}
+        by_seed = {seed: evaluations_to_compare(*runs) for seed, runs in common_seeds(folder, comparison).items()}
+        comparable = {str(seed): levels for seed, levels in by_seed.items() if levels is not None}
+        for level in comparison.alone if comparable else ():
+            own = {seed: levels[level] for seed, levels in comparable.items()}
             record: Record = {"label": comparison.label, "level": level}
             for trained in ("alone", "jointly"):
                 for name, number, unit in (("scores", score, factor), ("losses", "loss", 1.0)):

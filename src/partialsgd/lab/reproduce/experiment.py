@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from partialsgd.lab.reproduce.paper import Printed
-from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.settings import Settings
 
 if TYPE_CHECKING:
     from partialsgd.lab.reproduce.run_folder import RunFolder
-
-Scale: TypeAlias = Literal["smoke", "laptop", "paper"]
-
-
-@final
-@dataclass(frozen=True)
-class Request:
-    """The options of `partialsgd reproduce` that decide which runs an experiment has."""
-
-    scale: Scale = "laptop"
-    data: str | None = None
-    source: str | None = None
-    target: str | None = None
-    seeds: int = 3
-    start: str | None = None
-    """How the low-rank layers start; None tries every start and uses the best."""
-    epochs: int | None = None
-    """Epochs of the rows that are shown; None takes those of the scale."""
-    layers: int | None = None
-    """Blocks on each side of a Transformer; None takes those of the scale."""
-
-    def refuse(self, name: str, *options: str) -> None:
-        """Raise for options that the experiment would ignore."""
-        for option in options:
-            if getattr(self, option) is not None:
-                raise WrongCall(f"--{option} {getattr(self, option)} has no effect on {name}; leave it out")
-
-    def default_out(self, name: str) -> Path:
-        """The default run folder: one for each experiment, scale, depth and corpus."""
-        depth = f"-{self.layers}layers" if self.layers else ""
-        data = f"-{os.path.basename(os.path.abspath(self.data))}" if self.data else ""
-        return Path("runs") / "reproduce" / f"{name}-{self.scale}{depth}{data}"
 
 
 @final

@@ -125,7 +125,7 @@ def along_the_training(experiment: Experiment, folder: RunFolder, *, together: b
 
 def _has_sum(folder: RunFolder, comparison: Comparison) -> bool:
     runs = equal_sum.common_seeds(folder, comparison).values()
-    return bool(runs) and all(equal_sum.looks(joint, alone) for joint, alone in runs)
+    return bool(runs) and all(equal_sum.evaluations_to_compare(joint, alone) for joint, alone in runs)
 
 
 def _curves(

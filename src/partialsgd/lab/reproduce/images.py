@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from partialsgd.lab.recipes.images.settings import PRESETS, Images
-from partialsgd.lab.reproduce import paper
-from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Figure, Grid, Line, Request, Row, always
+from partialsgd.lab.reproduce import Request, paper
+from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Figure, Grid, Line, Row, always
 from partialsgd.lab.reproduce.paper import TABLE_3
 from partialsgd.lab.reproduce.run_folder import RunFolder, equal_flops, equal_flops_name
 

@@ -14,11 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from partialsgd._util import files
-from partialsgd.lab.recipes import RECIPES
+from partialsgd.lab.recipes import settings_of
 from partialsgd.lab.reproduce.run_folder import require_same_settings
 from partialsgd.lab.reproduce.workers import Job, WorkerPool
-from partialsgd.lab.runs.metrics import FAILED
-from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.run import FAILED, Run
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import Stopped, WrongCall
 from partialsgd.lab.training.progress import say
@@ -69,8 +68,7 @@ class RunJob:
 
 def train_run(recipe: str, settings: Mapping[str, Any]) -> None:
     """Make the run in `settings["out"]`, or go on with it. A run that diverges has ended, and says so in a file."""
-    values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
-    train_or_resume(RECIPES[recipe](**values))
+    train_or_resume(settings_of(recipe, settings))
 
 
 def train_or_resume(settings: Settings) -> None:

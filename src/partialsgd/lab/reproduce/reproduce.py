@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from partialsgd._util import files
-from partialsgd.lab.reproduce import figures, make_experiment, numbers, schedule, tables
-from partialsgd.lab.reproduce.experiment import Experiment, Request
+from partialsgd.lab.reproduce import Request, figures, make_experiment, numbers, schedule, tables
+from partialsgd.lab.reproduce.experiment import Experiment
 from partialsgd.lab.reproduce.jobs import run_jobs
 from partialsgd.lab.reproduce.numbers import Numbers
 from partialsgd.lab.reproduce.run_folder import RunFolder

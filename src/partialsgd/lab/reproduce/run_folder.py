@@ -15,8 +15,7 @@ from statistics import fmean
 from typing import Any, NamedTuple, TypeAlias, final
 
 from partialsgd.lab.reproduce.experiment import Cell, Experiment, Row
-from partialsgd.lab.runs.metrics import FAILED, evaluation
-from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.run import FAILED, Run, evaluation
 from partialsgd.lab.training.errors import AlreadyThere
 from partialsgd.lab.training.settings import Settings
 from partialsgd.logging import metrics_log

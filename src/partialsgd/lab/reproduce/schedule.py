@@ -153,8 +153,8 @@ def _tuned(rows: Sequence[Row]) -> dict[str, Row]:
 
 
 def _at(cell: Cell, make: MakeSettings) -> MakeSettings:
-    def made(folder: RunFolder, seed: int) -> Settings | None:
+    def make_at_cell(folder: RunFolder, seed: int) -> Settings | None:
         settings = make(folder, seed)
         return None if settings is None else cell.apply(settings)
 
-    return made
+    return make_at_cell

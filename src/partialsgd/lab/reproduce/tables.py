@@ -237,10 +237,10 @@ def _starts(numbers: Numbers) -> Table:
     scores = ("core_alone", "core", "full")
     starts = numbers["starts"]
     is_over = len(starts) > 1 and all(row["is_known"] for row in starts)  # none is the best of one
-    known = [row["selection_score"] for row in starts if row["selection_score"] is not None and is_over]
+    decided = [row["selection_score"] for row in starts if row["selection_score"] is not None and is_over]
     rows = tuple(
         (
-            row["start"] + " (best by validation)" * (bool(known) and row["selection_score"] == max(known)),
+            row["start"] + " (best by validation)" * (bool(decided) and row["selection_score"] == max(decided)),
             *(_score(row[key]) for key in scores),
             _selection(row["selection_score"], numbers["criterion"]) if row["is_known"] else _NONE,
         )

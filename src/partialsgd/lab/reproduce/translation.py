@@ -9,8 +9,8 @@ from typing import Any, final
 
 from partialsgd.lab.page.formatting import plural
 from partialsgd.lab.recipes.translation.settings import PRESETS, Translation
-from partialsgd.lab.reproduce import paper
-from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Figure, Grid, Line, Request, Row, always
+from partialsgd.lab.reproduce import Request, paper
+from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Figure, Grid, Line, Row, always
 from partialsgd.lab.reproduce.paper import EPOCH_MINUTES, FULL_ALONE, LOW_RANK_64, TABLES
 from partialsgd.lab.reproduce.run_folder import RunFolder, equal_flops, equal_flops_name
 

@@ -9,8 +9,8 @@ from typing import Any
 from partialsgd import export
 from partialsgd._util import files
 from partialsgd.export.formats import Format
-from partialsgd.lab.runs.run import Run
-from partialsgd.lab.runs.use_run import Checkpoint, open_task, require_level
+from partialsgd.lab.runs.run import Checkpoint, Run
+from partialsgd.lab.runs.use_run import open_task, require_level
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.task import ExportDetails, Task
 

@@ -7,16 +7,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, TypeAlias, final
 
 import partialsgd
 from partialsgd._util import files
-from partialsgd.lab.recipes import RECIPES, require_recipe
+from partialsgd.lab.recipes import require_recipe, settings_of
 from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall
 from partialsgd.lab.training.settings import Settings
 
 _LATER = frozenset({"query_key", "shard", "distill", "distill_weight", "part_ways", "state"})
 """Settings that came later than some runs, which were trained as the default says."""
+
+Checkpoint: TypeAlias = Literal["best", "last"]
+"""The saved model that a command uses: the best on the validation data, or that of the last evaluation."""
+FAILED = "failed.json"
+"""The file in the directory of a run that diverged; such a run has no final scores."""
+VALID = "valid/"
+"""The prefix of validation numbers in a record: valid/core/loss."""
 
 
 @final
@@ -62,10 +69,7 @@ class Run:
         if not isinstance(config.get("settings"), dict) or "recipe" not in config:
             raise ValueError(f"{path} is not the config.json of a run, which `partialsgd train` writes")
         try:
-            kind: Any = RECIPES[require_recipe(config["recipe"])]
-            values = {name: tuple(x) if isinstance(x, list) else x for name, x in config["settings"].items()}
-            settings: Settings = kind(**values)
-            return settings
+            return settings_of(require_recipe(config["recipe"]), config["settings"])
         except TypeError as error:
             raise ValueError(f"{path} was edited or written by another version of partialsgd: {error}") from error
         except WrongCall as error:
@@ -177,3 +181,13 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return installed
+
+
+def evaluation(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the validation numbers of a record by level; a level's name may have a slash, as in valid/1/4/loss."""
+    levels: dict[str, dict[str, float]] = {}
+    for key, value in record.items():
+        if key.startswith(VALID):
+            level, _, name = key.removeprefix(VALID).rpartition("/")
+            levels.setdefault(level, {})[name] = float(value)
+    return levels

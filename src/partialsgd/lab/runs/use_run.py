@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from accelerate.utils import send_to_device
 from rich.console import Console
@@ -19,7 +19,7 @@ from partialsgd import export
 from partialsgd.export import states
 from partialsgd.export.checkpoints import as_saved
 from partialsgd.lab.recipes import build
-from partialsgd.lab.runs.run import Run, versions
+from partialsgd.lab.runs.run import Checkpoint, Run, versions
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.lab.training.launch import processes
 from partialsgd.lab.training.method_text import make_method
@@ -28,8 +28,6 @@ from partialsgd.lab.training.task import Numbers, Split, Task
 from partialsgd.method import Method
 from partialsgd.nested import Nested
 from partialsgd.nested.example_inputs import as_call
-
-Checkpoint: TypeAlias = Literal["best", "last"]
 
 _TURNS = 3  # measurements of the latency of each level
 

@@ -25,8 +25,7 @@ from partialsgd._util.snapshots import Modes, RandomState
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes import build
 from partialsgd.lab.runs import use_run
-from partialsgd.lab.runs.metrics import VALID
-from partialsgd.lab.runs.run import Run
+from partialsgd.lab.runs.run import VALID, Run
 from partialsgd.lab.training import launch
 from partialsgd.lab.training.batch_plan import BatchPlan, StepBatches
 from partialsgd.lab.training.errors import Stopped, WrongCall, advice_on_errors, stop_on_signal

@@ -6,7 +6,6 @@ import hashlib
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -19,7 +18,7 @@ import partialsgd as ps
 from partialsgd._util.snapshots import Modes
 from partialsgd.lab.training.settings import LevelOptions, parse_budget, parse_ratio
 from partialsgd.nested import Nested
-from partialsgd.nested.layers.batch_norm import Norms
+from partialsgd.nested.layers.batch_norm import Norms, never_updated_is_fine
 from partialsgd.nested.specs import Spec
 
 
@@ -106,8 +105,7 @@ def nest_model(
         return nested
     if levels.alone not in nested.levels:
         raise ValueError(f"alone must be one of the levels {', '.join(nested.levels)}; got {levels.alone!r}")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the statistics of .* never updated")  # the level is about to be trained
+    with never_updated_is_fine():  # the level is about to be trained
         return ps.nest(nested.extract(levels.alone, example=example), levels={})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
@@ -25,6 +24,7 @@ from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.sharded import ShardedNetwork
 from partialsgd.lab.training.task import Numbers, Task
 from partialsgd.methods import alternating
+from partialsgd.nested.layers.batch_norm import never_updated_is_fine
 from partialsgd.nested.optimizer_state import carry_to_levels
 from partialsgd.nested.switch import FULL
 
@@ -43,7 +43,7 @@ _SAVED = {
 
 @final
 class Parting(NamedTuple):
-    """Where the levels of a run have parted ways."""
+    """The step at which the levels of a run have parted ways, and the steps that follow."""
 
     position: int
     t: int
@@ -106,8 +106,7 @@ class TrainingState:
         """Go on with the extracted levels, which share nothing, in turn; each coordinate keeps its moments."""
         moments = {p: state for optimizer in self.task.optimizers for p, state in optimizer.state.items()}
         random, device = RandomState(self.joint), next(self.joint.parameters()).device
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the statistics of .* never updated")  # a resume loads them
+        with never_updated_is_fine():  # a resume loads them
             separate = self.joint.part_ways(example=send_to_device(self.task.example(), device))
         self.task.use(separate)
         carry_to_levels(self.joint, moments, separate, self.task.optimizers)

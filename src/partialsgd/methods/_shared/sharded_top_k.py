@@ -64,7 +64,7 @@ def _magnitude_bits(parts: list[Tensor]) -> list[Tensor]:
 
 def _kth_largest(values: Tensor, k: int, group: dist.ProcessGroup) -> int:
     """Return the k-th largest of the integers that the ranks hold; none is negative."""
-    found = 0
+    digits = 0
     for shift in range(64 - _DIGIT, -1, -_DIGIT):
         table = torch.bincount((values >> shift) & ((1 << _DIGIT) - 1), minlength=1 << _DIGIT)
         dist.all_reduce(table, group=group)
@@ -72,6 +72,6 @@ def _kth_largest(values: Tensor, k: int, group: dist.ProcessGroup) -> int:
         place = int((at_least < k).sum())
         k -= int(at_least[place - 1]) if place else 0
         digit = (1 << _DIGIT) - 1 - place
-        found = (found << _DIGIT) | digit
+        digits = (digits << _DIGIT) | digit
         values = values[(values >> shift) & ((1 << _DIGIT) - 1) == digit]
-    return found
+    return digits

@@ -6,6 +6,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, final
 
 import torch
@@ -134,6 +135,14 @@ def warn_if_never_updated(module: nn.Module, level: str) -> None:
             UserWarning,
             stacklevel=4,
         )
+
+
+@contextmanager
+def never_updated_is_fine() -> Iterator[None]:
+    """Silence `warn_if_never_updated` where the statistics are loaded or updated before they are used."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the statistics of .* never updated")
+        yield
 
 
 @torch.no_grad()

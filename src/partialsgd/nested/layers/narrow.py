@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from partialsgd.nested.layers.axes import AnyAxis
-from partialsgd.nested.layers.base import NestedLayer
+from partialsgd.nested.layers.base import NestedLayer, Share
 from partialsgd.nested.layers.blocks import is_packed, pack_rows, packed_rows, sum_over_columns
 from partialsgd.nested.layers.linear_maps import LinearMap, parameter_like
-from partialsgd.nested.layers.shares import Share
 from partialsgd.nested.switch import Switch
 
 if TYPE_CHECKING:

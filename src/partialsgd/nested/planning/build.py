@@ -19,16 +19,16 @@ from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.narrow import NarrowLayer
 from partialsgd.nested.layers.narrow_module import NarrowModule
 from partialsgd.nested.layers.sums import SumLayer, require_same_signature
-from partialsgd.nested.planning.groups import Cut, UnitGroup, hidden_groups, require_disjoint
-from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.planning.proof import kind_of, refused_layers, refuted
-from partialsgd.nested.planning.tracing import (
+from partialsgd.nested.planning.dry_run import (
     example_of,
     find_units,
     read_elsewhere,
     require_groups,
     require_same_shapes,
 )
+from partialsgd.nested.planning.groups import Cut, UnitGroup, hidden_groups, require_disjoint
+from partialsgd.nested.planning.nest_plan import NestPlan
+from partialsgd.nested.planning.proof import kind_of, refused_layers, refuted
 from partialsgd.nested.specs import Depth, LayerSum, Levels, LowRank, Width, as_patterns, as_tuple, chains_of
 from partialsgd.parameters import matches
 
@@ -48,10 +48,10 @@ def find_hidden_groups(plan: NestPlan, chains: Sequence[tuple[str, ...]]) -> lis
     """Return the hidden units that the patterns name; without patterns, all that a run of the model shows."""
     if chains:
         return hidden_groups(plan, chains)
-    found = find_units(plan)
-    require_groups(plan, found)
-    plan.skipped |= found.refused
-    return found.feed_forward
+    units = find_units(plan)
+    require_groups(plan, units)
+    plan.skipped |= units.refused
+    return units.feed_forward
 
 
 def _of_type(spec_type: type[S], levels: Levels) -> list[tuple[str, S]]:
@@ -213,14 +213,14 @@ def width_groups(plan: NestPlan, spec: Width) -> list[UnitGroup]:
 
 
 def _head_groups(plan: NestPlan) -> list[UnitGroup]:
-    found = find_units(plan)
-    if not found.heads:
-        attention = [f"{name!r}: {why}" for name, why in found.refused.items() if "ttention" in why or "attn" in name]
+    units = find_units(plan)
+    if not units.heads:
+        attention = [f"{name!r}: {why}" for name, why in units.refused.items() if "ttention" in why or "attn" in name]
         raise ValueError(
             f"heads=True: {type(plan.model).__name__} has no attention heads that could be fewer"
             + (f" ({attention[0]})" if attention else "")
         )
-    return found.heads
+    return units.heads
 
 
 def _query_key_groups(plan: NestPlan) -> list[UnitGroup]:

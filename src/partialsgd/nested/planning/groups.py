@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
 import torch
@@ -40,7 +40,7 @@ class Producer:
 @final
 @dataclass(frozen=True)
 class UnitSlice:
-    """Where the units of a group lie in one dimension of a parameter, or of a buffer.
+    """The place of a group's units in one dimension of a parameter, or of a buffer.
 
     The dimension has `before` entries of other groups or none, then `repeats` times all units, one after the other,
     each unit `width` entries in a row, then `tail` other entries.
@@ -71,9 +71,9 @@ class UnitGroup:
     units: int
     producers: tuple[Producer, ...]
     taken: tuple[UnitSlice, ...] = ()
-    """Where the units lie in the weights of the consumers."""
+    """The places of the units in the weights of the consumers."""
     normalised: tuple[UnitSlice, ...] = ()
-    """Where they lie in the entries of BatchNorms: of weight, bias, running_mean and running_var alike."""
+    """Their places in BatchNorms, alike in weight, bias, running_mean and running_var."""
     pads: bool = False
     """True for query and key: they are narrowed in each head and padded with zeros, so they have no consumers."""
     can_be_ordered: bool = True
@@ -111,6 +111,22 @@ class UnitGroup:
         return any(matches(name, pattern) for name in self.producer_names)
 
 
+@final
+@dataclass
+class HiddenUnits:
+    """The groups that a trace shows, and the reasons why other layers are in none."""
+
+    feed_forward: list[UnitGroup] = field(default_factory=list)
+    """The groups that `Width` narrows by default."""
+    heads: list[UnitGroup] = field(default_factory=list)
+    """Attention heads, with their queries, keys, values and the columns that take them."""
+    query_key: list[UnitGroup] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """The layers whose outputs are not narrowed, each with the reason."""
+    unknown: list[str] = field(default_factory=list)
+    """The operations that have no rule, each with the module that ran it."""
+
+
 def _modules_of(slices: Sequence[UnitSlice]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.module for part in slices))
 
@@ -136,8 +152,8 @@ def require_disjoint(groups: Sequence[UnitGroup]) -> None:
     """Refuse groups of which two have the same entries of a layer's outputs, of its inputs, or of a norm."""
     owners: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
     for group in groups:
-        made = [UnitSlice(f"{p.name}.", 0, p.heads, p.width, p.tail, p.before) for p in group.producers]
-        for role, slices in (("made", made), ("taken", group.taken), ("norm", group.normalised), ("", group.others)):
+        outputs = [UnitSlice(f"{p.name}.", 0, p.heads, p.width, p.tail, p.before) for p in group.producers]
+        for role, slices in (("made", outputs), ("taken", group.taken), ("norm", group.normalised), ("", group.others)):
             for part in slices:
                 end = part.before + part.repeats * part.width * group.units
                 spans = owners.setdefault((role, part.parameter, part.dim), [])
@@ -179,9 +195,9 @@ def _group(plan: NestPlan, names: Sequence[str]) -> UnitGroup:
     for name in norms:
         if (features := plan.modules[name].num_features) != units:
             raise ValueError(f"{makers[0]!r} makes {units} units and {name!r} normalises {features}")
-    made = tuple(Producer(name) for name in makers)
+    producers = tuple(Producer(name) for name in makers)
     normalised = tuple(UnitSlice(f"{name}.running_mean", 0) for name in norms)
-    return UnitGroup(units, made, (taken_slice(plan, taker, taken // units),), normalised)
+    return UnitGroup(units, producers, (taken_slice(plan, taker, taken // units),), normalised)
 
 
 def taken_slice(plan: NestPlan, name: str, width: int) -> UnitSlice:

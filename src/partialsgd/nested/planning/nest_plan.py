@@ -17,7 +17,7 @@ from partialsgd.nested.switch import Switch
 from partialsgd.parameters import Parameters, closest, matches
 
 if TYPE_CHECKING:
-    from partialsgd.nested.planning.found import FoundUnits
+    from partialsgd.nested.planning.groups import HiddenUnits
 
 
 @final
@@ -37,7 +37,7 @@ class NestPlan:
     """The spec or method that asks for hidden units, for error messages."""
     example: Example | None = None
     """Inputs on which the model is run to find its hidden units."""
-    found: FoundUnits | None = None
+    hidden_units: HiddenUnits | None = None
     """The hidden units, once they were looked for."""
 
     def __post_init__(self) -> None:

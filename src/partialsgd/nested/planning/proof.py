@@ -152,7 +152,8 @@ def _outputs_and_gradients(model: nn.Module, call: Call, over: list[nn.Parameter
             for y in outputs
             if y.requires_grad and y.numel()
         ]
-        gradients = torch.autograd.grad(sum(terms), over, allow_unused=True) if terms and over else ()  # type: ignore[arg-type]
+        total = sum(terms[1:], start=terms[0]) if terms else None
+        gradients = () if total is None or not over else torch.autograd.grad(total, over, allow_unused=True)
     return [y.detach() for y in outputs], [
         torch.zeros_like(p) if g is None else g for p, g in zip(over, gradients, strict=False)
     ]

@@ -104,8 +104,8 @@ class Ties:
     def reason(self, numbers: Tensor, solution: Solution) -> Reason | None:
         """Return the first reason why these entries are fixed, or mixed into one unit."""
         units = unique(solution.unit_of[numbers[numbers != NO_UNIT]])
-        for known in (self._fixed, self._mixed):
-            for entries, reason in known:
+        for reasons in (self._fixed, self._mixed):
+            for entries, reason in reasons:
                 if torch.isin(solution.unit_of[entries[entries != NO_UNIT]], units).any():
                     return reason
         return None

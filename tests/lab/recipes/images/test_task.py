@@ -23,7 +23,7 @@ from partialsgd.lab.recipes.images.task import ImageTask, build
 from partialsgd.lab.training.loop import make_meter
 from partialsgd.lab.training.method_text import parse_method
 from partialsgd.meters.criteria import Criteria
-from tests.lab.by_hand import steps_by_hand
+from tests.lab.checks import steps_by_hand
 from tests.lab.recipes.images.made import NAMES, write
 
 

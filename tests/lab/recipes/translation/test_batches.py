@@ -67,7 +67,7 @@ def are_equal(one: TokenBatch, other: TokenBatch) -> bool:
 
 
 def pairs_of(batch: TokenBatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """What went in, read back from the tensors."""
+    """Read the pairs that went in back from the tensors."""
     sources = [tuple(row[: sum(there)]) for row, there in zip(*(batch[n].tolist() for n in NAMES[:2]), strict=True)]
     targets = [tuple(number for number in row if number != -100) for row in batch["labels"].tolist()]
     return list(zip(sources, targets, strict=True))

@@ -29,7 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def ended(path: Path, **changes: Any) -> Run:
-    """Of its checkpoints only the best is read."""
+    """Make a finished run, of which only the best checkpoint is read."""
     run = made_run(path, "translation", **changes)
     run.write_json("summary.json", {})
     shutil.rmtree(run.last)
@@ -38,7 +38,7 @@ def ended(path: Path, **changes: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Of a low-rank family."""
+    """A finished run of a low-rank family."""
     return ended(tmp_path_factory.mktemp("runs") / "family")
 
 

@@ -22,7 +22,7 @@ from partialsgd.lab.runs import checkpoints, use_run
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.training import loop
 from partialsgd.nested.inspect import flops
-from tests.lab.by_hand import steps_by_hand
+from tests.lab.checks import steps_by_hand
 from tests.lab.made_runs import TINY, made_run
 from tests.lab.recipes.translation.tiny import VOCABULARY, family
 
@@ -60,7 +60,7 @@ pytestmark = pytest.mark.usefixtures("toy")  # which leaves no state of accelera
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Of a larger network: a teacher may be of any size."""
+    """A finished run of a larger network: a teacher may be of any size."""
     made = made_run(tmp_path_factory.mktemp("runs") / "whole", "translation", layers=2, d_model=24, dropout=0.5)
     made.write_json("summary.json", {})
     return made

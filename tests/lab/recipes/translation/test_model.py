@@ -1,4 +1,4 @@
-"""What fairseq means by its settings: sizes, ties, dropout, the start; and that a family of it can be saved."""
+"""The network has the sizes, ties, dropout and start that fairseq means by its settings; it is nested and saved."""
 
 from __future__ import annotations
 

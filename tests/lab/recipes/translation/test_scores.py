@@ -30,7 +30,7 @@ def network(longest: int = 32, *, ends: float = 0.0, **changes: object) -> Neste
 
 
 def log_probabilities(plain: nn.Module, source: Sequence[int], target: Sequence[int]) -> Tensor:
-    """Of every next token after the target, without a cache and alone."""
+    """Score every next token after the target, without a cache and alone."""
     logits = plain(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[1, *target]]), use_cache=False)
     return torch.log_softmax(logits.logits[0, -1], -1)
 

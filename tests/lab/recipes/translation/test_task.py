@@ -19,12 +19,12 @@ from partialsgd.lab.runs.use_run import load_weights
 from partialsgd.lab.training import loop
 from partialsgd.lab.training.errors import WrongCall
 from partialsgd.logging import read
-from tests.lab.by_hand import steps_by_hand
+from tests.lab.checks import steps_by_hand
 from tests.lab.recipes.translation.tiny import corpus, settings, tokenizer
 
 
 def task(**changes: Any) -> TranslationTask:
-    """Of the small corpus: three words."""
+    """Make the task of the small corpus, whose settings have one layer and a small vocabulary."""
     told = settings(**{"layers": 1, "vocabulary": 300, **changes})
     torch.manual_seed(told.seed)
     network = model.nest(model.build(told, tokenizer().get_vocab_size()), told)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from partialsgd import Depth, Width, nest
 from partialsgd.nested.example_inputs import as_example
 from partialsgd.nested.layers.narrow import NarrowLayer
+from partialsgd.nested.planning.dry_run import find_units
 from partialsgd.nested.planning.groups import UnitGroup
 from partialsgd.nested.planning.nest_plan import NestPlan
-from partialsgd.nested.planning.tracing import find_units
 from partialsgd.nested.switch import Switch
 from tests.nested.checks import Auxiliary, assert_one_function, shaken, untouched
 from tests.zoo import bert, encoder, llama, normal, resnet18, tokens

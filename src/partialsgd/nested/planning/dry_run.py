@@ -1,4 +1,4 @@
-"""Running a model on an example to find its hidden units."""
+"""Dry runs of a model on an example: they find its hidden units, and refuse what a spec cannot cut."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from partialsgd._util.snapshots import Buffers, Modes, RandomState
 from partialsgd.nested import example_inputs
 from partialsgd.nested.example_inputs import Example, tensors_of
 from partialsgd.nested.layers import fast_paths
-from partialsgd.nested.planning.found import FoundUnits, found_units
+from partialsgd.nested.planning.groups import HiddenUnits
+from partialsgd.nested.planning.hidden_units import hidden_units
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.planning.trace import Trace, module_path
 
 _HINT = 'name the hidden layers by patterns: hidden=("*.fc1", "*.fc2")'
 
 
-def find_units(plan: NestPlan) -> FoundUnits:
+def find_units(plan: NestPlan) -> HiddenUnits:
     """Run the model of a plan in training and in evaluation mode, leave it as it was, and return its units."""
-    if plan.found is None:
-        plan.found = _found(plan)
-    return plan.found
+    if plan.hidden_units is None:
+        plan.hidden_units = _traced_units(plan)
+    return plan.hidden_units
 
 
 def example_of(plan: NestPlan, model: nn.Module) -> Example:
@@ -53,7 +54,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if module is not model]
 
 
-def _found(plan: NestPlan) -> FoundUnits:
+def _traced_units(plan: NestPlan) -> HiddenUnits:
     model = plan.model
     if any(p.is_meta for p in model.parameters()):  # a sharded model's shapes: buffers too
         model = copy.deepcopy(model).to("meta")
@@ -74,9 +75,9 @@ def _found(plan: NestPlan) -> FoundUnits:
     finally:
         for snapshot in snapshots:
             snapshot.restore()
-    found = found_units(plan, trace)
-    found.unknown = [str(reason) for reason in trace.unknown]
-    return found
+    units = hidden_units(plan, trace)
+    units.unknown = [str(reason) for reason in trace.unknown]
+    return units
 
 
 def read_elsewhere(plan: NestPlan, layers: Sequence[str]) -> dict[str, str]:
@@ -160,10 +161,10 @@ def require_same_shapes(plan: NestPlan, blocks: Sequence[str]) -> None:
             )
 
 
-def require_groups(plan: NestPlan, found: FoundUnits) -> None:
+def require_groups(plan: NestPlan, units: HiddenUnits) -> None:
     """Raise if no group of units was found, with the reasons."""
-    if not found.feed_forward:
-        reasons = [f"{name!r}: {reason}" for name, reason in found.refused.items()]
+    if not units.feed_forward:
+        reasons = [f"{name!r}: {reason}" for name, reason in units.refused.items()]
         shown = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
         raise ValueError(
             f"{type(plan.model).__name__} has no hidden units that could be fewer: they lie between two layers, which "

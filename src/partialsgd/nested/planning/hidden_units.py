@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, final
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partialsgd.nested.layers.linear_maps import LinearMap, linear_map_of
-from partialsgd.nested.planning.groups import Producer, UnitGroup, UnitSlice
+from partialsgd.nested.planning.groups import HiddenUnits, Producer, UnitGroup, UnitSlice
 from partialsgd.nested.planning.nest_plan import NestPlan
 from partialsgd.nested.planning.ties import NO_UNIT, Solution, unique
 from partialsgd.nested.planning.trace import Attention, Trace
@@ -36,55 +36,39 @@ class Dims(NamedTuple):
     keys: list[tuple[str, int]]
 
 
-@final
-@dataclass
-class FoundUnits:
-    """The groups that a trace shows, and the reasons why other layers are in none."""
-
-    feed_forward: list[UnitGroup] = field(default_factory=list)
-    """The groups that `Width` narrows by default."""
-    heads: list[UnitGroup] = field(default_factory=list)
-    """Attention heads, with their queries, keys, values and the columns that take them."""
-    query_key: list[UnitGroup] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    """The layers whose outputs are not narrowed, each with the reason."""
-    unknown: list[str] = field(default_factory=list)
-    """The operations that have no rule, each with the module that ran it."""
-
-
-def found_units(plan: NestPlan, trace: Trace) -> FoundUnits:
+def hidden_units(plan: NestPlan, trace: Trace) -> HiddenUnits:
     """Return what the trace shows about the model of a plan."""
     finder = _Finder(plan, trace, trace.ties.solve(with_attention=True))
     while finder.tie_parts():  # parts that are tied lie in more dimensions together, and meet other parts there
         finder = _Finder(plan, trace, trace.ties.solve(with_attention=True))
-    found = FoundUnits(query_key=list(_query_key_groups(plan, trace)))
+    hidden = HiddenUnits(query_key=list(_query_key_groups(plan, trace)))
     for units, dims in finder.components:
         result = finder.group(units, dims)
         if isinstance(result, str):
-            found.refused |= {finder.layer(name): result for name, dim in dims if finder.is_made(name, dim)}
+            hidden.refused |= {finder.layer(name): result for name, dim in dims if finder.is_made(name, dim)}
         elif finder.is_attention(dims):
-            found.heads.append(result)
+            hidden.heads.append(result)
         elif finder.is_default(dims):
-            found.feed_forward.append(result)
+            hidden.feed_forward.append(result)
         else:
             why = "it is not between two layers of the residual stream"
-            found.refused |= {finder.layer(name): why for name, dim in dims if finder.is_made(name, dim)}
-    _refuse_unequal_parts(found)
-    finder.explain(found)
+            hidden.refused |= {finder.layer(name): why for name, dim in dims if finder.is_made(name, dim)}
+    _refuse_unequal_parts(hidden)
+    finder.explain(hidden)
     order = {name: i for i, name in enumerate(plan.modules)}
-    for groups in (found.feed_forward, found.heads):
+    for groups in (hidden.feed_forward, hidden.heads):
         groups.sort(key=lambda group: order[group.name])
-    return found
+    return hidden
 
 
-def _refuse_unequal_parts(found: FoundUnits) -> None:
+def _refuse_unequal_parts(hidden: HiddenUnits) -> None:
     """Leave out groups of one name: they are parts of a layer's outputs that are not equally long."""
-    for groups in (found.feed_forward, found.heads):
+    for groups in (hidden.feed_forward, hidden.heads):
         names = Counter(group.name for group in groups)
         for group in [group for group in groups if names[group.name] > 1]:
             groups.remove(group)
             why = "its outputs go to different layers in parts that are not equally long"
-            found.refused |= dict.fromkeys(group.producer_names, why)
+            hidden.refused |= dict.fromkeys(group.producer_names, why)
 
 
 @final
@@ -182,8 +166,8 @@ class _Finder:
                 self.solution.unit_of[self.numbers(name, other)]
                 for name, dim in dims
                 if is_one(name, dim)
-                for (known, other) in self.trace.ties.offsets
-                if known == name and other != dim
+                for (parameter, other) in self.trace.ties.offsets
+                if parameter == name and other != dim
             ]
             for is_one in (self.is_made, self.is_taken)
         )
@@ -247,22 +231,22 @@ class _Finder:
                 return f"{name!r} cannot be cut: {reason}"
             else:
                 others += [UnitSlice(name, dim, *layout) for layout in own]
-        made = tuple(
+        makers = tuple(
             Producer(name, one.repeats, one.tail, width=one.width, before=one.before)
             for name, own in producers.items()
             for one in own
         )
         normalised = tuple(UnitSlice(f"{name}.running_mean", 0, *one) for name, own in norms.items() for one in own)
-        return UnitGroup(units, made, tuple(taken), normalised, others=tuple(others))
+        return UnitGroup(units, makers, tuple(taken), normalised, others=tuple(others))
 
-    def explain(self, found: FoundUnits) -> None:
+    def explain(self, hidden: HiddenUnits) -> None:
         """Give the reason for each layer that makes units which are in no group."""
-        known = {name for group in (*found.feed_forward, *found.heads) for name in group.producer_names}
+        grouped = {name for group in (*hidden.feed_forward, *hidden.heads) for name in group.producer_names}
         for name, dim in self.trace.ties.offsets:
             layer = self.layer(name)
-            if name in self.owners and self.is_made(name, dim) and layer not in known | found.refused.keys():
+            if name in self.owners and self.is_made(name, dim) and layer not in grouped | hidden.refused.keys():
                 reason = self.trace.ties.reason(self.numbers(name, dim), self.solution)
-                found.refused[layer] = (
+                hidden.refused[layer] = (
                     f"its outputs keep their number: {reason}" if reason else "nothing takes its outputs"
                 )
 
@@ -273,8 +257,8 @@ def _layouts(places: Tensor, units: int) -> list[Layout] | None:
     border = (is_unit[1:] != is_unit[:-1]).nonzero().flatten() + 1
     ends = [0, *border.tolist(), len(places)]
     layouts = [_layout(places, start, end, units) for start, end in itertools.pairwise(ends) if bool(is_unit[start])]
-    known = [layout for layout in layouts if layout is not None]
-    return known if len(known) == len(layouts) else None
+    regular = [layout for layout in layouts if layout is not None]
+    return regular if len(regular) == len(layouts) else None
 
 
 def _layout(places: Tensor, start: int, end: int, units: int) -> Layout | None:
@@ -326,19 +310,19 @@ def _query_key_group(plan: NestPlan, trace: Trace, attention: Attention, solutio
         rows, stacked = torch.cat([query_rows, key_rows]), 2
         if len(query_rows) != len(key_rows):
             return None
-        producers = [(query, rows, stacked)]
+        layers = [(query, rows, stacked)]
     else:
-        producers = [(query, query_rows, 1), (key, key_rows, 1)]
-    made = []
-    for name, rows, stacked in producers:
+        layers = [(query, query_rows, 1), (key, key_rows, 1)]
+    producers = []
+    for name, rows, stacked in layers:
         if not torch.equal(rows.flatten(), torch.arange(rows.numel(), device="cpu")):
             return None
         tail = plan.linear_map(name).outputs - rows.numel()
-        made.append(Producer(name, len(rows), tail, stacked))
+        producers.append(Producer(name, len(rows), tail, stacked))
     # Units that are tied within a head, as by rotary embeddings, must stay where they are.
     units = solution.unit_of[attention.query]
     can_be_ordered = all(len(unique(row)) == width for row in units)
-    return UnitGroup(width, tuple(made), pads=True, can_be_ordered=can_be_ordered)
+    return UnitGroup(width, tuple(producers), pads=True, can_be_ordered=can_be_ordered)
 
 
 def _rows(plan: NestPlan, trace: Trace, numbers: Tensor) -> tuple[str | None, Tensor]:
