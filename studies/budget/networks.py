@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -96,8 +97,9 @@ def language() -> Problem:
     rows = ids[: len(ids) // (_LENGTH + 1) * (_LENGTH + 1)].view(-1, _LENGTH + 1)
     cut = len(rows) * 9 // 10
     train, test = ((part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in (rows[:cut], rows[cut:]))
-    build = lambda: _LanguageModel(len(letters))  # noqa: E731
-    return Problem("phrases", build, train, test, 600, 3e-3, lambda name: name.endswith("fc1"))
+    return Problem(
+        "phrases", partial(_LanguageModel, len(letters)), train, test, 600, 3e-3, lambda name: name.endswith("fc1")
+    )
 
 
 def _convolutional() -> nn.Module:

@@ -63,7 +63,8 @@ def test_a_joint_run_waits_for_the_networks_alone_and_gets_their_flops(rank: Pla
             assert made.max_steps == round(1600 / per_step) and made.epochs == -(-made.max_steps // 10)
             assert made.ratio == ("1/32",) and made.alone is None
             parse_method(made.method)
-    assert rows["joint-1_32"].make(folder, 0).max_steps == 80  # type: ignore[union-attr]
+    joint: Any = rows["joint-1_32"].make(folder, 0)
+    assert joint.max_steps == 80
 
 
 def test_every_row_of_the_queue_exists_and_every_run_of_the_plans_is_in_it(tmp_path: Path) -> None:

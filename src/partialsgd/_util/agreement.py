@@ -20,7 +20,7 @@ def agree(number: int, group: dist.ProcessGroup) -> bool:
 
 
 def ask(number: int, group: dist.ProcessGroup) -> Callable[[], bool]:
-    """As `agree`, without waiting: the answer is the result's, when it is called."""
+    """Ask like `agree`, without waiting; the result gives the answer when it is called."""
     tensor = torch.tensor([number], dtype=torch.int64, device=device_of(group))
     gathered = [torch.empty_like(tensor) for _ in range(group.size())]
     work = dist.all_gather(gathered, tensor, group=group, async_op=True)

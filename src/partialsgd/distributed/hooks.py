@@ -95,7 +95,7 @@ def _compressed(outgoing: Outgoing, bucket):  # type: ignore[no-untyped-def]  # 
 def _payload(
     compression: Compression, context: Any, scale: float, name: str, gradient: Tensor, entry: Entry
 ) -> Payload:
-    """What is sent of a gradient that is multiplied by `scale`. What is remembered is not: a loss scale changes."""
+    """Encode a gradient that is multiplied by `scale`; the memory holds it without: a loss scale changes."""
     unsent = compression.unsent_of(name)
     payload, rest = compression.encode(
         context, name, inside(gradient, entry), None if unsent is None else inside(unsent, entry) * scale

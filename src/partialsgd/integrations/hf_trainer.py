@@ -83,8 +83,8 @@ class PartialTrainerMixin(_Trainer):  # type: ignore[misc]  # its base is Any
         model: Any = nested.model
         arguments = inspect.signature(model.forward).parameters
         if self.args.label_names is None:
-            self.label_names = find_labels(type(model))  # type: ignore[no-untyped-call]
-        self.can_return_loss = can_return_loss(type(model))  # type: ignore[no-untyped-call]
+            self.label_names = find_labels(type(model))  # type: ignore[no-untyped-call]  # transformers'
+        self.can_return_loss = can_return_loss(type(model))  # type: ignore[no-untyped-call]  # transformers'
         self._signature_columns = list(dict.fromkeys([*arguments, "label", "label_ids", *self.label_names]))
         if self.label_smoother is not None and type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             self.label_smoother = partial(self.label_smoother, shift_labels=True)
@@ -224,4 +224,5 @@ def _answer_for(model: Any) -> None:
     if isinstance(model, Nested):
         arguments = inspect.signature(model.model.forward).parameters.values()
         takes_more = any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in arguments)
-        model.accepts_loss_kwargs = getattr(model.model, "accepts_loss_kwargs", takes_more)  # type: ignore[assignment]
+        answer: Any = getattr(model.model, "accepts_loss_kwargs", takes_more)
+        model.accepts_loss_kwargs = answer

@@ -130,7 +130,8 @@ class _PartialOptimization(_AutomaticOptimization):
 
     def run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> dict[str, Any]:
         trainer = self.trainer
-        callback = next(c for c in trainer.callbacks if isinstance(c, PartialSGDCallback))  # type: ignore[attr-defined]
+        callbacks: Any = getattr(trainer, "callbacks", ())  # which Lightning's Trainer has, and its stub has not
+        callback = next(c for c in callbacks if isinstance(c, PartialSGDCallback))
         assert callback.sgd is not None  # made when the training began
         outputs: dict[str, Any] = {}
 

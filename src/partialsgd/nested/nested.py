@@ -45,7 +45,7 @@ _SAVE_HINT = (
 )
 
 _TRAINER_QUESTION = "accepts_loss_kwargs"
-"""What the Trainer of Hugging Face asks a model when it is built, and nothing else asks."""
+"""The attribute that the Trainer of Hugging Face asks of a model when it is built, and nothing else asks for."""
 
 _TRAINER_HINT = (
     "a Hugging Face Trainer was given a nested model: it would find no columns and no labels, and train the full level "
