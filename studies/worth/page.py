@@ -61,8 +61,15 @@ def verdict(pairs: Sequence[Pair]) -> str:
 def in_short(folder: Path = RESULTS) -> tuple[str, str]:
     """For the README: the table of plain alternation, and how many networks it makes better."""
     plain = [pair for pair in _stored_pairs(folder) if pair.scheme == PLAIN]
-    head = ("data, axis and ratio", "network", "seeds", "alone", "jointly", "jointly less alone")
-    rows = [(f"{pair.plan.says}, {pair.ratio}", *pair.cells()[3:8]) for pair in plain]
+    by_run: dict[tuple[str, str], dict[str, Pair]] = {}
+    for pair in plain:
+        by_run.setdefault((pair.plan.says, pair.ratio), {})[pair.level] = pair
+    numbers = ("alone", "jointly", "jointly less alone")
+    head = ("data, axis and ratio", "seeds", *(f"{level}: {name}" for level in ("core", FULL) for name in numbers))
+    rows = [
+        (f"{says}, {ratio}", own["core"].cells()[4], *own["core"].cells()[5:8], *own[FULL].cells()[5:8])
+        for (says, ratio), own in by_run.items()
+    ]
     return pages.table(head, rows), verdict(plain)
 
 
