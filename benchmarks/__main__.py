@@ -36,6 +36,9 @@ NAMES = (
 ON_REQUEST = ("network", "compression", "subnets")
 """Benchmarks that run only if a word names them: they need root, or take very long."""
 
+SHOWN = (*NAMES, *ON_REQUEST, "peers")
+"""The benchmarks on the page; `python -m benchmarks.peers` runs the last in an environment of its own."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
@@ -61,7 +64,7 @@ def chosen(words: Sequence[str]) -> list[str]:
 
 
 def write_readme() -> None:
-    page = report.in_place(report.README.read_text(encoding="utf-8"), report.tables((*NAMES, *ON_REQUEST, "peers")))
+    page = report.in_place(report.README.read_text(encoding="utf-8"), report.tables(SHOWN))
     report.README.write_text(page, encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks import harness, report
-from benchmarks.__main__ import NAMES, ON_REQUEST, chosen
+from benchmarks.__main__ import NAMES, SHOWN, chosen
 from benchmarks.figures import Figure, Record, stored
 from benchmarks.harness import Contestant, Estimate, Times, Track, estimate, ready
 from benchmarks.live_bytes import LiveBytes, peak_of
@@ -110,7 +110,7 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_is_stored() -> None:
     page = report.README.read_text(encoding="utf-8")
-    assert page == report.in_place(page, report.tables((*NAMES, *ON_REQUEST))), "run python -m benchmarks --write"
+    assert page == report.in_place(page, report.tables(SHOWN)), "run python -m benchmarks --write"
 
 
 def test_words_choose_benchmarks_by_name_and_by_summary() -> None:

@@ -86,6 +86,10 @@ def values_of(recipe: str, name: str) -> Any:
     return st.none() | found if type(None) in args else found
 
 
+EXCLUSIVE = ("part_ways", "shard", "state")
+"""Settings of which a run has at most one."""
+
+
 @st.composite
 def made(draw: Any) -> Settings:
     recipe = draw(st.sampled_from(list(recipes.RECIPES)))
@@ -97,6 +101,8 @@ def made(draw: Any) -> Settings:
         values["nest"] = draw(st.sampled_from(["width", "low-rank"]))  # what a budget can choose
     if values.get("start") is not None:
         values["init"] = draw(st.sampled_from(["svd", "matched"]))  # zero would overwrite it
+    for name in draw(st.permutations(EXCLUSIVE))[1:]:
+        values.pop(name, None)
     return resolve(recipe, values)
 
 
