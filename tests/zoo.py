@@ -209,6 +209,7 @@ def specs_for(network: Network) -> dict[str, dict[str, Any]]:
         "low_rank_matched": {"spec": LowRank(1 / 4, where=low, init="matched")},
         "low_rank_zero": {"spec": LowRank(1 / 4, where=low, init="zero")},
         "ranks": {"spec": LowRank((1 / 8, 1 / 2), where=low)},
+        "ranks_own": {"spec": LowRank((1 / 8, 1 / 2), where=low, full="own")},
         "width": {"spec": Width(1 / 2), "norms": "shared"},
         "widths": {"spec": Width((1 / 4, 1 / 2), order="norm"), "norms": "shared"},
         "layer_sum_old": {"spec": LayerSum(network.sums, again)},

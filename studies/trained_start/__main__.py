@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
 from partialsgd.lab.training.errors import WrongCall
@@ -23,7 +22,7 @@ from studies import runs
 from studies.runs import StudyJob, is_selected
 from studies.trained_start import text
 from studies.trained_start.train import FILE, TRAINED_STEPS, Row, describe, stored
-from studies.trained_start.ways import AXES, LENGTHS, SEEDS, WAYS
+from studies.trained_start.ways import trainings
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except WrongCall as error:
         parser.error(str(error))
     data = None if options.data is None else str(options.data)
-    every = {f"{axis}/{length}/{way}/{seed}": (axis, length, way, seed) for length, seed, axis, way in _ways()}
+    every = {f"{axis}/{length}/{way}/{seed}": (axis, length, way, seed) for length, seed, axis, way in trainings()}
     selected = {label: each for label, each in every.items() if is_selected(label, options.rows)}
     if not selected:
         parser.error(f"no row has {' or '.join(options.rows)} in its name; rows are like {next(iter(every))}")
@@ -58,11 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         store=lambda record: Row(**record).save(options.results),
         at_once=options.jobs,
     )
-
-
-def _ways() -> list[tuple[int, int, str, str]]:
-    """In order of value: the short runs of every seed first."""
-    return list(product(LENGTHS, SEEDS, AXES, WAYS))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,6 +23,7 @@ from partialsgd.engine.level_states import StateOf
 from partialsgd.method import Method
 from partialsgd.methods import plain
 from partialsgd.nested.inspect import flops
+from partialsgd.nested.layers.low_rank import FullWeight
 from studies import results
 from studies.results import RESULTS, Record
 from studies.runs import LOGS, use_one_thread
@@ -66,6 +67,9 @@ class Row:
     python: str
 
     def save(self, file: Path = FILE) -> None:
+        """Store the row, and drop those of the same text that have other settings and cannot stand beside it."""
+        others = [row for row in stored(file) if row.text != self.text or row.settings == self.settings]
+        results.write(file, map(asdict, others))
         results.put(file, asdict(self), key=KEY)
 
 
@@ -86,7 +90,8 @@ def run(axis: str, length: int, way: str, seed: int, data: str | None, trained_s
     use_one_thread()
     text = texts.generated() if data is None else texts.read(Path(data))
     start = trained_network(text, seed, trained_steps)
-    family = _nest(start(), axis)
+    full: FullWeight = JOINT[way].full if way in JOINT else "sum"
+    family = _nest(start(), axis, full)
     step_flops = _step_flops(family, start())
     trials: dict[float, Continued] = {}
     for rate in RATES:
@@ -161,8 +166,8 @@ def trained_network(text: Text, seed: int, steps: int) -> Callable[[], Character
     return copy
 
 
-def _nest(model: nn.Module, axis: str) -> ps.Nested:
-    return ps.nest(model, AXES[axis]())
+def _nest(model: nn.Module, axis: str, full: FullWeight = "sum") -> ps.Nested:
+    return ps.nest(model, AXES[axis](full))
 
 
 def _step_flops(family: ps.Nested, whole: nn.Module) -> dict[str, float]:
@@ -191,7 +196,8 @@ def go_on(
     schedule = Schedule(rate)
     try:
         if way in JOINT:
-            return _jointly(JOINT[way], _nest(start(), axis), length, schedule, text, seed, step_flops)
+            family = _nest(start(), axis, JOINT[way].full)
+            return _jointly(JOINT[way], family, length, schedule, text, seed, step_flops)
         level = way.partition(" ")[0]
         model: nn.Module = start()
         network = ps.nest(_core_of(_nest(model, axis)) if level == "core" else model, levels={})

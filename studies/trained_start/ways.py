@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import final
 
 import partialsgd as ps
 from partialsgd import methods
 from partialsgd.engine.level_states import StateOf
 from partialsgd.method import Method
+from partialsgd.nested.layers.low_rank import FullWeight
 from partialsgd.nested.specs import Spec
 
-AXES: Mapping[str, Callable[[], Spec]] = {
-    "width": lambda: ps.Width(1 / 4, hidden=("blocks.*.up", "blocks.*.down"), order="norm"),
-    "low-rank": lambda: ps.LowRank(1 / 8, where=("blocks.*",), init="svd"),
+LOW_RANK = "low-rank"
+AXES: Mapping[str, Callable[[FullWeight], Spec]] = {
+    "width": lambda full: ps.Width(1 / 4, hidden=("blocks.*.up", "blocks.*.down"), order="norm"),
+    LOW_RANK: lambda full: ps.LowRank(1 / 8, where=("blocks.*",), init="svd", full=full),
 }
 """A quarter of the feed-forward units, the largest first; or an eighth of the ranks of every matrix in the blocks."""
 
-LENGTHS = (100, 400)
+LENGTHS = (400, 100)
 """Steps of a network that is trained alone. The joint run of two networks has about twice as many."""
-RATES = (1.5e-4, 5e-4, 1.5e-3, 4.5e-3, 1.35e-2)
+RATES = (5e-4, 1.5e-3, 4.5e-3, 1.35e-2, 2.7e-2)
 SEEDS = (0, 1, 2)
 
 
@@ -38,6 +41,10 @@ class Joint:
     """The optimizer state of parameters that both levels train."""
     apart: float = 0.0
     """The last share of the budget, in which each network is extracted and trained alone."""
+    full: FullWeight = "sum"
+    """The weights of the full network: W + VU, or weights of its own."""
+    is_screened: bool = False
+    """It is tried with one seed, at the first length."""
 
 
 _THREE_TO_TWO = ("full", "core", "full", "core", "full")
@@ -56,11 +63,19 @@ CORE_ALONE, FULL_ALONE = "core alone", "full alone"
 JOINT: Mapping[str, Joint] = {
     "jointly": Joint(),
     "jointly, 3 full to 2 core": Joint(lambda steps: methods.alternating(order=_THREE_TO_TWO), 0.6),
-    "jointly, cached teacher": Joint(_cached, taught=0.5),
-    "jointly, parting at 85 %": Joint(apart=0.15),
-    "jointly, cached teacher, parting at 85 %": Joint(_cached, taught=0.5, apart=0.15),
-    "jointly, full at a third of the rate": Joint(lambda steps: methods.alternating(lr={"full": 1 / 3})),
-    "jointly, state for each level": Joint(state="per_level"),
-    "jointly, late skew": Joint(_late_skew, _EARLY * 0.5 + (1 - _EARLY) * 0.7),
+    "jointly, the full network with weights of its own": Joint(full="own"),
+    "jointly, cached teacher": Joint(_cached, taught=0.5, is_screened=True),
+    "jointly, parting at 85 %": Joint(apart=0.15, is_screened=True),
+    "jointly, late skew": Joint(_late_skew, _EARLY * 0.5 + (1 - _EARLY) * 0.7, is_screened=True),
+    "jointly, state for each level": Joint(state="per_level", is_screened=True),
 }
-WAYS = (CORE_ALONE, FULL_ALONE, *JOINT)
+
+
+def trainings() -> Iterator[tuple[int, int, str, str]]:
+    """Yield the length, the seed, the axis and the way of each training, in order of value."""
+    common = [way for way in (CORE_ALONE, FULL_ALONE, *JOINT) if way not in JOINT or not JOINT[way].is_screened]
+    for length, seed, axis, way in product(LENGTHS, SEEDS, AXES, common):
+        if axis == LOW_RANK or way not in JOINT or JOINT[way].full == "sum":
+            yield length, seed, axis, way
+    for axis, way in product(AXES, (way for way, joint in JOINT.items() if joint.is_screened)):
+        yield LENGTHS[0], SEEDS[0], axis, way

@@ -216,6 +216,9 @@ def _at_ratio(ratio: str, *schemes: str) -> tuple[str, ...]:
     return (_name("core", ratio), "full", *(_name(scheme, ratio) for scheme in schemes))
 
 
+_SCREENED = ("skewed", "late", "states", "taught", "parted", "first-nested", "nested")
+"""The rows of the schemes that are tried with one seed, beside plain alternation."""
+
 QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-rank", _at_ratio("1/32", "joint", "taught", "parted"), 1),
     Wanted("multi30k-rank", _at_ratio("1/32", "joint")),
@@ -226,10 +229,10 @@ QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-rank", _at_ratio("1/8", "joint")),
     Wanted("multi30k-rank", ("d48",)),
     Wanted("multi30k-rank", _at_ratio("1/4", "joint")),
-    Wanted("multi30k-rank", _at_ratio("1/32", "skewed", "late", "both", "states", "first-nested", "nested"), 1),
-    Wanted("multi30k-regime"),
+    Wanted("multi30k-rank", _at_ratio("1/32", *_SCREENED, "both"), 1),
     Wanted("cifar10-width"),
-    Wanted("multi30k-rank", _at_ratio("1/8", "taught", "parted"), 1),
+    Wanted("multi30k-rank", _at_ratio("1/8", *_SCREENED), 1),
+    Wanted("multi30k-regime"),
     Wanted("multi30k-rank", tuple(f"{row}?lr*" for row in _at_ratio("1/32", "joint")), 1),
     Wanted("multi30k-width"),
     Wanted("multi30k-rank"),

@@ -43,6 +43,7 @@ class Residual(nn.Module):
 
 HUGGING_FACE = {
     "low_rank": lambda: nest(layers(), LowRank(1 / 4)),
+    "low_rank_own": lambda: nest(layers(), LowRank(1 / 4, full="own")),
     "width": lambda: nest(layers(), Width(1 / 2)),
     "width_shared": lambda: nest(layers(), Width(1 / 2), norms="shared"),
     "depth": lambda: nest(Residual(), Depth("blocks", keep=1)),

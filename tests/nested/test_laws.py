@@ -42,6 +42,6 @@ def test_masked_structural_and_extracted_are_one_function(name: str, kind: str, 
 
 
 def is_pure_mask(network: Network, kind: str) -> bool:
-    """Separate BatchNorm and blocks of a post-norm network are chosen by structure alone."""
+    """Separate BatchNorm, blocks of a post-norm network and weights of its own are chosen by structure alone."""
     by_norms = network.has_norms and ("separate" in kind or "width" not in kind)
-    return not by_norms and (network.is_pre_norm or "depth" not in kind)
+    return not by_norms and "own" not in kind and (network.is_pre_norm or "depth" not in kind)

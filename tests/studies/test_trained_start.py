@@ -13,9 +13,10 @@ import torch
 from studies.trained_start import __main__ as command
 from studies.trained_start import page, text, train
 from studies.trained_start.train import Row, Schedule, stored
-from studies.trained_start.ways import CORE_ALONE, FULL_ALONE, JOINT, WAYS
+from studies.trained_start.ways import AXES, CORE_ALONE, FULL_ALONE, JOINT, SEEDS, trainings
 
 TRAINED, LENGTH = 2, 7
+ALONE, OWN = (CORE_ALONE, FULL_ALONE), "jointly, the full network with weights of its own"
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,11 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("axis", "ways"), [("low-rank", WAYS[:3]), pytest.param("width", WAYS, marks=pytest.mark.slow)]
+    ("axis", "ways"),
+    [
+        ("low-rank", (*ALONE, "jointly", OWN)),
+        pytest.param("width", (*ALONE, *(way for way in JOINT if way != OWN)), marks=pytest.mark.slow),
+    ],
 )
 def test_a_joint_run_has_the_flops_of_both_networks_alone_and_begins_as_they_do(axis: str, ways: Any) -> None:
     rows = {way: Row(**train.run(axis, LENGTH, way, 0, None, TRAINED)) for way in ways}
@@ -34,12 +39,30 @@ def test_a_joint_run_has_the_flops_of_both_networks_alone_and_begins_as_they_do(
     for way in set(ways) & set(JOINT):
         assert rows[way].flops == pytest.approx(together, rel=0.1)  # to a step of each network
         assert set(rows[way].test) == {"core", "full"}
-    assert len({tuple(row.start.items()) for row in rows.values()}) == 1
+    for row in rows.values():  # W + VU is W₀ up to rounding
+        assert row.start == pytest.approx(rows[CORE_ALONE].start, rel=1e-5)
     assert set(rows[CORE_ALONE].test) == {"core"} and set(rows[FULL_ALONE].test) == {"full"}
     for row in rows.values():
         assert row.rate == float(min(row.reached, key=row.reached.__getitem__))
         assert all(math.isfinite(loss) for loss in row.test.values())
     assert len({row.test["core"] for row in rows.values() if "core" in row.test}) == len(rows) - 1  # each its own
+
+
+def test_each_way_is_trained_on_each_axis_that_has_it_and_those_on_trial_once() -> None:
+    every = list(trainings())
+    assert len(set(every)) == len(every)
+    counts = {(axis, way): sum(each[2:] == (axis, way) for each in every) for axis in AXES for way in (*ALONE, *JOINT)}
+    assert counts.pop(("width", OWN)) == 0
+    for (_, way), count in counts.items():
+        assert count == (1 if way in JOINT and JOINT[way].is_screened else 2 * len(SEEDS))
+
+
+def test_rows_with_other_settings_are_dropped_when_one_is_stored(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    row("jointly", 0, settings="old").save(file)
+    row("jointly", 1, settings="old", text="other").save(file)
+    row(CORE_ALONE, 0, settings="new").save(file)
+    assert [(each.text, each.settings) for each in stored(file)] == [("other", "old"), ("t abc", "new")]
 
 
 def test_a_run_is_the_same_again_and_the_trained_network_is_kept(

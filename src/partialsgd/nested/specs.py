@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, TypeVar, final, get_args
 from torch import nn
 
 from partialsgd.nested.layers.base import NestedModule
-from partialsgd.nested.layers.low_rank import Init
+from partialsgd.nested.layers.low_rank import FullWeight, Init
 from partialsgd.nested.planning.groups import Order
 from partialsgd.nested.switch import FULL
 
@@ -32,6 +32,8 @@ class LowRank:
     patterns; the default is every Linear, Conv2d and Hugging Face Conv1D except tied ones and the last, whose rank
     would limit the outputs. `ratios` gives single layers another ratio. `init="svd"` is for trained weights, `"zero"`
     for training from scratch (the full network starts as its core), `"matched"` gives VU the variance of the layer.
+    With `full="own"` the full network multiplies by a weight of its own, which starts as the one that was there; the
+    levels then share everything but the matched weights. It is for trained networks that must lose nothing.
     """
 
     ratio: Ratio
@@ -39,9 +41,11 @@ class LowRank:
     exclude: Patterns = field(default=(), kw_only=True)
     ratios: Mapping[str, Ratio] = field(default_factory=dict, kw_only=True)
     init: Init = field(default="svd", kw_only=True)
+    full: FullWeight = field(default="sum", kw_only=True)
 
     def __post_init__(self) -> None:
         require_choice("init", self.init, get_args(Init))
+        require_choice("full", self.full, get_args(FullWeight))
         _require_ratios_of_layers(self.ratio, self.ratios)
 
     def split(self) -> list[tuple[str, LowRank]]:

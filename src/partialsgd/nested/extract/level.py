@@ -19,6 +19,7 @@ from partialsgd.nested.layers import fast_paths
 from partialsgd.nested.layers.base import NestedLayer, NestedModule, level_modules, level_parameters
 from partialsgd.nested.layers.batch_norm import SharedBatchNorm, warn_if_never_updated
 from partialsgd.nested.layers.depth import ShortenedBlocks
+from partialsgd.nested.layers.low_rank import LowRankLayer
 from partialsgd.nested.layers.narrow_module import NarrowModule
 from partialsgd.nested.layers.separate import SeparateLevels
 from partialsgd.nested.layers.sums import OutputSum
@@ -126,7 +127,9 @@ def _draws_elsewhere(model: nn.Module, call: Call, seed: int, outputs: list[Tens
 
 def _is_mask(model: nn.Module) -> bool:
     """True if every level is the full network with zeros outside its mask."""
-    modules = (module for module in model.modules() if isinstance(module, NestedModule))
+    modules = [module for module in model.modules() if isinstance(module, NestedModule)]
+    if any(isinstance(module, LowRankLayer) and module.has_own_weight for module in modules):
+        return False
     return all(isinstance(module, (NestedLayer, NarrowModule, SharedBatchNorm)) for module in modules)
 
 

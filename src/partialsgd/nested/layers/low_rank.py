@@ -1,4 +1,4 @@
-"""(VU + W)x + b: a layer with a layer of low rank inside it (equation LFC)."""
+"""(VU + W)x + b: a layer with a layer of low rank inside it (equation LFC), or beside it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from partialsgd.nested.layers.linear_maps import LinearMap, parameter_like
 from partialsgd.nested.switch import Switch
 
 Init = Literal["svd", "matched", "zero"]
+FullWeight = Literal["sum", "own"]
+"""The weight of the full level: W + VU, or W alone."""
 _WITHOUT_VALUES = {
     *(getattr(Tensor, name).__get__ for name in ("dtype", "shape", "device", "layout", "ndim", "is_cuda")),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point),
@@ -28,7 +30,8 @@ _WITHOUT_VALUES = {
 class LowRankLayer(NestedLayer):
     """The full level multiplies by VU + W, a level of rank k by the first k columns of V and rows of U.
 
-    The bias is shared. U and V are stored in blocks, one for the ranks that each level adds.
+    The bias is shared. U and V are stored in blocks, one for the ranks that each level adds. With `full="own"` the full
+    level multiplies by W alone, which starts as the weight of the layer.
     """
 
     spec_name = "LowRank"
@@ -39,14 +42,26 @@ class LowRankLayer(NestedLayer):
     bias: nn.Parameter | None
 
     def __init__(
-        self, layer: nn.Module, linear: LinearMap, ranks: Mapping[str, int], switch: Switch, *, init: Init, key: int
+        self,
+        layer: nn.Module,
+        linear: LinearMap,
+        ranks: Mapping[str, int],
+        switch: Switch,
+        *,
+        init: Init,
+        full: FullWeight,
+        key: int,
     ) -> None:
         bounds = [0, *sorted(set(ranks.values()))]
         counts = {level: bounds.index(rank) for level, rank in ranks.items()}
         super().__init__(switch, {level: counts.get(level, len(bounds) - 1) for level in switch.levels})
         self.linear, self.bounds, self.low_rank_levels = linear, bounds, frozenset(ranks)
+        self.has_own_weight = full == "own"
+        """True if the full level multiplies by W alone."""
         weight = layer.get_parameter("weight")
         u, v, w = _initial_factors(linear.weight_of(layer), bounds, init, key)
+        if self.has_own_weight:
+            w = linear.weight_of(layer).clone()
         for i, (low, high) in enumerate(itertools.pairwise(bounds)):
             self.register_parameter(f"U{i}", parameter_like(weight, u[low:high]))
             self.register_parameter(f"V{i}", parameter_like(weight, v[:, low:high]))
@@ -58,47 +73,48 @@ class LowRankLayer(NestedLayer):
 
     def compute(self, x: Tensor) -> Tensor:
         level, linear = self.switch.level, self.linear
+        is_low_rank = level in self.low_rank_levels
+        # W + VU costs k · in · out, two products k · (in + out) at each position
+        if not is_low_rank and (self.has_own_weight or linear.is_worth_merging(x)):
+            return linear.apply(x, self._dense(level), self.bias)
         u, v = self._factors(level)
-        if level in self.low_rank_levels:
+        if is_low_rank:
             return linear.apply_pointwise(linear.apply(x, u, None), v, self.bias)
-        if linear.is_worth_merging(x):  # W + VU costs k · in · out, two products k · (in + out) at each position
-            return linear.apply(x, self._merged(u, v), self.bias)
         return linear.apply(x, self.W, self.bias) + linear.apply_pointwise(linear.apply(x, u, None), v, None)
 
     @property
     def weight(self) -> Tensor:
-        """The product VU, or W + VU; it is computed when more than its shape, dtype or device is used."""
+        """The matrix of the level; it is computed when more than its shape, dtype or device is used."""
         if torch.compiler.is_compiling():
             return self.weight_at(self.switch.level)
         return LazyWeight(self.W, self.linear.stored(self.W).shape, partial(self.weight_at, self.switch.level))
 
     def weight_at(self, level: str) -> Tensor:
-        u, v = self._factors(level)
-        dense = (v @ u.flatten(1)).view_as(self.W) if level in self.low_rank_levels else self._merged(u, v)
-        return self.linear.stored(dense)
+        return self.linear.stored(self._dense(level))
 
     def sizes_at(self, level: str) -> tuple[int, int]:
         return self.linear.outputs, self.linear.inputs
 
     def members(self, level: str) -> Iterator[nn.Parameter]:
-        count = self.block_counts[level]
+        is_low_rank = level in self.low_rank_levels
+        count = self.block_counts[level] if is_low_rank or not self.has_own_weight else 0
         for u, v in zip(self.blocks("U", count), self.blocks("V", count), strict=True):
             yield from (u, v)
-        if level not in self.low_rank_levels:
+        if not is_low_rank:
             yield self.W
         if self.bias is not None:
             yield self.bias
 
     def extracted_members(self, level: str) -> Iterator[nn.Parameter]:
-        """Yield W and the bias at full, where VU is merged into W."""
+        """Yield W and the bias at full, where VU is merged into W if the full level uses it."""
         if level in self.low_rank_levels:
             return self.members(level)
         return iter([self.W] if self.bias is None else [self.W, self.bias])
 
     def extract(self, level: str, memo: dict[int, Any]) -> nn.Module:
-        u, v = self._factors(level)
         if level not in self.low_rank_levels:
-            return self.linear.build(self._merged(u, v), self.bias)
+            return self.linear.build(self._dense(level), self.bias)
+        u, v = self._factors(level)
         pair = nn.Sequential(self.linear.build(u, None), self.linear.build_pointwise(v, self.bias))
         # T5 and patch embeddings read the dtype or device of a layer's `weight`, which a Sequential does not have.
         pair.register_buffer("weight", u.new_empty(0).detach(), persistent=False)
@@ -111,7 +127,8 @@ class LowRankLayer(NestedLayer):
 
     def describe(self) -> str:
         ranks = ", ".join(str(rank) for rank in self.bounds[1:])
-        return f"rank {ranks} of {self.linear.full_rank} ({self.linear.inputs} → {self.linear.outputs})"
+        own = ", the full level has a weight of its own" if self.has_own_weight else ""
+        return f"rank {ranks} of {self.linear.full_rank} ({self.linear.inputs} → {self.linear.outputs}){own}"
 
     def _factors(self, level: str) -> tuple[Tensor, Tensor]:
         count = self.block_counts[level]
@@ -119,8 +136,14 @@ class LowRankLayer(NestedLayer):
             return self.U0, self.V0
         return torch.cat(tuple(self.blocks("U", count))), torch.cat(tuple(self.blocks("V", count)), 1)
 
-    def _merged(self, u: Tensor, v: Tensor) -> Tensor:
-        return torch.addmm(self.W.flatten(1), v, u.flatten(1)).view_as(self.W)
+    def _dense(self, level: str) -> Tensor:
+        """Return the matrix that the level multiplies by: VU, W + VU, or W."""
+        is_low_rank = level in self.low_rank_levels
+        if self.has_own_weight and not is_low_rank:
+            return self.W
+        u, v = self._factors(level)
+        dense = v @ u.flatten(1) if is_low_rank else torch.addmm(self.W.flatten(1), v, u.flatten(1))
+        return dense.view_as(self.W)
 
 
 def _initial_factors(weight: Tensor, bounds: list[int], init: Init, key: int) -> tuple[Tensor, Tensor, Tensor]:

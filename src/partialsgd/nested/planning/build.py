@@ -71,17 +71,20 @@ def _specs_by_layer(specs: Sequence[tuple[str, S]], find: Callable[[S], list[str
 
 def _plan_low_rank(plan: NestPlan, specs: Sequence[tuple[str, LowRank]]) -> None:
     for name, by_level in _specs_by_layer(specs, partial(low_rank_layers, plan)).items():
-        linear, inits = plan.linear_map(name), {spec.init: level for level, spec in by_level.items()}
-        if len(inits) > 1:
-            raise ValueError(f"{name!r} has init={' and init='.join(map(repr, inits))}; all levels must have the same")
+        linear, first = plan.linear_map(name), next(iter(by_level.values()))
+        for option in ("init", "full"):
+            values = dict.fromkeys(getattr(spec, option) for spec in by_level.values())
+            if len(values) > 1:
+                given = f" and {option}=".join(map(repr, values))
+                raise ValueError(f"{name!r} has {option}={given}; all levels must have the same")
         ratios = {
             level: next((ratio for pattern, ratio in spec.ratios.items() if matches(name, pattern)), spec.ratio)
             for level, spec in by_level.items()
         }
         ranks = {level: max(1, round(as_tuple(ratio)[0] * linear.full_rank)) for level, ratio in ratios.items()}
         _require_growing(plan, name, {level: range(rank) for level, rank in ranks.items()}, linear.full_rank + 1)
-        layer, init, key = plan.modules[name], next(iter(inits)), randomness.key(plan.seed, "nest", name)
-        plan.replace(name, LowRankLayer(layer, linear, ranks, plan.switch, init=init, key=key))
+        layer, key = plan.modules[name], randomness.key(plan.seed, "nest", name)
+        plan.replace(name, LowRankLayer(layer, linear, ranks, plan.switch, init=first.init, full=first.full, key=key))
 
 
 def low_rank_layers(plan: NestPlan, spec: LowRank) -> list[str]:

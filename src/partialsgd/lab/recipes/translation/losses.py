@@ -89,7 +89,11 @@ class TranslationFlops:
 
     def __init__(self, network: Nested, part: Literal["training", "forward"] = "training") -> None:
         self._network, self._part = network, part
-        self._low_rank = {name: m for name, m in network.nested_modules().items() if isinstance(m, LowRankLayer)}
+        self._low_rank = {
+            name: m
+            for name, m in network.nested_modules().items()
+            if isinstance(m, LowRankLayer) and not m.has_own_weight
+        }
         self._coefficients: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, level: str, shape: Shape) -> int:
