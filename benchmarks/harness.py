@@ -5,10 +5,8 @@ A noisy machine slows neighbours in time alike, so a ratio within a round is ste
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from typing import TypeAlias, final
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+from partialsgd._util.malloc import keep_freed_memory
 
 
 @final
@@ -157,18 +155,3 @@ def _quiet(threads: int) -> Iterator[None]:
             torch.set_default_device(default)
         if collected:
             gc.enable()
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc not to hand freed memory back to the system, whence it returns as page faults.
-
-    By default large blocks are mapped anew each time, and the top of the heap is given back when much of it is free:
-    then a raw step of 5 M parameters spends a quarter of its time in page faults at batch 32, and how many depends on
-    what lies above it: each contestant would be measured by the history of the heap.
-    """
-    if sys.platform != "linux":
-        return
-    glibc = ctypes.CDLL(None)
-    if hasattr(glibc, "mallopt"):
-        glibc.mallopt(_M_MMAP_MAX, 0)
-        glibc.mallopt(_M_TRIM_THRESHOLD, -1)

@@ -24,9 +24,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.harness import estimate, keep_freed_memory
+from benchmarks.harness import estimate
 from benchmarks.live_bytes import peak_of
 from benchmarks.machine import Company
+from partialsgd._util.malloc import keep_freed_memory
 
 LIMIT = 0.98
 LENGTH, BATCH, VOCABULARY = 64, 8, 512

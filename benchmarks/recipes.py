@@ -17,7 +17,8 @@ from rich.console import Console
 from torch import nn
 
 from benchmarks.figures import Figure
-from benchmarks.harness import Times, Track, estimate, keep_freed_memory
+from benchmarks.harness import Times, Track, estimate
+from partialsgd._util.malloc import keep_freed_memory
 from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.translation.settings import PRESETS
 from partialsgd.lab.runs.run import Run

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from rich.console import Console
 
-from benchmarks.harness import keep_freed_memory
+from partialsgd._util.malloc import keep_freed_memory
 from partialsgd.lab.reproduce.jobs import run_jobs
 from partialsgd.lab.reproduce.workers import WorkerPool
 

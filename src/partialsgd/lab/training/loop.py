@@ -21,6 +21,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import partialsgd as ps
+from partialsgd._util.malloc import keep_freed_memory
 from partialsgd._util.snapshots import Modes, RandomState
 from partialsgd.engine.gradient_pass import GradientPass
 from partialsgd.lab.recipes import build
@@ -106,6 +107,7 @@ def _prepare(settings: Settings) -> tuple[Task, Method]:
     launch.require_available(settings)
     require_shardable(settings)
     torch.set_num_threads(settings.threads or torch.get_num_threads())
+    keep_freed_memory()
     method = make_method(settings)  # before the data, because a typo is found at once
     task = build(settings)
     if settings.part_ways and len(task.network.levels) < 2:
