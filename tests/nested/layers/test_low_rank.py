@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from partialsgd import LowRank, Nested, nest
+from partialsgd import CriteriaMeter, LowRank, Nested, PartialSGD, methods, nest
 from partialsgd.nested.layers.linear_maps import LinearMap
 from partialsgd.nested.layers.low_rank import LowRankLayer
 from tests.zoo import conv1d
@@ -232,3 +232,73 @@ def test_a_layer_whose_weight_is_computed_is_left_and_refused_by_name(norm) -> N
     with pytest.raises(ValueError, match="'0' cannot be nested: its weight is computed from other parameters"):
         nest(model, LowRank(1 / 2, where="0"))
     assert list(nest(model, LowRank(1 / 2)).nested_by) == ["2"]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("init", STARTS)
+def test_a_full_layer_with_a_weight_of_its_own_is_the_layer_before_to_the_bit(name: str, init: str) -> None:
+    build, shape = LAYERS[name]
+    layer, x = build(), torch.randn(shape)
+    dense = copy.deepcopy(layer)
+    nested = nest(nn.Sequential(layer), LowRank((1 / 4, 1 / 2), where="0", init=init, full="own"))
+    shared = nest(nn.Sequential(copy.deepcopy(dense)), LowRank((1 / 4, 1 / 2), where="0", init=init))
+    assert torch.equal(nested(x), dense(x))
+    for level in ("1/4", "1/2"):  # the smaller levels are what they are with W + VU
+        with nested.at(level), shared.at(level):
+            assert torch.equal(nested(x), shared(x))
+    extracted = nested.extract("full", example=x)[0]
+    assert type(extracted) is type(dense) and torch.equal(extracted.weight, dense.weight)
+    assert nested.size("full") == sum(p.numel() for p in dense.parameters())
+
+
+def test_steps_of_a_smaller_level_leave_a_weight_of_its_own_alone_and_full_steps_the_factors() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    nested = nest(model, LowRank((1 / 4, 1 / 2), where=("0", "2"), full="own"))
+    meter = CriteriaMeter(every=1)
+    sgd = PartialSGD(nested, torch.optim.AdamW(nested.parameters(), 0.01), methods.alternating(), meter=meter)
+    x = torch.randn(32, 8)
+
+    def closure() -> Tensor:
+        loss = (nested(x) - x).square().mean()
+        loss.backward()
+        return loss
+
+    used = {"full": ("W", "bias"), "1/2": ("U0", "V0", "U1", "V1", "bias"), "1/4": ("U0", "V0", "bias")}
+    for _ in range(6):
+        before = {key: p.detach().clone() for key, p in nested.named_parameters()}
+        step = sgd.step(closure)
+        moved = {key.rpartition(".")[2] for key, p in nested.named_parameters() if not torch.equal(p, before[key])}
+        assert moved == set(used[str(step.level)])
+        assert step.criteria is not None
+        sizes = {key: p.numel() for key, p in nested.named_parameters() if not key.endswith("bias")}
+        factors = [n for key, n in sizes.items() if key.rpartition(".")[2] in used[str(step.level)]]
+        assert step.criteria.left_out == (
+            0 if step.level == "full" else sum(factors)
+        )  # the pass at x uses none of them
+
+
+def test_a_plain_training_of_a_network_with_weights_of_its_own_is_that_of_the_network_before() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+    nested = nest(copy.deepcopy(plain), LowRank(1 / 4, where=("0", "2"), full="own"))
+    x = torch.randn(32, 8)
+    for model in (plain, nested):
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (model(x) - x).square().mean().backward()
+            optimizer.step()
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(plain.parameters(), nested.extract("full", example=x).parameters(), strict=True)
+    )
+
+
+def test_the_levels_of_a_layer_must_agree_on_the_weight_of_the_full_level() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    levels = {"small": LowRank(1 / 8, where="0", full="own"), "medium": LowRank(1 / 2, where="0")}
+    with pytest.raises(ValueError, match="has full='own' and full='sum'; all levels must have the same"):
+        nest(model, levels=levels)
+    with pytest.raises(ValueError, match="full must be"):
+        LowRank(1 / 8, full="both")  # type: ignore[arg-type]  # what is refused
