@@ -14,6 +14,7 @@ from rich.console import Console
 
 from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.images.settings import Images
+from partialsgd.lab.recipes.translation.settings import Translation
 from partialsgd.lab.reproduce.compare import (
     Pair,
     alone_settings,
@@ -128,12 +129,14 @@ def test_jobs_are_worker_processes_and_give_the_same_runs(tmp_path: Path) -> Non
     settings = Images(limit=40, width=4, batch=20, epochs=1, threads=1, norms="none")
     here = compare(replace(settings, out=str(tmp_path / "here")))
     workers = compare(replace(settings, out=str(tmp_path / "workers")), jobs=2)
-    assert [replace(row, seconds=None) for row in here] == [replace(row, seconds=None) for row in workers]
+    untimed: Any = {"seconds": None, "latency": None}
+    assert [replace(row, **untimed) for row in here] == [replace(row, **untimed) for row in workers]
     assert sorted(path.name for path in (tmp_path / "workers" / "logs").iterdir()) == ["worker0.log", "worker1.log"]
 
 
 def summary(seconds: float, **scores: float) -> dict[str, Any]:
-    rows = {level: {"updates": 10, "flops": 100.0, "test": {"accuracy": score}} for level, score in scores.items()}
+    known = {"updates": 10, "flops": 100.0, "parameters": 5000, "latency": 0.002}
+    rows = {level: {**known, "test": {"accuracy": score}} for level, score in scores.items()}
     return {"recipe": "images", "score": "accuracy", "seconds": seconds, "levels": rows}
 
 
@@ -157,11 +160,12 @@ def test_the_table_says_the_budget_and_the_seeds_in_markdown_in_the_terminal_and
     table = to_table(summarize(PAIRS), PAIRS, "epochs")
     text = to_markdown(table)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    assert lines[0] == ["level", "trained", "accuracy", "updates", "training FLOPs", "time"]
-    assert lines[2] == ["core", "jointly", "0.6 ± 0.14", "10", "100", ""]
-    assert lines[-1] == ["all", "alone", "", "20", "200", "11 s"]
+    head = ["level", "trained", "accuracy", "updates", "training FLOPs", "time", "parameters", "latency"]
+    assert lines[0] == head
+    assert lines[2] == ["core", "jointly", "0.6 ± 0.14", "10", "100", "", "5,000", "2 ms"]
+    assert lines[-1] == ["all", "alone", "", "20", "200", "11 s", "", ""]
     page = io.StringIO()
-    Console(file=page, width=80).print(to_rich(table))
+    Console(file=page, width=100).print(to_rich(table))
     shown = [[cell.strip() for cell in row.split("│")[1:-1]] for row in page.getvalue().splitlines()]
     assert all(line in shown for line in lines[2:])
     assert table.title == "images: jointly and alone; each level alone has the epochs of the joint run"
@@ -175,3 +179,52 @@ def test_the_table_says_the_budget_and_the_seeds_in_markdown_in_the_terminal_and
     stored = json.loads(json.dumps(to_json(summarize(PAIRS), PAIRS, "sum")))
     assert (stored["budget"], stored["seeds"], stored["score"]) == ("sum", [0, 1], "accuracy")
     assert stored["rows"][0]["scores"] == [0.5, 0.7]
+
+
+SMALL = Images(limit=40, width=8, batch=20, epochs=2, threads=1, norms="none")
+
+
+def test_a_smaller_level_stands_beside_an_ordinary_network_of_as_many_parameters(tmp_path: Path) -> None:
+    settings = replace(SMALL, out=str(tmp_path))
+    rows = {(row.level, row.trained): row for row in compare(settings, match=("parameters",))}
+    rival, core = rows["core", "ordinary, as large"], rows["core", "alone"]
+    assert rival.parameters is not None and core.parameters is not None
+    counts = {width: build(replace(settings, nest="none", width=width)).network.size("full") for width in range(1, 8)}
+    nearest = min(counts, key=lambda width: abs(counts[width] - core.parameters))  # type: ignore[operator]  # asserted
+    assert rival.parameters == counts[nearest]
+    assert rival.updates == core.updates
+    assert Run.open(tmp_path / "as-large-as-core-seed0").settings.width == nearest  # type: ignore[attr-defined]  # Images
+    assert rows["all", "alone"].flops == core.flops + rows["full", "alone"].flops, "it is no part of the sum"
+    assert (
+        f"The ordinary network that is as large as core has width {nearest}." in (tmp_path / "compare.md").read_text()
+    )
+
+
+def test_the_choice_of_a_network_that_is_as_fast_is_kept(tmp_path: Path) -> None:
+    """Latencies differ from call to call; runs that are there must not be refused for it."""
+    settings = replace(SMALL, out=str(tmp_path))
+    first = compare(settings, match=("latency",))
+    choice = json.loads((tmp_path / "matched.json").read_text())
+    assert set(choice) == {"latency"} and set(choice["latency"]) == {"core"}
+    other = {"width": 3} if choice["latency"]["core"] is None else None
+    assert compare(settings, match=("latency",)) == first
+    (tmp_path / "matched.json").write_text(json.dumps({"latency": {"core": other}}))
+    again = compare(settings, match=("latency",))
+    trained = [row.trained for row in again]
+    assert ("ordinary, as fast" in trained) is (other is not None)
+    if other is None:
+        assert "The whole network itself is as fast as core." in (tmp_path / "compare.md").read_text()
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_recipe_without_ordinary_networks_refuses_to_match_them(tmp_path: Path) -> None:
+    with pytest.raises(WrongCall, match="--match needs ordinary networks of other sizes, and toy has none; omit it"):
+        compare(Toy(out=str(tmp_path / "new")), match=("parameters",))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("settings", [Images(), Translation()], ids=["images", "translation"])
+def test_ordinary_sizes_are_valid_settings_and_grow_up_to_the_whole_network(settings: Images | Translation) -> None:
+    sizes = [replace(settings, **size) for size in settings.ordinary_sizes()]
+    widths = [getattr(size, "width", None) or getattr(size, "d_model", 0) for size in (*sizes, settings)]
+    assert len(sizes) > 3 and widths == sorted(set(widths))

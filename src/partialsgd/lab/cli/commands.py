@@ -79,6 +79,9 @@ class Compare:
     With "epochs" (the paper's), each has the epochs of the joint run: what is lost if one run is paid in place of
     several?
     With "each", each has all FLOPs of the joint run: is one level better trained alone?"""
+    match: tuple[Literal["parameters", "latency"], ...] = ()
+    """Also train an ordinary network with as many parameters as each smaller level, or one that is as fast; it has as
+    many steps as the level alone. Embeddings are most of a small network, and a level keeps them."""
     seeds: int = 1
     """Trainings of each kind, with the seeds --seed, --seed + 1, and so on."""
     jobs: int = 1
@@ -90,7 +93,7 @@ class Compare:
     def __call__(self, settings: Settings) -> None:
         from partialsgd.lab.reproduce.compare import compare
 
-        compare(settings, budget=self.budget, seeds=self.seeds, jobs=self.jobs)
+        compare(settings, budget=self.budget, seeds=self.seeds, jobs=self.jobs, match=self.match)
 
 
 @final

@@ -6,17 +6,18 @@ import ast
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, final
 
 from rich.console import Console
 
 from partialsgd._util.files import read_json, write_json, write_text
 from partialsgd.lab.recipes import build
-from partialsgd.lab.reproduce import paired
+from partialsgd.lab.reproduce import matched, paired
 from partialsgd.lab.reproduce.jobs import RunJob, run_here, run_jobs
 from partialsgd.lab.reproduce.run_folder import Summary, total_flops
 from partialsgd.lab.reproduce.tables import Table, to_markdown, to_rich
@@ -26,8 +27,11 @@ from partialsgd.lab.training import launch, loop
 from partialsgd.lab.training.batch_plan import BatchPlan
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.settings import Settings, require_at_least
+from partialsgd.nested.switch import FULL
 
 Budget: TypeAlias = Literal["sum", "epochs", "each"]
+Sizes: TypeAlias = Mapping[str, Mapping[matched.Kind, matched.Changes]]
+"""The sizes of the ordinary networks that stand beside a level, by level."""
 
 _MULTI_LEVEL = ("alternating", "slimmable", "sandwich")
 """The methods that train several levels."""
@@ -60,6 +64,9 @@ class Row:
     flops: float
     seconds: float | None
     """None for a level of a joint run, whose time cannot be separated."""
+    parameters: int | None = None
+    latency: float | None = None
+    """Seconds for one example; None for all levels together."""
 
 
 @final
@@ -70,13 +77,24 @@ class Pair:
     seed: int
     joint: Summary
     alone: Mapping[str, Summary]
+    ordinary: Mapping[tuple[str, matched.Kind], Summary] = field(default_factory=dict)
+    """Ordinary networks beside a level, by what they have in common with it."""
 
 
-def compare(settings: Settings, *, budget: Budget = "sum", seeds: int = 1, jobs: int = 1) -> list[Row]:
+def compare(
+    settings: Settings,
+    *,
+    budget: Budget = "sum",
+    seeds: int = 1,
+    jobs: int = 1,
+    match: Sequence[matched.Kind] = (),
+) -> list[Row]:
     """Train jointly and alone, `seeds` times each, in the directory `settings.out`; finished runs are kept.
 
     The joint run has the settings as they are. A smaller level alone is the same nested model from the same start, of
-    which only that level moves. The whole network alone is not nested, and starts as an ordinary network.
+    which only that level moves. The whole network alone is not nested, and starts as an ordinary network. With `match`
+    each smaller level also stands beside an ordinary network with as many parameters, or as fast, which is trained
+    for as many steps as the level alone.
     """
     require_at_least("seeds", seeds, 1)
     if getattr(settings, "nest", "") == "none":
@@ -92,18 +110,19 @@ def compare(settings: Settings, *, budget: Budget = "sum", seeds: int = 1, jobs:
     console = launch.console()
     console.print(f"The runs are made in {out}; with --out {out} the same call goes on there", highlight=False)
     each_seed = [replace(settings, seed=settings.seed + k) for k in range(seeds)]
+    sizes = matched.chosen(settings, match, out)
 
     def ready() -> list[RunJob]:
-        return [job for one in each_seed for job in _ready(one, budget, out)]
+        return [job for one in each_seed for job in _ready(one, budget, out, sizes)]
 
     if jobs == 1:
         run_here(ready, console)
     elif failures := run_jobs(ready, WorkerPool(jobs, out / "logs"), console):
         raise RuntimeError("; ".join(failures))
-    pairs = [_pair(one, out) for one in each_seed]
+    pairs = [_pair(one, out, sizes) for one in each_seed]
     rows = summarize(pairs)
     if launch.processes().is_main_process:
-        table = to_table(rows, pairs, budget)
+        table = to_table(rows, pairs, budget, sizes)
         write_text(out / "compare.md", to_markdown(table, level=1) + "\n")
         write_json(out / "compare.json", to_json(rows, pairs, budget))
         Console().print(to_rich(table))
@@ -111,17 +130,34 @@ def compare(settings: Settings, *, budget: Budget = "sum", seeds: int = 1, jobs:
     return rows
 
 
-def _ready(settings: Settings, budget: Budget, out: Path) -> Iterator[RunJob]:
-    """The runs of one seed that can be trained now: the joint one, and then each level alone."""
+def _ready(settings: Settings, budget: Budget, out: Path, sizes: Sizes) -> Iterator[RunJob]:
+    """The runs of one seed that can be trained now: the joint one, each level alone, and the ordinary networks."""
     joint = _job("joint", settings, out)
     if (summary := _summary(joint)) is None:
         yield joint
         return
     levels = list(summary["levels"])
     alone = {level: alone_settings(settings, level, levels) for level in levels}
-    for level, within in within_budget(alone, summary, budget).items():
+    budgets = within_budget(alone, summary, budget)
+    for level, within in budgets.items():
         if _summary(job := _job(f"{level}-alone", within, out)) is None:
             yield job
+    for level, kind, changes in _each(sizes):
+        length = {name: getattr(budgets[level], name) for name in ("max_steps", "epochs")}
+        rival = replace(alone[levels[-1]], **length, **changes)
+        if _summary(job := _job(_rival(level, kind), rival, out)) is None:
+            yield job
+
+
+def _each(sizes: Sizes) -> Iterator[tuple[str, matched.Kind, matched.Changes]]:
+    for level, by_kind in sizes.items():
+        for kind, changes in by_kind.items():
+            yield level, kind, changes
+
+
+def _rival(level: str, kind: matched.Kind) -> str:
+    """The name of the run of an ordinary network."""
+    return f"{matched.NAMES[kind].replace(' ', '-')}-as-{level}"
 
 
 def _job(name: str, settings: Settings, out: Path) -> RunJob:
@@ -141,12 +177,14 @@ def _summary(job: RunJob) -> Summary | None:
     return Run(job.path).summary
 
 
-def _pair(settings: Settings, out: Path) -> Pair:
+def _pair(settings: Settings, out: Path, sizes: Sizes) -> Pair:
     def summary(name: str) -> Summary:
         return read_json(_job(name, settings, out).path / "summary.json")
 
     joint = summary("joint")
-    return Pair(settings.seed, joint, {level: summary(f"{level}-alone") for level in joint["levels"]})
+    alone = {level: summary(f"{level}-alone") for level in joint["levels"]}
+    ordinary = {(level, kind): summary(_rival(level, kind)) for level, kind, _ in _each(sizes)}
+    return Pair(settings.seed, joint, alone, ordinary)
 
 
 def alone_settings(settings: Settings, level: str, levels: list[str]) -> Settings:
@@ -198,20 +236,26 @@ def _step_and_epoch(settings: Settings, level: str, ranks: int) -> tuple[float, 
 
 def summarize(pairs: Sequence[Pair]) -> list[Row]:
     """A row for each level, trained jointly and alone, and rows for the cost of all levels together."""
-    rows = [_row(pairs, level, trained) for level in pairs[0].joint["levels"] for trained in ("jointly", "alone")]
+    rows = []
+    for level in pairs[0].joint["levels"]:
+        rows += [_row([pair.joint for pair in pairs], level, "jointly")]
+        rows += [_row([pair.alone[level] for pair in pairs], level, "alone")]
+    ordinary = [
+        _row([pair.ordinary[level, kind] for pair in pairs], level, f"ordinary, {matched.NAMES[kind]}", FULL)
+        for level, kind in pairs[0].ordinary
+    ]
     together = fmean(pair.joint["seconds"] for pair in pairs)
     separately = sum(row.seconds or 0.0 for row in rows)
-    return [*rows, _total(rows, "jointly", together), _total(rows, "alone", separately)]
+    return [*rows, *ordinary, _total(rows, "jointly", together), _total(rows, "alone", separately)]
 
 
-def _row(pairs: Sequence[Pair], level: str, trained: str) -> Row:
-    summaries = [pair.joint if trained == "jointly" else pair.alone[level] for pair in pairs]
-    own = [summary["levels"][level] for summary in summaries]
+def _row(summaries: Sequence[Summary], level: str, trained: str, name: str | None = None) -> Row:
+    """The means over runs; `name` is that of the level in the run, if it is another."""
+    own = [summary["levels"][name or level] for summary in summaries]
     scores = tuple(row["test"][summary["score"]] for row, summary in zip(own, summaries, strict=True))
     seconds = None if trained == "jointly" else fmean(summary["seconds"] for summary in summaries)
-    return Row(
-        level, trained, scores, fmean(row["updates"] for row in own), fmean(row["flops"] for row in own), seconds
-    )
+    updates, flops, latency = (fmean(row[name] for row in own) for name in ("updates", "flops", "latency"))
+    return Row(level, trained, scores, updates, flops, seconds, own[0]["parameters"], latency)
 
 
 def _total(rows: Sequence[Row], trained: str, seconds: float) -> Row:
@@ -219,17 +263,25 @@ def _total(rows: Sequence[Row], trained: str, seconds: float) -> Row:
     return Row("all", trained, (), sum(row.updates for row in own), sum(row.flops for row in own), seconds)
 
 
-def to_table(rows: Sequence[Row], pairs: Sequence[Pair], budget: str) -> Table:
+def to_table(rows: Sequence[Row], pairs: Sequence[Pair], budget: str, sizes: Sizes = MappingProxyType({})) -> Table:
     first, seeds = pairs[0].joint, ", ".join(str(pair.seed) for pair in pairs)
     means = f"; means ± deviations of {len(pairs)} runs" if len(pairs) > 1 else ""
     scores = f"{first['score']} on the test data, seed{'s' if len(pairs) > 1 else ''} {seeds}{means}."
     return Table(
         title=f"{first['recipe']}: jointly and alone; {_BUDGETS[budget]}",
-        head=("level", "trained", first["score"], "updates", "training FLOPs", "time"),
+        head=("level", "trained", first["score"], "updates", "training FLOPs", "time", "parameters", "latency"),
         rows=tuple(_cells(row) for row in rows),
         words=2,
-        note=f"{scores} {differences(rows)} {_QUESTIONS[budget]}",
+        note=f"{scores} {differences(rows)} {_QUESTIONS[budget]}{_about_sizes(sizes)}",
     )
+
+
+def _about_sizes(sizes: Sizes) -> str:
+    """Sentences on the ordinary networks, each with a space before it."""
+    return "".join(
+        f" The ordinary network that is {matched.NAMES[kind]} as {level} has {matched.describe(changes)}."
+        for level, kind, changes in _each(sizes)
+    ) + "".join(f" The whole network itself is as fast as {level}." for level, by_kind in sizes.items() if not by_kind)
 
 
 def differences(rows: Sequence[Row]) -> str:
@@ -245,7 +297,10 @@ def _cells(row: Row) -> tuple[str, ...]:
     mean = f"{fmean(row.scores):.4g}" if row.scores else ""
     deviation = f" ± {stdev(row.scores):.2g}" if len(row.scores) > 1 else ""
     seconds = "" if row.seconds is None else f"{row.seconds:,.0f} s"
-    return row.level, row.trained, mean + deviation, f"{row.updates:,.0f}", f"{row.flops:.3g}", seconds
+    parameters = "" if row.parameters is None else f"{row.parameters:,}"
+    latency = "" if row.latency is None else f"{1e3 * row.latency:.3g} ms"
+    counts = (f"{row.updates:,.0f}", f"{row.flops:.3g}", seconds, parameters, latency)
+    return row.level, row.trained, mean + deviation, *counts
 
 
 def to_json(rows: Sequence[Row], pairs: Sequence[Pair], budget: str) -> dict[str, Any]:

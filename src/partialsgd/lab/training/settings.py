@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 _LARGEST = 2**53  # of whole numbers: what JSON, TOML and torch all hold exactly
 _MOST_THREADS = 1024
@@ -159,6 +159,10 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
     def taught_share(self) -> float:
         """The share of `g.teacher` in the loss. Methods that distill by an option of their own ignore the labels."""
         return self.distill_weight if self.distill else 1.0
+
+    def ordinary_sizes(self) -> list[dict[str, Any]]:
+        """The settings that make the whole network smaller and keep its kind, the smallest first; recipes have some."""
+        return []
 
     def comments(self) -> list[str]:
         """Lines that `--show-settings` prints as comments below the settings."""

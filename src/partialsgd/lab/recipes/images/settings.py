@@ -92,6 +92,9 @@ class Images(DataOptions, ModelOptions, LevelOptions, OptimizerOptions, Settings
         require_in("momentum", self.momentum, 0, 1)
         require_in("weight_decay", self.weight_decay, 0, float("inf"))
 
+    def ordinary_sizes(self) -> list[dict[str, Any]]:
+        return [{"width": width} for width in range(1, self.width)]
+
 
 _CIFAR: dict[str, Any] = {"network": "resnet18", "valid_share": 0.1, "batch": 128, "lr": 0.1, "crop": 4, "flip": True}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
@@ -157,6 +158,12 @@ class Translation(
             raise ValueError(f'start is {self.start!r}, which init="zero" would overwrite; use init="svd" or "matched"')
         if self.source == self.target:
             raise ValueError(f"source and target are both {self.source!r}; give two languages")
+
+    def ordinary_sizes(self) -> list[dict[str, Any]]:
+        """Narrower networks: d_model and, in proportion, the feed-forward layers."""
+        step = math.lcm(self.heads, 2)
+        widths = range(step, self.d_model, step)
+        return [{"d_model": width, "ffn": max(1, round(self.ffn * width / self.d_model))} for width in widths]
 
     def comments(self) -> list[str]:
         """The paper's Table 4 beside these settings."""
