@@ -12,7 +12,7 @@ from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Gr
 from partialsgd.lab.reproduce.run_folder import AT, RunFolder, total_flops
 from partialsgd.lab.reproduce.translation import LAPTOP
 from partialsgd.lab.training.settings import Settings
-from studies.worth.regime import Regime
+from studies.worth.regime import RATES, Regime
 
 SEEDS = 3
 _EARLY = 0.6
@@ -219,6 +219,8 @@ def _at_ratio(ratio: str, *schemes: str) -> tuple[str, ...]:
     return (_name("core", ratio), "full", *(_name(scheme, ratio) for scheme in schemes))
 
 
+_MIDDLE = RATES[len(RATES) // 2]
+"""The rate at which the figure of the paper's regime can do without a point for longest."""
 _OTHERS = ("late", "states", "taught", "first-nested", "nested", "both")
 
 QUEUE: tuple[Wanted, ...] = (
@@ -230,10 +232,11 @@ QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-rank", _at_ratio("1/4", "joint")),
     Wanted("multi30k-rank", _at_ratio("1/32", *_BEST, *_OTHERS), 1),
     Wanted("cifar10-width", _at_ratio("1/2", "slimmable")),
-    Wanted("multi30k-regime"),
-    Wanted("multi30k-rank", _at_ratio("1/8", *_BEST, "late"), 1),
+    Wanted("multi30k-regime", tuple(f"*-lr{rate:g}" for rate in RATES if rate != _MIDDLE)),
     Wanted("multi30k-rank", tuple(f"{row}?lr*" for row in _at_ratio("1/32", "joint")), 1),
+    Wanted("multi30k-rank", _at_ratio("1/8", *_BEST), 1),
     Wanted("multi30k-rank", _at_ratio("1/32", *_BEST)),
+    Wanted("multi30k-regime"),
     Wanted("multi30k-rank", _at_ratio("1/8", *_BEST)),
     Wanted("multi30k-width", _at_ratio("1/4", *_BEST)),
     Wanted("multi30k-rank", _at_ratio("1/8", *_OTHERS), 1),
