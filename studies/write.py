@@ -64,6 +64,7 @@ BLOCKS: dict[tuple[Path, str], Callable[[], str]] = {
     (README, "results"): in_short,
     (WHICH_SIZE, "equal totals"): which_size.equal_totals,
     (WHICH_SIZE, "a line to 0"): worth.sections,
+    (WHICH_SIZE, "other rates"): worth.other_rates,
     (WHICH_SIZE, "as many parameters, or as fast"): worth.matched,
     (WHICH_SIZE, "the paper's regime"): worth.regime_section,
     (WHICH_SIZE, "trained start"): trained_start.sections,

@@ -9,16 +9,13 @@ from statistics import fmean
 from typing import final
 
 from partialsgd.lab.reproduce import equal_sum, paired, tables
-from partialsgd.lab.reproduce.numbers import shown_comparisons
-from partialsgd.lab.reproduce.run_folder import RunFolder, Scored, total_flops
+from partialsgd.lab.reproduce.run_folder import AT, RunFolder, Scored, total_flops
 from partialsgd.nested.switch import FULL
 from studies import pages
 from studies.results import RESULTS
 from studies.worth import regime, sizes, store
-from studies.worth.plans import SCHEMES, Plan
+from studies.worth.plans import PLAIN, SCHEMES, Plan
 
-PLAIN = "joint"
-"""The scheme of plain alternation."""
 HEAD = (
     "data and axis",
     "r",
@@ -71,6 +68,47 @@ def in_short(folder: Path = RESULTS) -> tuple[str, str]:
         for (says, ratio), own in by_run.items()
     ]
     return pages.table(head, rows), verdict(plain)
+
+
+def other_rates(folder: Path = RESULTS) -> str:
+    """The test scores of whole runs at each learning rate, with the first seed."""
+    with store.stored(folder) as found:
+        parts = [text for plan, runs in found if isinstance(plan, Plan) and (text := _rates(plan, runs))]
+    return "\n\n".join(parts) or "No run at another rate is stored yet."
+
+
+def _rates(plan: Plan, folder: RunFolder) -> str:
+    """A table of the rates, and what the rates say that validation chooses; empty until every row has two rates."""
+    core, full, joint = plan.tuned_rows()
+    rates = {getattr(plan.base, "lr", 0.0): ""} | {cell.lr: f"{AT}{cell.name}" for cell in plan.cells}
+    runs = {
+        row: {rate: run for rate in sorted(rates) if (run := folder.finished(folder.run(row + rates[rate], 0)))}
+        for row in (core, full, joint)
+    }
+    if any(len(by_rate) < 2 for by_rate in runs.values()):
+        return ""
+    networks = {
+        "core alone": (core, FULL),
+        "core jointly": (joint, "core"),
+        "full alone": (full, FULL),
+        "full jointly": (joint, FULL),
+    }
+    chosen, rows = {}, []
+    for name, (row, level) in networks.items():
+        scored = {
+            rate: plan.factor * run.summary["levels"][level]["test"][plan.score]
+            for rate, run in runs[row].items()
+            if run.summary is not None
+        }
+        best = max(scored, key=lambda rate: runs[row][rate].selection_score(plan.criterion))
+        chosen[name] = scored[best]
+        rows.append((name, *(f"{scored[rate]:.2f}" if rate in scored else "–" for rate in sorted(rates)), f"{best:g}"))
+    head = (f"{plan.says}, r = {plan.ratios[0]}", *(f"{rate:g}" for rate in sorted(rates)), "validation chooses")
+    gains = {level: chosen[f"{level} jointly"] - chosen[f"{level} alone"] for level in ("core", FULL)}
+    return (
+        f"{pages.table(head, rows)}\n\nAt the rates that validation chooses, one seed, the joint run is "
+        f"{gains['core']:+.2f} {plan.score} ahead with the core and {gains[FULL]:+.2f} with the full network."
+    )
 
 
 def matched(folder: Path = RESULTS) -> str:
@@ -138,7 +176,7 @@ def _stored_pairs(folder: Path) -> list[Pair]:
 
 
 def _pairs(plan: Plan, folder: RunFolder) -> Iterator[Pair]:
-    for comparison in shown_comparisons(plan.experiment(), folder):
+    for comparison in plan.comparisons():
         runs = equal_sum.common_seeds(folder, comparison)
         for level in comparison.alone if runs else ():
             yield Pair(

@@ -15,6 +15,8 @@ from partialsgd.lab.training.settings import Settings
 from studies.worth.regime import RATES, Regime
 
 SEEDS = 3
+PLAIN = "joint"
+"""The scheme of plain alternation."""
 _EARLY = 0.6
 _LATE_CORE = _EARLY * 0.5 + (1 - _EARLY) * 0.3
 """The share of core steps if the full level gets more of them late."""
@@ -109,7 +111,7 @@ class Plan:
         return Comparison(f"r = {ratio}", _name(scheme, ratio), {"core": _name("core", ratio), "full": "full"})
 
     def rows(self, folder: RunFolder) -> Iterator[Row]:
-        """By ratio, seed by seed; the other cells last, with all seeds where such a cell is the best by validation."""
+        """By ratio, seed by seed; the other cells last, with one seed, for plain alternation and the networks alone."""
         for ratio in self.ratios:
             yield from (replace(row, block=ratio) for row in self._rows_of(ratio))
         for name, changes in self.rivals.items():
@@ -117,9 +119,12 @@ class Plan:
             yield Row(name, always(replace(self.base, **settings)), self.seeds, None)
         for cell in self.cells:
             for row in self._rows_of(self.ratios[0]):
-                other = _at(cell, row)
-                is_best = folder.shown_row(row.name) == other.name
-                yield replace(other, seeds=self.seeds if is_best else 1)
+                if row.name in self.tuned_rows():
+                    yield _at(cell, row)
+
+    def tuned_rows(self) -> tuple[str, ...]:
+        """The rows that are also trained at the other cells: the networks alone and plain alternation."""
+        return (_name("core", self.ratios[0]), "full", _name(PLAIN, self.ratios[0]))
 
     def _rows_of(self, ratio: str) -> list[Row]:
         core: Any = {"ratio": (ratio,), "alone": "core", "method": "plain"}

@@ -88,15 +88,26 @@ def test_stored_runs_are_not_trained_again(rank: Plan, tmp_path: Path) -> None:
     assert before == after and before[0] == f"{rank.name}: joint-1_32, seed 0"
 
 
-def test_a_better_cell_gets_all_seeds(rank: Plan, tmp_path: Path) -> None:
-    trained(rank, tmp_path, "core-1_32", 0, {"full": 20.0}, {"full": 400.0})
-    trained(rank, tmp_path, "core-1_32@lr0.003-warm240", 0, {"full": 20.0}, {"full": 400.0})
-    path = tmp_path / rank.name / "rows" / "core-1_32@lr0.003-warm240" / "seed0" / "metrics.jsonl"
+def test_whole_runs_at_other_rates_are_shown_and_validation_chooses(rank: Plan, tmp_path: Path) -> None:
+    out, results = tmp_path / "runs", tmp_path / "results"
+    results.mkdir()
+    for cell, gain in (("", 0.0), ("@lr0.003-warm240", 4.0)):
+        trained(rank, out, f"core-1_32{cell}", 0, {"full": 20.0 + gain}, {"full": 400.0})
+        trained(rank, out, f"full{cell}", 0, {"full": 30.0 + gain}, {"full": 1200.0})
+        both = {"core": 21.0 + gain, "full": 29.0 + gain}
+        trained(rank, out, f"joint-1_32{cell}", 0, both, {"core": 400.0, "full": 1160.0})
+        store.write(rank, out / rank.name, results)
+        if not cell:
+            assert page.other_rates(results) == "No run at another rate is stored yet."
+    path = out / rank.name / "rows" / "core-1_32@lr0.003-warm240" / "seed0" / "metrics.jsonl"
     better = path.read_text().replace('"valid/full/loss": 1.0', '"valid/full/loss": 0.5')
     path.write_text(better.replace('"valid/full/loss":1.0', '"valid/full/loss":0.5'))
-    experiment = rank.experiment()
-    rows = {row.name: row.seeds for row in experiment.rows(RunFolder(tmp_path / rank.name, experiment))}
-    assert (rows["core-1_32@lr0.003-warm240"], rows["full@lr0.003-warm240"]) == (SEEDS, 1)
+    store.write(rank, out / rank.name, results)
+    shown = page.other_rates(results)
+    assert "| core alone | 24.00 | 20.00 | – | 0.003 |" in shown and "| full jointly | 33.00 | 29.00 | – |" in shown
+    chosen = 0.003 if "| core jointly | 25.00 | 21.00 | – | 0.003 |" in shown else 0.006  # equal by validation
+    assert f"{21 + 4 * (chosen == 0.003) - 24:+.2f} BLEU ahead with the core" in shown
+    assert page.sections(results).count("20.00") == 1, "the main table has the rate of the plan"
 
 
 def test_what_is_stored_is_shown_with_differences_by_seed(rank: Plan, tmp_path: Path) -> None:
