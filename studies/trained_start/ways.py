@@ -64,6 +64,9 @@ JOINT: Mapping[str, Joint] = {
     "jointly": Joint(),
     "jointly, 3 full to 2 core": Joint(lambda steps: methods.alternating(order=_THREE_TO_TWO), 0.6),
     "jointly, the full network with weights of its own": Joint(full="own"),
+    "jointly, the full network with weights of its own and half the rate": Joint(
+        lambda steps: methods.alternating(lr={"full": 0.5}), full="own"
+    ),
     "jointly, cached teacher": Joint(_cached, taught=0.5, is_screened=True),
     "jointly, parting at 85 %": Joint(apart=0.15, is_screened=True),
     "jointly, late skew": Joint(_late_skew, _EARLY * 0.5 + (1 - _EARLY) * 0.7, is_screened=True),
