@@ -21,7 +21,7 @@ from partialsgd._util.files import read_json
 from partialsgd.lab.recipes import RECIPES
 from partialsgd.lab.reproduce import Request, figures, make_experiment, numbers, tables
 from partialsgd.lab.reproduce.experiment import Experiment
-from partialsgd.lab.reproduce.run_folder import RunFolder
+from partialsgd.lab.reproduce.run_folder import PATH_PARTS, RunFolder
 from partialsgd.lab.reproduce.schedule import require_all
 from partialsgd.lab.runs.run import FAILED
 from partialsgd.logging import metrics_log
@@ -75,7 +75,8 @@ def _packed(run: Path) -> Record:
     config = read_json(run / "config.json")
     for name in ("out", *RECIPES[config["recipe"]].paths):
         if config["settings"].get(name) is not None:
-            config["settings"][name] = None if name == "out" else PurePath(config["settings"][name]).name
+            parts = PurePath(config["settings"][name]).parts
+            config["settings"][name] = None if name == "out" else "/".join(parts[-PATH_PARTS[name] :])
     packed: Record = {"config": config}
     for name in ("summary.json", FAILED):
         if (run / name).exists():

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from partialsgd.lab.reproduce import paired
 from studies import pages
-from studies.trained_start.train import FILE, Row, stored
+from studies.trained_start.train import FILE, Row, describe, stored
 from studies.trained_start.ways import CORE_ALONE, FULL_ALONE, JOINT
 
 _ALONE = {"core": CORE_ALONE, "full": FULL_ALONE}
@@ -17,11 +17,13 @@ HEAD = ("way", "seeds", "core", "core, less alone", "full", "full, less alone", 
 
 
 def sections(file: Path = FILE) -> str:
-    """A table for each axis and length; rows that were stored with other settings than the newest are left out."""
+    """A table for each axis and length; rows that were stored with other settings than today's are left out."""
     rows = stored(file)
     if not rows:
         return "No training is stored yet."
-    rows = [row for row in rows if (row.text, row.settings) == (rows[-1].text, rows[-1].settings)]
+    today = [row for row in rows if row.settings == describe()]
+    about = (today or rows)[-1]
+    rows = [row for row in rows if (row.text, row.settings) == (about.text, about.settings)]
     parts = [f"The text is {rows[-1].text.rpartition(' ')[0]}. Every network was {rows[-1].settings}."]
     for (axis, length), group in groupby(rows, key=lambda row: (row.axis, row.length)):
         parts += [_title(axis, length, own := list(group)), pages.table(HEAD, _cells(own))]

@@ -67,9 +67,6 @@ class Row:
     python: str
 
     def save(self, file: Path = FILE) -> None:
-        """Store the row, and drop those of the same text that have other settings and cannot stand beside it."""
-        others = [row for row in stored(file) if row.text != self.text or row.settings == self.settings]
-        results.write(file, map(asdict, others))
         results.put(file, asdict(self), key=KEY)
 
 

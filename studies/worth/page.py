@@ -14,7 +14,7 @@ from partialsgd.nested.switch import FULL
 from studies import pages
 from studies.results import RESULTS
 from studies.worth import regime, sizes, store
-from studies.worth.plans import PLAIN, SCHEMES, Plan
+from studies.worth.plans import PLAIN, SCHEMES, Plan, first_row
 
 HEAD = (
     "data and axis",
@@ -78,15 +78,17 @@ def other_rates(folder: Path = RESULTS) -> str:
 
 
 def _rates(plan: Plan, folder: RunFolder) -> str:
-    """A table of the rates, and what the rates say that validation chooses; empty until every row has two rates."""
+    """A table of the rates that every row has, and the gain at those that validation chooses; empty below two rates."""
     core, full, joint = plan.tuned_rows()
     rates = {getattr(plan.base, "lr", 0.0): ""} | {cell.lr: f"{AT}{cell.name}" for cell in plan.cells}
-    runs = {
-        row: {rate: run for rate in sorted(rates) if (run := folder.finished(folder.run(row + rates[rate], 0)))}
+    finished = {
+        row: {rate: run for rate in rates if (run := folder.finished(folder.run(row + rates[rate], 0))) and run.summary}
         for row in (core, full, joint)
     }
-    if any(len(by_rate) < 2 for by_rate in runs.values()):
+    common = sorted(rate for rate in rates if all(rate in by_rate for by_rate in finished.values()))
+    if len(common) < 2:
         return ""
+    runs = {row: {rate: by_rate[rate] for rate in common} for row, by_rate in finished.items()}
     networks = {
         "core alone": (core, FULL),
         "core jointly": (joint, "core"),
@@ -98,12 +100,12 @@ def _rates(plan: Plan, folder: RunFolder) -> str:
         scored = {
             rate: plan.factor * run.summary["levels"][level]["test"][plan.score]
             for rate, run in runs[row].items()
-            if run.summary is not None
+            if run.summary is not None  # for the type checker: asked above
         }
         best = max(scored, key=lambda rate: runs[row][rate].selection_score(plan.criterion))
         chosen[name] = scored[best]
-        rows.append((name, *(f"{scored[rate]:.2f}" if rate in scored else "–" for rate in sorted(rates)), f"{best:g}"))
-    head = (f"{plan.says}, r = {plan.ratios[0]}", *(f"{rate:g}" for rate in sorted(rates)), "validation chooses")
+        rows.append((name, *(f"{scored[rate]:.2f}" for rate in common), f"{best:g}"))
+    head = (f"{plan.says}, r = {plan.ratios[0]}", *(f"{rate:g}" for rate in common), "validation chooses")
     gains = {level: chosen[f"{level} jointly"] - chosen[f"{level} alone"] for level in ("core", FULL)}
     return (
         f"{pages.table(head, rows)}\n\nAt the rates that validation chooses, one seed, the joint run is "
@@ -178,15 +180,20 @@ def _stored_pairs(folder: Path) -> list[Pair]:
 def _pairs(plan: Plan, folder: RunFolder) -> Iterator[Pair]:
     for comparison in plan.comparisons():
         runs = equal_sum.common_seeds(folder, comparison)
+        ratio, scheme = comparison.label.removeprefix("r = "), comparison.joint.partition("-")[0]
+        first = {run.settings.seed: total_flops(done) for run, done in folder.scored(first_row(scheme, ratio))}
         for level in comparison.alone if runs else ():
             yield Pair(
                 plan,
-                comparison.label.removeprefix("r = "),
-                comparison.joint.partition("-")[0],
+                ratio,
+                scheme,
                 level,
                 [plan.factor * own[level][1]["levels"][FULL]["test"][plan.score] for _, own in runs.values()],
                 [plan.factor * joint[1]["levels"][level]["test"][plan.score] for joint, _ in runs.values()],
-                fmean(total_flops(joint[1]) / _together(own) for joint, own in runs.values()),
+                fmean(
+                    (total_flops(joint[1]) + first.get(seed, 0.0)) / _together(own)
+                    for seed, (joint, own) in runs.items()
+                ),
             )
 
 

@@ -130,7 +130,7 @@ class Plan:
         core: Any = {"ratio": (ratio,), "alone": "core", "method": "plain"}
         full: Any = {"nest": "none", "method": "plain"}
         alone = {_name("core", ratio): replace(self.base, **core), "full": replace(self.base, **full)}
-        whole = [Row(_whole(name, ratio), self._jointly(name, ratio, is_whole=True), self.seeds, None)
+        whole = [Row(first_row(name, ratio), self._jointly(name, ratio, is_whole=True), self.seeds, None)
                  for name in self.schemes if SCHEMES[name].whole]  # fmt: skip
         joint = [Row(_name(name, ratio), self._jointly(name, ratio), self.seeds, None) for name in self.schemes]
         return [*(Row(name, always(settings), self.seeds, None) for name, settings in alone.items()), *whole, *joint]
@@ -160,7 +160,7 @@ class Plan:
                 return replace(self.base, nest="none", method="plain", **changes)
             changes |= {"ratio": (ratio,), "method": scheme.method(steps), **scheme.changes}
             if scheme.whole:
-                first = folder.finished(folder.run(_whole(name, ratio), seed))
+                first = folder.finished(folder.run(first_row(name, ratio), seed))
                 if first is None:
                     return None
                 changes["start"] = str(first.path)
@@ -173,7 +173,7 @@ def _name(kind: str, ratio: str) -> str:
     return f"{kind}-{ratio.replace('/', '_')}"
 
 
-def _whole(scheme: str, ratio: str) -> str:
+def first_row(scheme: str, ratio: str) -> str:
     """The row that trains the whole network before a scheme nests it."""
     return f"first-{_name(scheme, ratio)}"
 

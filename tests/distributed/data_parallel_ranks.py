@@ -96,6 +96,7 @@ def another(old: nn.Module) -> nn.Module:
 
 
 FAMILIES: dict[str, Callable[[], ps.Nested]] = {
+    "low rank beside": lambda: ps.nest(layers(), ps.LowRank(0.5, full="own")),
     "low rank": lambda: ps.nest(layers(), ps.LowRank((0.1, 0.3)), seed=1),
     "width": lambda: ps.nest(layers(), ps.Width((0.25, 0.5)), seed=1),
     "depth": lambda: ps.nest(Residual(), ps.Depth("blocks", keep=1)),

@@ -55,6 +55,12 @@ def a_part_is_wrapped_by_torchs_own(rank: int) -> None:
     train(model, model, rank, 1)
 
 
+def a_parameter_takes_no_part_under_torchs_own(rank: int) -> None:
+    """The full level of this model does not use U and V, though the method trains everything."""
+    nested = ps.nest(layers(), ps.LowRank(0.5, full="own"))
+    train(DistributedDataParallel(nested), nested, rank, 1)
+
+
 def one_memory_for_two_models(rank: int) -> None:
     compression, models = compress(top_k=0.5), (layers(), layers())
     for model in models:
@@ -74,6 +80,7 @@ REFUSED: dict[Scenario, str] = {
     replaced_under_torchs_own: "'4.weight' was added or replaced after the model was wrapped",
     a_part_is_wrapped: "'1.weight' would not be averaged",
     a_part_is_wrapped_by_torchs_own: "'1.weight' would not be averaged",
+    a_parameter_takes_no_part_under_torchs_own: "has not averaged the gradients of all others",
     one_memory_for_two_models: "make one for each by compress(…)",
     backward_outside_of_a_step: "run both inside the closure",
 }

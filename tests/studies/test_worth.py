@@ -99,14 +99,17 @@ def test_whole_runs_at_other_rates_are_shown_and_validation_chooses(rank: Plan, 
         store.write(rank, out / rank.name, results)
         if not cell:
             assert page.other_rates(results) == "No run at another rate is stored yet."
-    path = out / rank.name / "rows" / "core-1_32@lr0.003-warm240" / "seed0" / "metrics.jsonl"
-    better = path.read_text().replace('"valid/full/loss": 1.0', '"valid/full/loss": 0.5')
-    path.write_text(better.replace('"valid/full/loss":1.0', '"valid/full/loss":0.5'))
+    for row, level in (("core-1_32", "full"), ("full@lr0.003-warm240", "full"), ("joint-1_32@lr0.003-warm240", "core")):
+        path = out / rank.name / "rows" / row / "seed0" / "metrics.jsonl"
+        name = f'"valid/{level}/loss"'
+        better = path.read_text().replace(f"{name}: 1.0", f"{name}: 0.5").replace(f"{name}:1.0", f"{name}:0.5")
+        path.write_text(better)
+    trained(rank, out, "core-1_32@lr0.012-warm240", 0, {"full": 99.0}, {"full": 400.0})  # no other row has this rate
     store.write(rank, out / rank.name, results)
     shown = page.other_rates(results)
-    assert "| core alone | 24.00 | 20.00 | – | 0.003 |" in shown and "| full jointly | 33.00 | 29.00 | – |" in shown
-    chosen = 0.003 if "| core jointly | 25.00 | 21.00 | – | 0.003 |" in shown else 0.006  # equal by validation
-    assert f"{21 + 4 * (chosen == 0.003) - 24:+.2f} BLEU ahead with the core" in shown
+    assert "| core alone | 24.00 | 20.00 | 0.006 |" in shown and "| core jointly | 25.00 | 21.00 | 0.003 |" in shown
+    assert "| full alone | 34.00 | 30.00 | 0.003 |" in shown and "| full jointly | 33.00 | 29.00 | 0.003 |" in shown
+    assert "+5.00 BLEU ahead with the core and -1.00 with the full network" in shown
     assert page.sections(results).count("20.00") == 1, "the main table has the rate of the plan"
 
 
@@ -176,8 +179,12 @@ def test_other_schemes_stand_beside_plain_alternation(rank: Plan, tmp_path: Path
     for scheme, score in (("joint", 21.0), ("taught", 22.0)):
         both = {"core": score, "full": 31.0}
         trained(rank, out, f"{scheme}-1_32", 0, both, {"core": 400.0, "full": 1200.0})
+    trained(rank, out, "first-nested-1_32", 0, {"full": 25.0}, {"full": 640.0})
+    trained(rank, out, "nested-1_32", 0, {"core": 20.0, "full": 30.0}, {"core": 240.0, "full": 720.0})
     store.write(rank, out / rank.name, found)
     text = page.sections(found)
+    late = "| the whole network first, nested after 40 % | core | 1 | 20.00 | 20.00 | +0 (one seed) | 1.000 |"
+    assert late in text, "its FLOPs contain those of the first run"
     first, second = text.split("Other schemes, beside plain alternation:")
     assert "In 2 of 2 rows" in first and "cached" not in first
     assert second.count("| alternating |") == 2 and second.count("| the core learns from cached outputs |") == 2

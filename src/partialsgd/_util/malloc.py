@@ -9,7 +9,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc not to hand freed memory back to the system, whence it returns as page faults.
+    """Tell glibc not to hand freed memory back to the system: taking it again costs page faults.
 
     By default large blocks are mapped anew each time, and the top of the heap is given back when much of it is free.
     Training on a CPU then spends a large part of its time in page faults: logits, their softmax and their gradient are

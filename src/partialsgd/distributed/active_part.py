@@ -81,7 +81,7 @@ class DataParallel(SendsActivePart):
         if self._syncs and (left := [n for n in self._unsynced - names if self.names[n].grad is not None]):
             raise RuntimeError(
                 f"{min(left)!r} was accumulated under no_sync() and takes no part in the pass that averages; "
-                "run the largest level last"
+                "end with a pass that uses it, such as one of the largest level"
             )
         self._reducers.make(key, lambda reducer: register_hook(reducer, key[1], self._outgoing))
         if not any(self.names[name].grad is not None for name in self._unsynced):

@@ -145,3 +145,16 @@ def require_unused_search(model: nn.Module) -> None:
             "reduce those gradients; use partialsgd.distributed.data_parallel(model), which also sends less, or "
             "wrap the model with find_unused_parameters=True"
         )
+
+
+def require_all_used(ddp: DistributedDataParallel, parameters: Parameters) -> None:
+    """Raise if a pass has left a parameter out and DDP does not search for such: it has not averaged the gradients."""
+    if ddp.find_unused_parameters or ddp.static_graph:
+        return
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and parameter.grad is None and name not in ddp.parameters_to_ignore:
+            raise RuntimeError(
+                f"the parameter {name!r} took no part in this pass, so that DistributedDataParallel has not averaged "
+                "the gradients of all others; use partialsgd.distributed.data_parallel(model), or wrap the model with "
+                "find_unused_parameters=True"
+            )

@@ -16,7 +16,12 @@ from partialsgd._util import shards
 from partialsgd._util.snapshots import Buffers, Snapshot
 from partialsgd.engine import cached_outputs
 from partialsgd.engine.cached_outputs import CachedOutputs
-from partialsgd.engine.data_parallel import GradientsToSend, SendsActivePart, require_unused_search
+from partialsgd.engine.data_parallel import (
+    GradientsToSend,
+    SendsActivePart,
+    require_all_used,
+    require_unused_search,
+)
 from partialsgd.engine.gradient_pass import GradientPass, MakeContext
 from partialsgd.engine.nonfinite import NonfinitePolicy, are_finite
 from partialsgd.engine.rules import BranchPlan, choose, correct, narrow
@@ -187,6 +192,8 @@ class GradientOracle:
         """Count a pass; one that a branch needs itself, and not a measurement, gives its loss too."""
         losses, outputs = g.finish()
         step.current = None  # it refers to the step: a cycle would keep its gradients
+        if isinstance(self.ddp, DistributedDataParallel):
+            require_all_used(self.ddp, self.parameters)
         step.backwards += len(losses)
         if branch is not None:
             step.record(branch, losses, outputs)

@@ -81,7 +81,7 @@ def as_saved(nested: Nested, record: Record) -> Nested:
 def restore(nested: Nested, directory: str | PathLike[str]) -> None:
     """Load the weights that `save` wrote into a nested model that exists already, and was nested in the same way."""
     record, tensors = files.read(Path(directory))
-    if record["levels"] != list(nested.levels) or record["specs"] != spec_json.levels_as_json(nested.specs):
+    if record["levels"] != list(nested.levels) or not spec_json.are_same(record["specs"], nested.specs):
         raise states.other_model(f"its levels are {record['levels']} with the specs {record['specs']}")
     states.fill(nested.model, record["state"], tensors)
 

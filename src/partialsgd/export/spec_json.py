@@ -35,6 +35,13 @@ def is_same(saved: Json, spec: Spec) -> bool:
     return {**saved, "make": None} == {**_as_json(spec), "make": None}
 
 
+def are_same(saved: Mapping[str, Sequence[Json]], levels: Levels) -> bool:
+    """True if the specs of every level are those in the file."""
+    return list(saved) == list(levels) and all(
+        len(specs) == len(levels[level]) and all(map(is_same, specs, levels[level])) for level, specs in saved.items()
+    )
+
+
 def without_init(spec: Spec) -> Spec:
     """Return the spec for weights that are overwritten: without an SVD and without ordering units."""
     if isinstance(spec, LowRank):

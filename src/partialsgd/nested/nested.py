@@ -189,7 +189,10 @@ class Nested(nn.Module):
         )
 
     def mask(self, level: str, parameters: Parameters | None = None) -> Mask:
-        """Return p of the level: True for the parameters that it uses. With all others at zero, full is this level."""
+        """Return p of the level: True for the parameters that it uses.
+
+        If the level is a mask, it is the full network with all other parameters at zero.
+        """
         named = parameters_of(self) if parameters is None else parameters
         used, own = set(self.parameters(level=level)), set(super().parameters())
         if not own <= set(named.values()):

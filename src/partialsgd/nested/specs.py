@@ -33,7 +33,7 @@ class LowRank:
     would limit the outputs. `ratios` gives single layers another ratio. `init="svd"` is for trained weights, `"zero"`
     for training from scratch (the full network starts as its core), `"matched"` gives VU the variance of the layer.
     With `full="own"` the full network multiplies by a weight of its own, which starts as the one that was there; the
-    levels then share everything but the matched weights. It is for trained networks that must lose nothing.
+    levels then share everything but the matched weights. It is for trained networks.
     """
 
     ratio: Ratio

@@ -162,10 +162,14 @@ def test_the_options_reach_the_training(call: Call, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, name, lambda what, **options: calls.append((what, options)))
     run = Run.new(read("images", "--out", str(tmp_path / "run")))
     assert call("train", "images", "--seed", "3") == (0, "", "")
-    assert call("compare", "images", "--seeds", "2", "--budget", "each", "--jobs", "3") == (0, "", "")
+    assert call("compare", "images", "--seeds", "2", "--budget", "each", "--jobs", "3", "--match", "latency") == (
+        0,
+        "",
+        "",
+    )
     assert call("resume", str(run.path)) == (0, "", "")
     assert calls[0] == (read("images", "--seed", "3"), {})
-    assert calls[1] == (read("images"), {"budget": "each", "seeds": 2, "jobs": 3})
+    assert calls[1] == (read("images"), {"budget": "each", "seeds": 2, "jobs": 3, "match": ("latency",)})
     assert calls[2][0].path == run.path
 
 
@@ -182,7 +186,7 @@ def test_a_budget_of_a_level_is_one_of_train_and_has_a_name_of_its_own_in_compar
     both = ("--budget", "each", "--level-budget", "flops=1/2")
     assert call("compare", "images", "--nest", "width", *both) == (0, "", "")
     assert calls[0] == ("parameters=1/4", {})
-    assert calls[1] == ("flops=1/2", {"budget": "each", "seeds": 1, "jobs": 1})
+    assert calls[1] == ("flops=1/2", {"budget": "each", "seeds": 1, "jobs": 1, "match": ()})
 
 
 def test_the_command_line_goes_over_the_file_over_the_preset_over_the_defaults(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from partialsgd.lab.recipes import build
 from partialsgd.lab.recipes.images.settings import Images
 from partialsgd.lab.recipes.translation.settings import Translation
+from partialsgd.lab.reproduce import matched
 from partialsgd.lab.reproduce.compare import (
     Pair,
     alone_settings,
@@ -27,7 +28,7 @@ from partialsgd.lab.reproduce.compare import (
 from partialsgd.lab.reproduce.tables import to_markdown, to_rich
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.runs.use_run import open_task
-from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from tests.lab.toy import Toy
 
 LEVELS = ["core", "full"]
@@ -200,25 +201,49 @@ def test_a_smaller_level_stands_beside_an_ordinary_network_of_as_many_parameters
     )
 
 
-def test_the_choice_of_a_network_that_is_as_fast_is_kept(tmp_path: Path) -> None:
-    """Latencies differ from call to call; runs that are there must not be refused for it."""
-    settings = replace(SMALL, out=str(tmp_path))
-    first = compare(settings, match=("latency",))
-    choice = json.loads((tmp_path / "matched.json").read_text())
-    assert set(choice) == {"latency"} and set(choice["latency"]) == {"core"}
-    other = {"width": 3} if choice["latency"]["core"] is None else None
-    assert compare(settings, match=("latency",)) == first
-    (tmp_path / "matched.json").write_text(json.dumps({"latency": {"core": other}}))
-    again = compare(settings, match=("latency",))
-    trained = [row.trained for row in again]
-    assert ("ordinary, as fast" in trained) is (other is not None)
-    if other is None:
-        assert "The whole network itself is as fast as core." in (tmp_path / "compare.md").read_text()
+@pytest.mark.parametrize(
+    ("least_slower", "size", "sentence"),
+    [
+        (9, {}, "The whole network itself is as fast as core."),
+        (5, {"width": 4}, "The ordinary network that is as fast as core has width 4."),
+        (1, None, "No ordinary network is as fast as core."),
+    ],
+)
+def test_the_largest_network_that_is_as_fast_is_chosen_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_slower: int, size: Any, sentence: str
+) -> None:
+    """Latencies differ from call to call, so a test says which networks are slower, and the choice is kept."""
+    monkeypatch.setattr(matched, "is_slower", lambda ordinary, task, level: ordinary.settings.width >= least_slower)
+    settings = replace(SMALL, out=str(tmp_path), epochs=1)
+    first = compare(settings, match=("latency", "parameters"))
+    assert ("ordinary, as fast" in [row.trained for row in first]) is bool(size)
+    assert sentence in (tmp_path / "compare.md").read_text()
+    assert json.loads((tmp_path / "matched.json").read_text())["latency"] == {"core": size}
+    monkeypatch.setattr(matched, "is_slower", lambda ordinary, task, level: ordinary.settings.width >= 7)
+    assert compare(settings, match=("latency", "parameters")) == first
+    with pytest.raises(AlreadyThere, match=r"matched.json is for other settings; give another --out, or remove it"):
+        compare(replace(settings, width=16), match=("latency",))
+
+
+def test_a_network_of_32_times_the_width_is_slower() -> None:
+    small, large = (build(replace(SMALL, width=width)) for width in (2, 64))
+    assert matched.is_slower(large, small, "core") and not matched.is_slower(small, large, "full")
+
+
+def test_networks_that_begin_with_another_run_are_not_matched(tmp_path: Path) -> None:
+    with pytest.raises(WrongCall, match="--match compares networks from scratch"):
+        compare(Translation(out=str(tmp_path / "new"), start="runs/whole", init="svd"), match=("parameters",))
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_whole_network_alone_needs_no_budget_of_sizes() -> None:
+    settings = Images(level_budget="parameters=1/4")
+    assert alone_settings(settings, "full", LEVELS).level_budget is None  # type: ignore[attr-defined]  # Images
 
 
 @pytest.mark.usefixtures("toy")
 def test_a_recipe_without_ordinary_networks_refuses_to_match_them(tmp_path: Path) -> None:
-    with pytest.raises(WrongCall, match="--match needs ordinary networks of other sizes, and toy has none; omit it"):
+    with pytest.raises(WrongCall, match="--match needs smaller ordinary networks, and for these settings toy has none"):
         compare(Toy(out=str(tmp_path / "new")), match=("parameters",))
     assert not (tmp_path / "new").exists()
 

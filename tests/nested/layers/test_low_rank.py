@@ -264,7 +264,7 @@ def test_steps_of_a_smaller_level_leave_a_weight_of_its_own_alone_and_full_steps
         loss.backward()
         return loss
 
-    used = {"full": ("W", "bias"), "1/2": ("U0", "V0", "U1", "V1", "bias"), "1/4": ("U0", "V0", "bias")}
+    used = {"full": ("own_weight", "bias"), "1/2": ("U0", "V0", "U1", "V1", "bias"), "1/4": ("U0", "V0", "bias")}
     for _ in range(6):
         before = {key: p.detach().clone() for key, p in nested.named_parameters()}
         step = sgd.step(closure)
@@ -293,6 +293,14 @@ def test_a_plain_training_of_a_network_with_weights_of_its_own_is_that_of_the_ne
         torch.equal(a, b)
         for a, b in zip(plain.parameters(), nested.extract("full", example=x).parameters(), strict=True)
     )
+
+
+def test_the_state_of_a_sum_does_not_fit_a_weight_of_its_own_nor_the_other_way_round() -> None:
+    kinds = ("sum", "own")
+    models = [nest(nn.Sequential(nn.Linear(8, 16)), LowRank(1 / 4, where="0", full=full)) for full in kinds]
+    for model, other in (models, reversed(models)):
+        with pytest.raises(RuntimeError, match="Missing key"):
+            model.load_state_dict(other.state_dict())
 
 
 def test_the_levels_of_a_layer_must_agree_on_the_weight_of_the_full_level() -> None:

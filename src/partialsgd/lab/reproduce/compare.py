@@ -30,8 +30,6 @@ from partialsgd.lab.training.settings import Settings, require_at_least
 from partialsgd.nested.switch import FULL
 
 Budget: TypeAlias = Literal["sum", "epochs", "each"]
-Sizes: TypeAlias = Mapping[str, Mapping[matched.Kind, matched.Changes]]
-"""The sizes of the ordinary networks that stand beside a level, by level."""
 
 _MULTI_LEVEL = ("alternating", "slimmable", "sandwich")
 """The methods that train several levels."""
@@ -130,7 +128,7 @@ def compare(
     return rows
 
 
-def _ready(settings: Settings, budget: Budget, out: Path, sizes: Sizes) -> Iterator[RunJob]:
+def _ready(settings: Settings, budget: Budget, out: Path, sizes: matched.Sizes) -> Iterator[RunJob]:
     """The runs of one seed that can be trained now: the joint one, each level alone, and the ordinary networks."""
     joint = _job("joint", settings, out)
     if (summary := _summary(joint)) is None:
@@ -149,10 +147,12 @@ def _ready(settings: Settings, budget: Budget, out: Path, sizes: Sizes) -> Itera
             yield job
 
 
-def _each(sizes: Sizes) -> Iterator[tuple[str, matched.Kind, matched.Changes]]:
+def _each(sizes: matched.Sizes) -> Iterator[tuple[str, matched.Kind, matched.Changes]]:
+    """Yield the networks to train; the whole network is trained anyway."""
     for level, by_kind in sizes.items():
         for kind, changes in by_kind.items():
-            yield level, kind, changes
+            if changes:
+                yield level, kind, changes
 
 
 def _rival(level: str, kind: matched.Kind) -> str:
@@ -177,7 +177,7 @@ def _summary(job: RunJob) -> Summary | None:
     return Run(job.path).summary
 
 
-def _pair(settings: Settings, out: Path, sizes: Sizes) -> Pair:
+def _pair(settings: Settings, out: Path, sizes: matched.Sizes) -> Pair:
     def summary(name: str) -> Summary:
         return read_json(_job(name, settings, out).path / "summary.json")
 
@@ -191,7 +191,7 @@ def alone_settings(settings: Settings, level: str, levels: list[str]) -> Setting
     """The settings that train a level by itself; what the method does beside choosing levels stays."""
     not_joint: Any = {"distill": None, "part_ways": 0.0, "state": "shared"}
     if level == levels[-1] and hasattr(settings, "nest"):
-        changes: Any = {"nest": "none", "method": _alone_method(settings.method, "plain")}
+        changes: Any = {"nest": "none", "level_budget": None, "method": _alone_method(settings.method, "plain")}
         return replace(settings, **changes, **not_joint)
     return replace(settings, method=_alone_method(settings.method, f"only({level!r})"), **not_joint)
 
@@ -263,7 +263,9 @@ def _total(rows: Sequence[Row], trained: str, seconds: float) -> Row:
     return Row("all", trained, (), sum(row.updates for row in own), sum(row.flops for row in own), seconds)
 
 
-def to_table(rows: Sequence[Row], pairs: Sequence[Pair], budget: str, sizes: Sizes = MappingProxyType({})) -> Table:
+def to_table(
+    rows: Sequence[Row], pairs: Sequence[Pair], budget: str, sizes: matched.Sizes = MappingProxyType({})
+) -> Table:
     first, seeds = pairs[0].joint, ", ".join(str(pair.seed) for pair in pairs)
     means = f"; means ± deviations of {len(pairs)} runs" if len(pairs) > 1 else ""
     scores = f"{first['score']} on the test data, seed{'s' if len(pairs) > 1 else ''} {seeds}{means}."
@@ -272,16 +274,8 @@ def to_table(rows: Sequence[Row], pairs: Sequence[Pair], budget: str, sizes: Siz
         head=("level", "trained", first["score"], "updates", "training FLOPs", "time", "parameters", "latency"),
         rows=tuple(_cells(row) for row in rows),
         words=2,
-        note=f"{scores} {differences(rows)} {_QUESTIONS[budget]}{_about_sizes(sizes)}",
+        note=f"{scores} {differences(rows)} {_QUESTIONS[budget]}{matched.describe(sizes)}",
     )
-
-
-def _about_sizes(sizes: Sizes) -> str:
-    """Sentences on the ordinary networks, each with a space before it."""
-    return "".join(
-        f" The ordinary network that is {matched.NAMES[kind]} as {level} has {matched.describe(changes)}."
-        for level, kind, changes in _each(sizes)
-    ) + "".join(f" The whole network itself is as fast as {level}." for level, by_kind in sizes.items() if not by_kind)
 
 
 def differences(rows: Sequence[Row]) -> str:

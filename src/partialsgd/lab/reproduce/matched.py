@@ -6,25 +6,31 @@ or its speed, and a narrower ordinary network may be the better choice.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
+import torch
+
 from partialsgd._util.files import read_json, write_json
 from partialsgd.lab.recipes import build
+from partialsgd.lab.runs.use_run import example_on_device
 from partialsgd.lab.training import launch
-from partialsgd.lab.training.errors import WrongCall
+from partialsgd.lab.training.errors import AlreadyThere, WrongCall
 from partialsgd.lab.training.settings import Settings
 from partialsgd.lab.training.task import Task
 from partialsgd.nested.switch import FULL
 
 Kind: TypeAlias = Literal["parameters", "latency"]
-Changes: TypeAlias = Mapping[str, Any]
-"""The settings of an ordinary network that are not those of the whole one."""
+Changes: TypeAlias = dict[str, Any]
+"""The settings of an ordinary network that are not those of the whole one; empty for the whole network itself."""
+Sizes: TypeAlias = Mapping[str, Mapping[Kind, Changes | None]]
+"""The ordinary networks that stand beside a level, by level and kind; None if there is none."""
 
 NAMES: Mapping[Kind, str] = {"parameters": "as large", "latency": "as fast"}
 _FILE = "matched.json"
@@ -34,72 +40,88 @@ _AS_FAST = 1.02
 """A network that takes at most so many times as long is as fast: timings are noisy."""
 
 
-def chosen(settings: Settings, kinds: Sequence[Kind], out: Path) -> dict[str, dict[Kind, Changes]]:
-    """Return the sizes of the ordinary networks by level and kind.
+def chosen(settings: Settings, kinds: Sequence[Kind], out: Path) -> Sizes:
+    """Return the sizes of the ordinary networks.
 
-    They are chosen once and kept in `out`: another measurement of latencies might choose another size. A kind is left
-    out if the whole network itself is as fast as the level.
+    They are chosen once and kept in `out`: another measurement of latencies might choose another size.
     """
     if not kinds:
         return {}
+    _require_matchable(settings)
     made = None
     if launch.processes().is_main_process:
-        file = out / _FILE
-        made = read_json(file) if file.exists() else {}
-        for kind in kinds:
-            if kind not in made:
-                made[kind] = _choose(settings, kind)
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(file, made)
+        values = {name: value for name, value in asdict(settings).items() if name not in ("out", "seed")}
+        about = json.loads(json.dumps(values))  # with lists in the place of tuples
+        stored = read_json(out / _FILE) if (out / _FILE).exists() else {"settings": about}
+        if stored["settings"] != about:
+            raise AlreadyThere(f"{out / _FILE} is for other settings; give another --out, or remove it")
+        missing = [kind for kind in kinds if kind not in stored]
+        made = stored | {kind: _choose(settings, kind) for kind in missing}
+        if missing:
+            out.mkdir(parents=True, exist_ok=True)
+            write_json(out / _FILE, made)
     by_kind = launch.from_main(made)
-    levels = dict.fromkeys(level for kind in kinds for level in by_kind[kind])
-    return {
-        level: {kind: by_kind[kind][level] for kind in kinds if by_kind[kind][level] is not None} for level in levels
-    }
+    return {level: {kind: by_kind[kind][level] for kind in kinds} for level in by_kind[kinds[0]]}
+
+
+def _require_matchable(settings: Settings) -> None:
+    if earlier := [name for name in ("start", "teacher") if getattr(settings, name, None) is not None]:
+        raise WrongCall(
+            f"--match compares networks from scratch, and a smaller ordinary network cannot have the run of "
+            f"--{earlier[0]}; omit one of them"
+        )
+    if not settings.ordinary_sizes():
+        raise WrongCall(f"--match needs smaller ordinary networks, and for these settings {settings.recipe} has none")
 
 
 def _choose(settings: Settings, kind: Kind) -> dict[str, Changes | None]:
-    """Return the size for each level but the full one; None if the whole network itself fits."""
-    sizes: list[Changes] = list(settings.ordinary_sizes())
-    if not sizes:
-        raise WrongCall(f"--match needs ordinary networks of other sizes, and {settings.recipe} has none; omit it")
+    """Return the size for each level but the full one."""
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    sizes: list[Changes] = [*settings.ordinary_sizes(), {}]
     task = build(settings)
-    changes: Any = {"nest": "none", "method": "plain"}
-    ordinary = replace(settings, **changes)
+    whole: Any = {"nest": "none", "level_budget": None, "method": "plain"}
 
     @cache
-    def network(index: int) -> Task:
-        return build(replace(ordinary, **sizes[index]) if index < len(sizes) else ordinary)
+    def ordinary(index: int) -> Task:
+        return build(replace(settings, **whole, **sizes[index]))
 
     def parameters(index: int) -> int:
-        return network(index).network.size(FULL)
+        return ordinary(index).network.size(FULL)
 
-    chosen: dict[str, Changes | None] = {}
+    indices, chosen = range(len(sizes)), {}
     for level in task.network.levels[:-1]:
         if kind == "parameters":
             wanted = task.network.size(level)
-            above = bisect_left(range(len(sizes)), wanted, key=parameters)
-            near = [index for index in (above - 1, above) if 0 <= index <= len(sizes)]
+            above = bisect_left(indices, wanted, key=parameters)
+            near = [index for index in (above - 1, above) if index in indices]
             index = min(near, key=lambda index: abs(parameters(index) - wanted))
         else:
-            index = bisect_left(range(len(sizes) + 1), 1, key=lambda i: int(_is_slower(network(i), task, level))) - 1
-        chosen[level] = sizes[max(index, 0)] if index < len(sizes) else None
+            index = bisect_left(indices, True, key=lambda i: is_slower(ordinary(i), task, level)) - 1
+        chosen[level] = sizes[index] if index >= 0 else None
     return chosen
 
 
-def _is_slower(ordinary: Task, task: Task, level: str) -> bool:
-    """Time both networks in turns."""
-    pair = [
-        (each, each.network.extract(name, example=each.example()).eval())
-        for each, name in ((ordinary, FULL), (task, level))
-    ]
+def is_slower(ordinary: Task, task: Task, level: str) -> bool:
+    """True if the full network of one task takes longer than a level of another; both are timed in turns."""
+    pair = [(ordinary, FULL), (task, level)]
+    networks = [each.network.extract(name, example=example_on_device(each)).eval() for each, name in pair]
     seconds: list[list[float]] = [[], []]
     for _ in range(_TURNS):
-        for own, (each, extracted) in zip(seconds, pair, strict=True):
-            own.append(each.latency(extracted))
+        for own, (each, _), network in zip(seconds, pair, networks, strict=True):
+            own.append(each.latency(network))
     return median(seconds[0]) > _AS_FAST * median(seconds[1])
 
 
-def describe(changes: Changes) -> str:
-    """Return the size in words, such as "d_model 48, ffn 192"."""
-    return ", ".join(f"{name} {value}" for name, value in changes.items())
+def describe(sizes: Sizes) -> str:
+    """Return a sentence for each network, with a space before it."""
+    sentences = []
+    for level, by_kind in sizes.items():
+        for kind, changes in by_kind.items():
+            if changes is None:
+                sentences.append(f"No ordinary network is {NAMES[kind]} as {level}.")
+            elif changes:
+                size = ", ".join(f"{name} {value}" for name, value in changes.items())
+                sentences.append(f"The ordinary network that is {NAMES[kind]} as {level} has {size}.")
+            else:
+                sentences.append(f"The whole network itself is {NAMES[kind]} as {level}.")
+    return "".join(f" {sentence}" for sentence in sentences)

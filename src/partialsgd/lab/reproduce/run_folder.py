@@ -33,7 +33,7 @@ _PLACE_SETTINGS = frozenset({"out", "threads"})
 """Settings that say where a run was made, not what it is."""
 _LEVEL_SETTINGS = frozenset({"ratio", "init"})
 """Settings without effect on a network without levels."""
-_PATH_PARTS = {"data": 1, "start": 2, "teacher": 2}
+PATH_PARTS = {"data": 1, "start": 2, "teacher": 2}
 """How many last parts of a path must agree: a folder may have been moved, and a run stores the hash of its data."""
 
 
@@ -222,5 +222,5 @@ def require_same_settings(path: Path, settings: Settings) -> None:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    is_path = name in _PATH_PARTS and value is not None
-    return Path(os.path.abspath(value)).parts[-_PATH_PARTS[name] :] if is_path else value
+    is_path = name in PATH_PARTS and value is not None
+    return Path(os.path.abspath(value)).parts[-PATH_PARTS[name] :] if is_path else value

@@ -161,7 +161,7 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
         return self.distill_weight if self.distill else 1.0
 
     def ordinary_sizes(self) -> list[dict[str, Any]]:
-        """The settings that make the whole network smaller and keep its kind, the smallest first; recipes have some."""
+        """The settings that make the whole network smaller and keep its kind, the smallest first."""
         return []
 
     def comments(self) -> list[str]:

@@ -31,7 +31,8 @@ class LowRankLayer(NestedLayer):
     """The full level multiplies by VU + W, a level of rank k by the first k columns of V and rows of U.
 
     The bias is shared. U and V are stored in blocks, one for the ranks that each level adds. With `full="own"` the full
-    level multiplies by W alone, which starts as the weight of the layer.
+    level multiplies by `own_weight` alone, which starts as the weight of the layer. It is not called W, so that the
+    state of a sum W + VU does not fit it.
     """
 
     spec_name = "LowRank"
@@ -39,7 +40,10 @@ class LowRankLayer(NestedLayer):
     U0: nn.Parameter
     V0: nn.Parameter
     W: nn.Parameter
+    own_weight: nn.Parameter
     bias: nn.Parameter | None
+    has_own_weight = False
+    """True if the full level multiplies by a weight of its own."""
 
     def __init__(
         self,
@@ -57,15 +61,15 @@ class LowRankLayer(NestedLayer):
         super().__init__(switch, {level: counts.get(level, len(bounds) - 1) for level in switch.levels})
         self.linear, self.bounds, self.low_rank_levels = linear, bounds, frozenset(ranks)
         self.has_own_weight = full == "own"
-        """True if the full level multiplies by W alone."""
         weight = layer.get_parameter("weight")
         u, v, w = _initial_factors(linear.weight_of(layer), bounds, init, key)
-        if self.has_own_weight:
-            w = linear.weight_of(layer).clone()
         for i, (low, high) in enumerate(itertools.pairwise(bounds)):
             self.register_parameter(f"U{i}", parameter_like(weight, u[low:high]))
             self.register_parameter(f"V{i}", parameter_like(weight, v[:, low:high]))
-        self.register_parameter("W", parameter_like(weight, w))
+        if self.has_own_weight:
+            self.register_parameter("own_weight", parameter_like(weight, linear.weight_of(layer).clone()))
+        else:
+            self.register_parameter("W", parameter_like(weight, w))
         self.register_parameter("bias", layer._parameters["bias"])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +91,8 @@ class LowRankLayer(NestedLayer):
         """The matrix of the level; it is computed when more than its shape, dtype or device is used."""
         if torch.compiler.is_compiling():
             return self.weight_at(self.switch.level)
-        return LazyWeight(self.W, self.linear.stored(self.W).shape, partial(self.weight_at, self.switch.level))
+        stored = self._of_full_size()
+        return LazyWeight(stored, self.linear.stored(stored).shape, partial(self.weight_at, self.switch.level))
 
     def weight_at(self, level: str) -> Tensor:
         return self.linear.stored(self._dense(level))
@@ -101,7 +106,7 @@ class LowRankLayer(NestedLayer):
         for u, v in zip(self.blocks("U", count), self.blocks("V", count), strict=True):
             yield from (u, v)
         if not is_low_rank:
-            yield self.W
+            yield self._of_full_size()
         if self.bias is not None:
             yield self.bias
 
@@ -109,7 +114,8 @@ class LowRankLayer(NestedLayer):
         """Yield W and the bias at full, where VU is merged into W if the full level uses it."""
         if level in self.low_rank_levels:
             return self.members(level)
-        return iter([self.W] if self.bias is None else [self.W, self.bias])
+        stored = self._of_full_size()
+        return iter([stored] if self.bias is None else [stored, self.bias])
 
     def extract(self, level: str, memo: dict[int, Any]) -> nn.Module:
         if level not in self.low_rank_levels:
@@ -140,10 +146,14 @@ class LowRankLayer(NestedLayer):
         """Return the matrix that the level multiplies by: VU, W + VU, or W."""
         is_low_rank = level in self.low_rank_levels
         if self.has_own_weight and not is_low_rank:
-            return self.W
+            return self.own_weight
         u, v = self._factors(level)
         dense = v @ u.flatten(1) if is_low_rank else torch.addmm(self.W.flatten(1), v, u.flatten(1))
-        return dense.view_as(self.W)
+        return dense.view_as(self._of_full_size())
+
+    def _of_full_size(self) -> nn.Parameter:
+        """Return the parameter that has the size of the layer's weight."""
+        return self.own_weight if self.has_own_weight else self.W
 
 
 def _initial_factors(weight: Tensor, bounds: list[int], init: Init, key: int) -> tuple[Tensor, Tensor, Tensor]:
