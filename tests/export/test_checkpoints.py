@@ -12,7 +12,8 @@ from safetensors import safe_open
 from torch import nn
 
 from partialsgd import Depth, LayerSum, LowRank, Nested, OutputSum, Width, export, nest
-from partialsgd.export import spec_json
+from partialsgd.export import files, spec_json
+from partialsgd.export.checkpoints import restore
 from partialsgd.nested.example_inputs import tensors_of
 from partialsgd.nested.nested import unwrap_nested
 from partialsgd.nested.specs import Spec
@@ -197,3 +198,19 @@ def test_a_spec_comes_back(spec: Spec) -> None:
     levels = spec_json.levels_from_json(json.loads(written))
     assert levels == {"core": (spec,), "none": ()}
     assert repr(levels["core"]) == repr((spec,)), "one block is not all of them"
+
+
+def test_a_checkpoint_from_before_a_field_of_a_spec_is_restored_and_one_of_another_spec_is_not(tmp_path: Path) -> None:
+    def made(full: str = "sum") -> Nested:
+        return nest(nn.Sequential(nn.Linear(6, 8)), LowRank(1 / 2, where="0", full=full))
+
+    nested = made()
+    export.save(nested, tmp_path / "new")
+    record, tensors = files.read(tmp_path / "new")
+    del record["specs"]["core"][0]["full"], record["digest"]
+    files.write(tmp_path / "old", record, tensors)
+    other = made()
+    restore(other, tmp_path / "old")
+    assert all(map(torch.equal, other.parameters(), nested.parameters()))
+    with pytest.raises(ValueError, match="its levels are"):
+        restore(made("own"), tmp_path / "old")
