@@ -265,6 +265,9 @@ def test_steps_of_a_smaller_level_leave_a_weight_of_its_own_alone_and_full_steps
         return loss
 
     used = {"full": ("own_weight", "bias"), "1/2": ("U0", "V0", "U1", "V1", "bias"), "1/4": ("U0", "V0", "bias")}
+    for level, leaves in used.items():
+        moving = {key.rpartition(".")[2] for key, entry in nested.mask(level).items() if entry is not False}
+        assert moving == set(leaves)
     for _ in range(6):
         before = {key: p.detach().clone() for key, p in nested.named_parameters()}
         step = sgd.step(closure)

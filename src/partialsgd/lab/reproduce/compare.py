@@ -241,7 +241,7 @@ def summarize(pairs: Sequence[Pair]) -> list[Row]:
         rows += [_row([pair.joint for pair in pairs], level, "jointly")]
         rows += [_row([pair.alone[level] for pair in pairs], level, "alone")]
     ordinary = [
-        _row([pair.ordinary[level, kind] for pair in pairs], level, f"ordinary, {matched.NAMES[kind]}", FULL)
+        _row([pair.ordinary[level, kind] for pair in pairs], level, matched.NAMES[kind], FULL)
         for level, kind in pairs[0].ordinary
     ]
     together = fmean(pair.joint["seconds"] for pair in pairs)
@@ -271,7 +271,7 @@ def to_table(
     scores = f"{first['score']} on the test data, seed{'s' if len(pairs) > 1 else ''} {seeds}{means}."
     return Table(
         title=f"{first['recipe']}: jointly and alone; {_BUDGETS[budget]}",
-        head=("level", "trained", first["score"], "updates", "training FLOPs", "time", "parameters", "latency"),
+        head=("level", "trained", first["score"], "updates", "training FLOPs", "time", "parameters", "ms"),
         rows=tuple(_cells(row) for row in rows),
         words=2,
         note=f"{scores} {differences(rows)} {_QUESTIONS[budget]}{matched.describe(sizes)}",
@@ -292,7 +292,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     deviation = f" ± {stdev(row.scores):.2g}" if len(row.scores) > 1 else ""
     seconds = "" if row.seconds is None else f"{row.seconds:,.0f} s"
     parameters = "" if row.parameters is None else f"{row.parameters:,}"
-    latency = "" if row.latency is None else f"{1e3 * row.latency:.3g} ms"
+    latency = "" if row.latency is None else f"{1e3 * row.latency:.3g}"
     counts = (f"{row.updates:,.0f}", f"{row.flops:.3g}", seconds, parameters, latency)
     return row.level, row.trained, mean + deviation, *counts
 

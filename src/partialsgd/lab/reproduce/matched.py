@@ -71,7 +71,9 @@ def _require_matchable(settings: Settings) -> None:
             f"--{earlier[0]}; omit one of them"
         )
     if not settings.ordinary_sizes():
-        raise WrongCall(f"--match needs smaller ordinary networks, and for these settings {settings.recipe} has none")
+        raise WrongCall(
+            f"--match needs smaller ordinary networks, and with these settings {settings.recipe} has none; omit it"
+        )
 
 
 def _choose(settings: Settings, kind: Kind) -> dict[str, Changes | None]:
