@@ -13,7 +13,7 @@ from partialsgd.lab.reproduce.run_folder import AT, RunFolder, Scored, total_flo
 from partialsgd.nested.switch import FULL
 from studies import pages
 from studies.results import RESULTS
-from studies.worth import regime, sizes, store
+from studies.worth import other_cells, regime, sizes, store
 from studies.worth.plans import PLAIN, SCHEMES, Plan, first_row
 
 HEAD = (
@@ -37,7 +37,7 @@ def sections(folder: Path = RESULTS) -> str:
     plain, others = ([pair for pair in pairs if (pair.scheme == PLAIN) is is_plain] for is_plain in (True, False))
     tried = {(pair.plan.name, pair.ratio) for pair in others}
     beside = [pair for pair in plain if (pair.plan.name, pair.ratio) in tried]
-    parts = [pages.table(HEAD, [pair.cells() for pair in plain]), verdict(plain)]
+    parts = [pages.table(HEAD, [pair.cells() for pair in plain]), *_chosen(plain), verdict(plain)]
     if others:
         rows = sorted([*beside, *others], key=lambda pair: (pair.plan.name, ratio_place(pair)))
         parts += ["Other schemes, beside plain alternation:", pages.table(HEAD, [pair.cells() for pair in rows])]
@@ -53,6 +53,13 @@ def verdict(pairs: Sequence[Pair]) -> str:
         f"In {len(ahead)} of {len(pairs)} rows the network of the joint run is at least as good as the one alone; in "
         f"{len(clear)} the 95 % interval of the difference lies above 0, in {len(behind)} below."
     )
+
+
+def _chosen(pairs: Sequence[Pair]) -> list[str]:
+    """The rows that stand in the table with another learning rate or warm-up than their plan's."""
+    rows = [(pair.plan.says, row) for pair in pairs for row in pair.rows if AT in row]
+    names = dict.fromkeys(f"{says}: {row.replace(AT, ' at ')}" for says, row in rows)
+    return [f"Validation data chose another rate or warm-up for these rows: {'; '.join(names)}."] if names else []
 
 
 def in_short(folder: Path = RESULTS) -> tuple[str, str]:
@@ -71,46 +78,9 @@ def in_short(folder: Path = RESULTS) -> tuple[str, str]:
 
 
 def other_rates(folder: Path = RESULTS) -> str:
-    """The test scores of whole runs at each learning rate, with the first seed."""
+    """The test scores of whole runs at each learning rate and warm-up, with the first seed."""
     with store.stored(folder) as found:
-        parts = [text for plan, runs in found if isinstance(plan, Plan) and (text := _rates(plan, runs))]
-    return "\n\n".join(parts) or "No run at another rate is stored yet."
-
-
-def _rates(plan: Plan, folder: RunFolder) -> str:
-    """A table of the rates that every row has, and the gain at those that validation chooses; empty below two rates."""
-    core, full, joint = plan.tuned_rows()
-    rates = {getattr(plan.base, "lr", 0.0): ""} | {cell.lr: f"{AT}{cell.name}" for cell in plan.cells}
-    finished = {
-        row: {rate: run for rate in rates if (run := folder.finished(folder.run(row + rates[rate], 0))) and run.summary}
-        for row in (core, full, joint)
-    }
-    common = sorted(rate for rate in rates if all(rate in by_rate for by_rate in finished.values()))
-    if len(common) < 2:
-        return ""
-    runs = {row: {rate: by_rate[rate] for rate in common} for row, by_rate in finished.items()}
-    networks = {
-        "core alone": (core, FULL),
-        "core jointly": (joint, "core"),
-        "full alone": (full, FULL),
-        "full jointly": (joint, FULL),
-    }
-    chosen, rows = {}, []
-    for name, (row, level) in networks.items():
-        scored = {
-            rate: plan.factor * run.summary["levels"][level]["test"][plan.score]
-            for rate, run in runs[row].items()
-            if run.summary is not None  # for the type checker: asked above
-        }
-        best = max(scored, key=lambda rate: runs[row][rate].selection_score(plan.criterion))
-        chosen[name] = scored[best]
-        rows.append((name, *(f"{scored[rate]:.2f}" for rate in common), f"{best:g}"))
-    head = (f"{plan.says}, r = {plan.ratios[0]}", *(f"{rate:g}" for rate in common), "validation chooses")
-    gains = {level: chosen[f"{level} jointly"] - chosen[f"{level} alone"] for level in ("core", FULL)}
-    return (
-        f"{pages.table(head, rows)}\n\nAt the rates that validation chooses, one seed, the joint run is "
-        f"{gains['core']:+.2f} {plan.score} ahead with the core and {gains[FULL]:+.2f} with the full network."
-    )
+        return other_cells.section([(plan, runs) for plan, runs in found if isinstance(plan, Plan)])
 
 
 def matched(folder: Path = RESULTS) -> str:
@@ -144,6 +114,8 @@ class Pair:
     ratio: str
     scheme: str
     level: str
+    rows: tuple[str, str]
+    """The rows of the network alone and of the joint run."""
     alone: Sequence[float]
     jointly: Sequence[float]
     flops_share: float
@@ -178,9 +150,10 @@ def _stored_pairs(folder: Path) -> list[Pair]:
 
 
 def _pairs(plan: Plan, folder: RunFolder) -> Iterator[Pair]:
-    for comparison in plan.comparisons():
+    for untuned in plan.comparisons():
+        ratio, scheme = untuned.label.removeprefix("r = "), untuned.joint.partition("-")[0]
+        comparison = other_cells.tuned(plan, folder, untuned, ratio)
         runs = equal_sum.common_seeds(folder, comparison)
-        ratio, scheme = comparison.label.removeprefix("r = "), comparison.joint.partition("-")[0]
         first = {run.settings.seed: total_flops(done) for run, done in folder.scored(first_row(scheme, ratio))}
         for level in comparison.alone if runs else ():
             yield Pair(
@@ -188,6 +161,7 @@ def _pairs(plan: Plan, folder: RunFolder) -> Iterator[Pair]:
                 ratio,
                 scheme,
                 level,
+                (comparison.alone[level], comparison.joint),
                 [plan.factor * own[level][1]["levels"][FULL]["test"][plan.score] for _, own in runs.values()],
                 [plan.factor * joint[1]["levels"][level]["test"][plan.score] for joint, _ in runs.values()],
                 fmean(

@@ -9,9 +9,10 @@ from typing import Any, final
 
 from partialsgd.lab.recipes.images.settings import PRESETS
 from partialsgd.lab.reproduce.experiment import Cell, Comparison, Experiment, Grid, Row, always
-from partialsgd.lab.reproduce.run_folder import AT, RunFolder, total_flops
+from partialsgd.lab.reproduce.run_folder import RunFolder, total_flops
 from partialsgd.lab.reproduce.translation import LAPTOP
 from partialsgd.lab.training.settings import Settings
+from studies.worth import other_cells
 from studies.worth.regime import RATES, Regime
 
 SEEDS = 3
@@ -83,7 +84,8 @@ class Plan:
     ratios: Sequence[str]
     schemes: Sequence[str] = ("joint",)
     cells: Sequence[Cell] = ()
-    """Other learning rates and warm-ups, at which every row is also trained to its end with the first seed."""
+    """Other learning rates and warm-ups, at which the networks alone and plain alternation are also trained to their
+    end: with the first seed, and with all seeds if validation data choose that cell."""
     rivals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Ordinary networks that are trained alone with as many epochs: the settings of each that are not the plan's."""
     factor: float = 1.0
@@ -111,20 +113,27 @@ class Plan:
         return Comparison(f"r = {ratio}", _name(scheme, ratio), {"core": _name("core", ratio), "full": "full"})
 
     def rows(self, folder: RunFolder) -> Iterator[Row]:
-        """By ratio, seed by seed; the other cells last, with one seed, for plain alternation and the networks alone."""
+        """By ratio, seed by seed; then the rivals, and the other cells."""
         for ratio in self.ratios:
-            yield from (replace(row, block=ratio) for row in self._rows_of(ratio))
+            yield from self._rows_of(ratio)
         for name, changes in self.rivals.items():
             settings: Any = {"nest": "none", "method": "plain", **changes}
             yield Row(name, always(replace(self.base, **settings)), self.seeds, None)
-        for cell in self.cells:
-            for row in self._rows_of(self.ratios[0]):
-                if row.name in self.tuned_rows():
-                    yield _at(cell, row)
+        for ratio in self.ratios if self.cells else ():
+            chosen = other_cells.chosen(self, folder, ratio)
+            tuned = [row for row in self._rows_of(ratio) if row.name in self.tuned_rows(ratio)]
+            for cell in self.cells:
+                for row in tuned:
+                    yield other_cells.at(cell, row, self.seeds if chosen.get(row.name) == cell else 1)
 
-    def tuned_rows(self) -> tuple[str, ...]:
-        """The rows that are also trained at the other cells: the networks alone and plain alternation."""
-        return (_name("core", self.ratios[0]), "full", _name(PLAIN, self.ratios[0]))
+    def tuned_rows(self, ratio: str) -> tuple[str, ...]:
+        """The rows that are also trained at the other cells: the networks alone, and last plain alternation."""
+        return (_name("core", ratio), "full", _name(PLAIN, ratio))
+
+    def own_cell(self) -> Cell:
+        """The learning rate and the warm-up of the plan's settings."""
+        settings: Any = self.base
+        return Cell(settings.lr, settings.warm_up)
 
     def _rows_of(self, ratio: str) -> list[Row]:
         core: Any = {"ratio": (ratio,), "alone": "core", "method": "plain"}
@@ -133,7 +142,8 @@ class Plan:
         whole = [Row(first_row(name, ratio), self._jointly(name, ratio, is_whole=True), self.seeds, None)
                  for name in self.schemes if SCHEMES[name].whole]  # fmt: skip
         joint = [Row(_name(name, ratio), self._jointly(name, ratio), self.seeds, None) for name in self.schemes]
-        return [*(Row(name, always(settings), self.seeds, None) for name, settings in alone.items()), *whole, *joint]
+        rows = [*(Row(name, always(settings), self.seeds, None) for name, settings in alone.items()), *whole, *joint]
+        return [replace(row, block=ratio) for row in rows]
 
     def _jointly(self, name: str, ratio: str, *, is_whole: bool = False) -> Callable[[RunFolder, int], Settings | None]:
         """As many steps as the FLOPs of both networks alone, with that seed, pay for; None until they are there.
@@ -157,7 +167,8 @@ class Plan:
             epochs = math.ceil(round(steps / (summary["steps"] / full.epochs), 6))
             changes: Any = {"max_steps": steps, "epochs": epochs}
             if is_whole:
-                return replace(self.base, nest="none", method="plain", **changes)
+                changes |= {"nest": "none", "method": "plain"}
+                return replace(self.base, **changes)
             changes |= {"ratio": (ratio,), "method": scheme.method(steps), **scheme.changes}
             if scheme.whole:
                 first = folder.finished(folder.run(first_row(name, ratio), seed))
@@ -178,34 +189,33 @@ def first_row(scheme: str, ratio: str) -> str:
     return f"first-{_name(scheme, ratio)}"
 
 
-def _at(cell: Cell, row: Row) -> Row:
-    def make(folder: RunFolder, seed: int) -> Settings | None:
-        settings = row.make(folder, seed)
-        return None if settings is None else cell.apply(settings)
-
-    return replace(row, name=f"{row.name}{AT}{cell.name}", make=make, seeds=1, block=f"cells {cell.name}")
-
-
 def plans(data: str | None, images: str | None) -> dict[str, Plan | Regime]:
     """Every plan whose data are given."""
     made: list[Plan | Regime] = []
     if data is not None:
         common: dict[str, Any] = {"data": data, "source": "de", "target": "en", "lr": 6e-3, "warm_up": 240, "epochs": 4}
         line = replace(LAPTOP, **common, schedule="linear", nest="low-rank", init="zero")
-        cells = tuple(Cell(rate, 240) for rate in (3e-3, 1.2e-2))
+        looks = (Cell(3e-3, 240), Cell(1.2e-2, 240), Cell(6e-3, 480))
         schemes = ("joint", "taught", "parted", "both", "skewed", "late", "states")
-        rank: Any = {"ratios": ("1/32", "1/8", "1/4"), "schemes": (*schemes, "nested"), "cells": cells}
+        rank: Any = {"ratios": ("1/32", "1/8", "1/4"), "schemes": (*schemes, "nested"), "cells": looks}
         rank["rivals"] = {"d48": {"d_model": 48, "ffn": 192}}  # as many parameters as the core of r = 1/32
-        width: Any = {"ratios": ("1/4",), "schemes": schemes}
+        width: Any = {"ratios": ("1/4",), "schemes": schemes, "cells": looks}
+        longer = replace(line, epochs=8)
         regime = replace(line, schedule="inverse-sqrt", dropout=0.3)
         made += [
             Plan("multi30k-rank", "Multi30k by rank", line, "BLEU", **rank),
             Plan("multi30k-width", "Multi30k by width", replace(line, nest="width"), "BLEU", **width),
+            Plan("multi30k-longer", "Multi30k by rank, eight epochs alone", longer, "BLEU", ("1/32",)),
             Regime("multi30k-regime", "Multi30k by rank, dropout 0.3, equal epochs", regime, "1/32"),
         ]
     if images is not None:
         narrow = replace(PRESETS["narrow"], data=images, epochs=6, keep=1, threads=1)
-        options: Any = {"factor": 100.0, "criterion": "accuracy", "schemes": ("joint", "slimmable", *_BEST)}
+        options: Any = {
+            "cells": (Cell(0.05, 0), Cell(0.2, 0), Cell(0.1, 40)),
+            "factor": 100.0,
+            "criterion": "accuracy",
+            "schemes": ("joint", "slimmable", *_BEST),
+        }
         made.append(Plan("cifar10-width", "CIFAR-10 by width", narrow, "accuracy", ("1/2",), **options))
     return {plan.name: plan for plan in made}
 
@@ -224,6 +234,10 @@ def _at_ratio(ratio: str, *schemes: str) -> tuple[str, ...]:
     return (_name("core", ratio), "full", *(_name(scheme, ratio) for scheme in schemes))
 
 
+def _at_other_cells(ratio: str) -> tuple[str, ...]:
+    return tuple(f"{row}?lr*" for row in _at_ratio(ratio, PLAIN))
+
+
 _MIDDLE = RATES[len(RATES) // 2]
 """The rate at which the figure of the paper's regime can do without a point for longest."""
 _OTHERS = ("late", "states", "taught", "first-nested", "nested", "both")
@@ -238,15 +252,20 @@ QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-rank", _at_ratio("1/32", *_BEST, *_OTHERS), 1),
     Wanted("cifar10-width", _at_ratio("1/2", "slimmable")),
     Wanted("multi30k-regime", tuple(f"*-lr{rate:g}" for rate in RATES if rate != _MIDDLE)),
-    Wanted("multi30k-rank", tuple(f"{row}?lr*" for row in _at_ratio("1/32", "joint")), 1),
-    Wanted("multi30k-rank", _at_ratio("1/8", *_BEST), 1),
     Wanted("multi30k-rank", _at_ratio("1/32", *_BEST)),
     Wanted("multi30k-regime"),
     Wanted("multi30k-rank", _at_ratio("1/8", *_BEST)),
+    Wanted("multi30k-longer", seeds=1),
+    Wanted("cifar10-width", _at_ratio("1/2", *_BEST)),
     Wanted("multi30k-width", _at_ratio("1/4", *_BEST)),
-    Wanted("multi30k-rank", _at_ratio("1/8", *_OTHERS), 1),
     Wanted("multi30k-rank", _at_ratio("1/4", *_BEST)),
     Wanted("cifar10-width"),
+    Wanted("multi30k-rank", _at_ratio("1/8", *_OTHERS), 1),
+    Wanted("multi30k-rank", _at_other_cells("1/8")),
+    Wanted("multi30k-width", _at_other_cells("1/4")),
+    Wanted("multi30k-rank", _at_other_cells("1/4")),
+    Wanted("multi30k-rank", _at_other_cells("1/32")),
+    Wanted("multi30k-longer"),
     Wanted("multi30k-width"),
     Wanted("multi30k-rank"),
 )

@@ -16,7 +16,7 @@ from studies.worth import page, sizes, store
 from studies.worth.plans import QUEUE, SCHEMES, SEEDS, Plan, plans
 from tests.lab.reproduce.made import run
 
-NAMES = ("multi30k-rank", "multi30k-width", "multi30k-regime", "cifar10-width")
+NAMES = ("multi30k-rank", "multi30k-width", "multi30k-longer", "multi30k-regime", "cifar10-width")
 
 
 def trained(plan: Plan, out: Path, row: str, seed: int, scores: dict[str, float], flops: dict[str, float]) -> None:
@@ -107,10 +107,44 @@ def test_whole_runs_at_other_rates_are_shown_and_validation_chooses(rank: Plan, 
     trained(rank, out, "core-1_32@lr0.012-warm240", 0, {"full": 99.0}, {"full": 400.0})  # no other row has this rate
     store.write(rank, out / rank.name, results)
     shown = page.other_rates(results)
-    assert "| core alone | 24.00 | 20.00 | 0.006 |" in shown and "| core jointly | 25.00 | 21.00 | 0.003 |" in shown
-    assert "| full alone | 34.00 | 30.00 | 0.003 |" in shown and "| full jointly | 33.00 | 29.00 | 0.003 |" in shown
-    assert "+5.00 BLEU ahead with the core and -1.00 with the full network" in shown
-    assert page.sections(results).count("20.00") == 1, "the main table has the rate of the plan"
+    for line in ("core alone | 24.00 | 20.00 | 0.006 |", "core jointly | 25.00 | 21.00 | 0.003 |"):
+        assert f"| 1/32 | {line}" in shown
+    for line in ("full alone | 34.00 | 30.00 | 0.003 |", "full jointly | 33.00 | 29.00 | 0.003 |"):
+        assert f"| 1/32 | {line}" in shown
+    assert "At r = 1/32, each row at the rate chosen for it, one seed, the joint run is +5.00 BLEU ahead" in shown
+    assert "and -1.00 with the full network" in shown
+    text = page.sections(results)
+    assert "| core | 1 | 20.00 | 25.00 | +5 (one seed)" in text and "| full | 1 | 34.00 | 33.00 | -1 (one" in text
+    assert "these rows: Multi30k by rank: joint-1_32 at lr0.003-warm240; Multi30k by rank: full at lr0.003" in text
+
+
+def test_a_cell_that_validation_chose_gets_all_seeds_and_stands_in_the_table_then(rank: Plan, tmp_path: Path) -> None:
+    out, results, cell = tmp_path / "runs", tmp_path / "results", "@lr0.003-warm240"
+    results.mkdir()
+
+    def wanted() -> list[str]:
+        jobs = command.ready({rank.name: rank}, out)
+        return [label for job in jobs if cell in (label := job.label.partition(": ")[2])]
+
+    def train(name: str, seed: int, gain: float) -> None:
+        scores = {"core": 21.0 + gain, "full": 29.0} if "joint" in name else {"full": 25.0 + gain}
+        trained(rank, out, name, seed, scores, dict.fromkeys(scores, 800.0))
+
+    for seed in range(SEEDS):
+        for row in rank.tuned_rows("1/32"):
+            train(row, seed, 0.0)
+    for row in rank.tuned_rows("1/32"):
+        train(row + cell, 0, 4.0)
+    assert not [label for label in wanted() if label.startswith(("core-1_32", "full", "joint-1_32"))]
+    path = out / rank.name / "rows" / f"core-1_32{cell}" / "seed0" / "metrics.jsonl"
+    path.write_text(path.read_text().replace("1.0", "0.5"))  # the validation loss
+    assert [label for label in wanted() if "1_32@" in label] == [f"core-1_32{cell}, seed {seed}" for seed in (1, 2)]
+    train(f"core-1_32{cell}", 1, 4.0)
+    store.write(rank, out / rank.name, results)
+    assert "| core | 3 | 25.00 (0.00) |" in page.sections(results), "it has two seeds, the other cell has three"
+    train(f"core-1_32{cell}", 2, 4.0)
+    store.write(rank, out / rank.name, results)
+    assert "| core | 3 | 29.00 (0.00) |" in page.sections(results) and not wanted()[0].startswith("core-1_32@")
 
 
 def test_what_is_stored_is_shown_with_differences_by_seed(rank: Plan, tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""Whole runs at other learning rates and warm-ups: as many looks for each row, and validation data choose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from partialsgd.lab.reproduce.experiment import Cell, Comparison, Row
+from partialsgd.lab.reproduce.run_folder import AT, FinishedRun, RunFolder
+from partialsgd.lab.training.settings import Settings
+from partialsgd.nested.switch import FULL
+from studies import pages
+
+if TYPE_CHECKING:
+    from studies.worth.plans import Plan
+
+
+def at(cell: Cell, row: Row, seeds: int) -> Row:
+    """The row at another cell."""
+
+    def make(folder: RunFolder, seed: int) -> Settings | None:
+        settings = row.make(folder, seed)
+        return None if settings is None else cell.apply(settings)
+
+    return replace(row, name=named(row.name, cell), make=make, seeds=seeds, block=f"{row.block} at {cell.name}")
+
+
+def named(row: str, cell: Cell) -> str:
+    return f"{row}{AT}{cell.name}"
+
+
+def looks(plan: Plan, folder: RunFolder, ratio: str) -> dict[str, dict[Cell, FinishedRun]]:
+    """By row, the runs of the first seed at the cells that every row of this ratio was trained at; a run may have
+    diverged."""
+    found = {}
+    for row in plan.tuned_rows(ratio):
+        names = {plan.own_cell(): row} | {cell: named(row, cell) for cell in plan.cells}
+        runs = {cell: folder.finished(folder.run(name, 0)) for cell, name in names.items()}
+        found[row] = {cell: run for cell, run in runs.items() if run is not None}
+    common = [cell for cell in (plan.own_cell(), *plan.cells) if all(cell in runs for runs in found.values())]
+    return {row: {cell: runs[cell] for cell in common} for row, runs in found.items()}
+
+
+def chosen(plan: Plan, folder: RunFolder, ratio: str) -> dict[str, Cell]:
+    """The cell of each row that validation data choose, with the first seed."""
+    found = looks(plan, folder, ratio)
+    return {
+        row: max(runs, key=lambda cell: runs[cell].selection_score(plan.criterion))
+        for row, runs in found.items()
+        if runs
+    }
+
+
+def tuned(plan: Plan, folder: RunFolder, comparison: Comparison, ratio: str) -> Comparison:
+    """The comparison with each row at the cell that is chosen for it, if that has as many seeds."""
+    names = {
+        row: named(row, cell)
+        for row, cell in chosen(plan, folder, ratio).items()
+        if cell != plan.own_cell() and len(folder.scored(named(row, cell))) >= len(folder.scored(row))
+    }
+    alone = {level: names.get(row, row) for level, row in comparison.alone.items()}
+    return replace(comparison, joint=names.get(comparison.joint, comparison.joint), alone=alone)
+
+
+def section(found: Sequence[tuple[Plan, RunFolder]]) -> str:
+    """For each plan the test scores at every cell, and what is gained at those that validation chooses."""
+    parts = [part for plan, folder in found for part in _parts(plan, folder)]
+    return "\n\n".join(parts) or "No run at another rate is stored yet."
+
+
+def _parts(plan: Plan, folder: RunFolder) -> list[str]:
+    """A table for each set of cells, and a sentence for each ratio; nothing below two cells."""
+    by_cells: dict[tuple[Cell, ...], list[tuple[str, ...]]] = {}
+    sentences = []
+    for ratio in plan.ratios:
+        found = looks(plan, folder, ratio)
+        cells = sorted(next(iter(found.values())), key=lambda cell: (cell.lr, cell.warm_up))
+        if len(cells) < 2:
+            continue
+        best = chosen(plan, folder, ratio)
+        rows, gains = by_cells.setdefault(tuple(cells), []), {}
+        for level, row in plan.comparison(plan.schemes[0], ratio).alone.items():
+            jointly = plan.tuned_rows(ratio)[-1]
+            networks = {"alone": (row, FULL), "jointly": (jointly, level)}
+            at_best = {}
+            for way, (name, of) in networks.items():
+                scores = {cell: _score(plan, run, of) for cell, run in found[name].items()}
+                at_best[way] = scores[best[name]]
+                shown = (_text(scores[cell]) for cell in cells)
+                rows.append((ratio, f"{level} {way}", *shown, _says(best[name], cells)))
+            gains[level] = at_best["jointly"] - at_best["alone"]
+        sentences.append(_gain(plan, ratio, gains))
+    tables = [
+        pages.table((f"{plan.says}, r", "network", *(_says(cell, cells) for cell in cells), "chosen"), rows)
+        for cells, rows in by_cells.items()
+    ]
+    return [*tables, " ".join(sentences)] if tables else []
+
+
+def _score(plan: Plan, run: FinishedRun, level: str) -> float:
+    """The test score; not a number if the run diverged."""
+    return math.nan if run.summary is None else plan.factor * run.summary["levels"][level]["test"][plan.score]
+
+
+def _text(score: float) -> str:
+    return "diverged" if math.isnan(score) else f"{score:.2f}"
+
+
+def _says(cell: Cell, cells: Sequence[Cell]) -> str:
+    """The rate, and the warm-up if it is not that of most cells."""
+    usual = max((other.warm_up for other in cells), key=[other.warm_up for other in cells].count)
+    return f"{cell.lr:g}" if cell.warm_up == usual else f"{cell.lr:g}, warm-up {cell.warm_up}"
+
+
+def _gain(plan: Plan, ratio: str, gains: Mapping[str, float]) -> str:
+    return (
+        f"At r = {ratio}, each row at the rate chosen for it, one seed, the joint run is {gains['core']:+.2f} {plan.score} "
+        f"ahead with the core and {gains[FULL]:+.2f} with the full network."
+    )
