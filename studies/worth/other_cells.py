@@ -116,6 +116,6 @@ def _says(cell: Cell, cells: Sequence[Cell]) -> str:
 
 def _gain(plan: Plan, ratio: str, gains: Mapping[str, float]) -> str:
     return (
-        f"At r = {ratio}, each row at the rate chosen for it, one seed, the joint run is {gains['core']:+.2f} {plan.score} "
-        f"ahead with the core and {gains[FULL]:+.2f} with the full network."
+        f"At r = {ratio}, each row at the rate chosen for it, one seed, the joint run is {gains['core']:+.2f} "
+        f"{plan.score} ahead with the core and {gains[FULL]:+.2f} with the full network."
     )
