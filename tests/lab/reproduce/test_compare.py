@@ -237,8 +237,9 @@ def test_networks_that_begin_with_another_run_are_not_matched(tmp_path: Path) ->
 
 
 def test_the_whole_network_alone_needs_no_budget_of_sizes() -> None:
-    settings = Images(level_budget="parameters=1/4")
-    assert alone_settings(settings, "full", LEVELS).level_budget is None  # type: ignore[attr-defined]  # Images
+    settings = Images(nest="low-rank", level_budget="parameters=1/4", full="own")
+    alone: Any = alone_settings(settings, "full", LEVELS)
+    assert (alone.nest, alone.level_budget, alone.full) == ("none", None, "sum")
 
 
 @pytest.mark.usefixtures("toy")

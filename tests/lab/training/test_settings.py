@@ -99,6 +99,8 @@ def made(draw: Any) -> Settings:
         values["measure_every"] = draw(BY_TYPE[int])
     if values.get("level_budget") is not None:
         values["nest"] = draw(st.sampled_from(["width", "low-rank"]))  # what a budget can choose
+    if values.get("full") == "own":
+        values["nest"] = "low-rank"
     if values.get("start") is not None:
         values["init"] = draw(st.sampled_from(["svd", "matched"]))  # zero would overwrite it
     for name in draw(st.permutations(EXCLUSIVE))[1:]:

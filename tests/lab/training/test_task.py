@@ -130,3 +130,5 @@ def test_a_budget_that_cannot_be_read_is_refused(text: str) -> None:
 def test_a_budget_needs_a_dimension_that_it_can_choose() -> None:
     with pytest.raises(ValueError, match="budget chooses units or ranks"):
         Images(nest="depth", level_budget="parameters=1/2")
+    with pytest.raises(ValueError, match="full='own' is for low-rank layers; with nest='width' omit it"):
+        Images(nest="width", full="own")

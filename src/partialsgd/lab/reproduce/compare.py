@@ -26,7 +26,7 @@ from partialsgd.lab.runs.run import FAILED, Run
 from partialsgd.lab.training import launch, loop
 from partialsgd.lab.training.batch_plan import BatchPlan
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
-from partialsgd.lab.training.settings import Settings, require_at_least
+from partialsgd.lab.training.settings import WITHOUT_LEVELS, Settings, require_at_least
 from partialsgd.nested.switch import FULL
 
 Budget: TypeAlias = Literal["sum", "epochs", "each"]
@@ -191,7 +191,7 @@ def alone_settings(settings: Settings, level: str, levels: list[str]) -> Setting
     """The settings that train a level by itself; what the method does beside choosing levels stays."""
     not_joint: Any = {"distill": None, "part_ways": 0.0, "state": "shared"}
     if level == levels[-1] and hasattr(settings, "nest"):
-        changes: Any = {"nest": "none", "level_budget": None, "method": _alone_method(settings.method, "plain")}
+        changes: Any = {**WITHOUT_LEVELS, "method": _alone_method(settings.method, "plain")}
         return replace(settings, **changes, **not_joint)
     return replace(settings, method=_alone_method(settings.method, f"only({level!r})"), **not_joint)
 

@@ -22,7 +22,7 @@ from partialsgd.lab.recipes import build
 from partialsgd.lab.runs.use_run import example_on_device
 from partialsgd.lab.training import launch
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
-from partialsgd.lab.training.settings import Settings
+from partialsgd.lab.training.settings import WITHOUT_LEVELS, Settings
 from partialsgd.lab.training.task import Task
 from partialsgd.nested.switch import FULL
 
@@ -81,7 +81,7 @@ def _choose(settings: Settings, kind: Kind) -> dict[str, Changes | None]:
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     sizes: list[Changes] = [*settings.ordinary_sizes(), {}]
     task = build(settings)
-    whole: Any = {"nest": "none", "level_budget": None, "method": "plain"}
+    whole: Any = {**WITHOUT_LEVELS, "method": "plain"}
 
     @cache
     def ordinary(index: int) -> Task:

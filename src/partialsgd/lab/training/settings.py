@@ -31,6 +31,13 @@ class LevelOptions:
     """Extract this level before training and train only it, from the weights it starts with in the nested model."""
     init: Literal["zero", "svd", "matched"] = "zero"
     """The start of low-rank layers: with "zero" the full level starts as the core, else as an ordinary network."""
+    full: Literal["sum", "own"] = "sum"
+    """The full level of low-rank layers: the product of the smaller levels plus a matrix ("sum"), or a weight of its
+    own ("own"), for networks that are trained already: steps of smaller levels do not move it."""
+
+
+WITHOUT_LEVELS: dict[str, Any] = {"nest": "none", "level_budget": None, "full": "sum"}
+"""The changes that make settings those of the whole network alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +155,8 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
                 raise ValueError('ratio is empty; give the share that a smaller level keeps, or set nest to "none"')
             for ratio in self.ratio:
                 parse_ratio(ratio)
+            if self.full == "own" and self.nest != "low-rank":
+                raise ValueError(f"full='own' is for low-rank layers; with nest={self.nest!r} omit it")
             if self.level_budget is not None:
                 parse_budget(self.level_budget)
                 if self.nest not in ("width", "low-rank"):

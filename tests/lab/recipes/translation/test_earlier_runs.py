@@ -21,6 +21,7 @@ from tests.lab.made_runs import TINY, made_run
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "low rank": {},
+    "low rank beside weights of its own": {"full": "own"},
     "width": {"nest": "width", "norm": "pre"},
     "depth": {"nest": "depth", "layers": 2, "ratio": ("1/2",)},
     "none": {"nest": "none", "tie": False},
@@ -70,7 +71,7 @@ def test_the_whole_network_starts_with_the_weights_of_the_run_merged(run: Run) -
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_it_computes_what_the_full_level_of_the_run_computes(tmp_path: Path, family: dict[str, Any]) -> None:
     run = ended(tmp_path / "run", **family)
-    task = build(told(**{**family, "start": str(run.path), "nest": "none", "alone": None}))
+    task = build(told(**{**family, "start": str(run.path), "nest": "none", "full": "sum", "alone": None}))
     example: Any = task.example()
     expected = ps.export.load(run.best).eval()(**example).logits
     torch.testing.assert_close(task.network.eval()(**example).logits, expected, rtol=1e-4, atol=1e-4)
@@ -93,9 +94,13 @@ def test_a_core_from_the_svd_is_the_best_of_its_rank(run: Run) -> None:
     assert torch.equal(core.get_parameter(kept), ps.export.load(run.best).model.get_parameter(kept))
 
 
-def test_a_started_family_is_the_run_at_its_full_level_and_its_svd_at_the_core(run: Run) -> None:
-    settings = told(start=str(run.path), init="svd")
+@pytest.mark.parametrize("full", ["sum", "own"])
+def test_a_started_family_is_the_run_at_its_full_level_and_its_svd_at_the_core(run: Run, full: str) -> None:
+    settings = told(start=str(run.path), init="svd", full=full)
     network = build(settings).network
+    assert {name.rpartition(".")[2] for name, _ in network.named_parameters()} >= {
+        "own_weight" if full == "own" else "W"
+    }
     alone = build(told(start=str(run.path), init="svd", alone="core")).network.eval()
     example: Any = build(told()).example()
     torch.testing.assert_close(

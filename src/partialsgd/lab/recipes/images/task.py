@@ -181,7 +181,7 @@ def build(settings: Images) -> Task:
     model = resnet.resnet(blocks, settings.width, len(data.names), data.train.images.shape[1], norm=has_norm)
     specs: dict[str, MakeSpec] = {
         "width": ps.Width,
-        "low-rank": lambda ratios: ps.LowRank(ratios, init=settings.init),
+        "low-rank": lambda ratios: ps.LowRank(ratios, init=settings.init, full=settings.full),
         "depth": lambda ratios: ps.Depth([f"stages.{stage}" for stage in range(len(blocks))], keep=ratios),
     }
     norms: Any = settings.norms if has_norm else "separate"  # without BatchNorm it has no effect

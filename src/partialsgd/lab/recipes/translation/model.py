@@ -63,7 +63,7 @@ def nest(
     layers = ("*.fc1", "*.fc2", "*.q_proj", "*.k_proj")
     blocks = ("encoder.layers", "decoder.layers")
     specs: dict[str, MakeSpec] = {
-        "low-rank": lambda ratios: ps.LowRank(ratios, where=layers, init=settings.init),
+        "low-rank": lambda ratios: ps.LowRank(ratios, where=layers, init=settings.init, full=settings.full),
         "width": lambda ratios: ps.Width(ratios, query_key=settings.query_key),
         "depth": lambda ratios: ps.Depth(blocks, keep=ratios),
     }
