@@ -59,6 +59,21 @@ def test_what_is_no_run_is_told(tmp_path: Path, content: str, message: str) -> N
         Run.open(tmp_path)
 
 
+def test_a_run_of_before_a_setting_goes_on_and_one_without_its_rate_does_not(tmp_path: Path) -> None:
+    run = Run.new(Translation(out=str(tmp_path / "a")))
+    path = run.path / "config.json"
+    config = json.loads(path.read_text())
+    for name in ("full", "state", "part_ways"):
+        del config["settings"][name]
+    path.write_text(json.dumps(config))
+    run.require_all_settings()
+    assert run.settings == Translation(out=str(run.path)), "it was trained as the defaults say"
+    del config["settings"]["lr"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="has no lr: it was edited or written by another version of partialsgd"):
+        run.require_all_settings()
+
+
 def test_a_summary_is_there_at_the_end_only(tmp_path: Path) -> None:
     run = Run.new(Toy(out=str(tmp_path / "a")))
     assert run.summary is None

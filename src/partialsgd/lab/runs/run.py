@@ -15,7 +15,7 @@ from partialsgd.lab.recipes import require_recipe, settings_of
 from partialsgd.lab.training.errors import AlreadyThere, NotThere, WrongCall
 from partialsgd.lab.training.settings import Settings
 
-_LATER = frozenset({"query_key", "shard", "distill", "distill_weight", "part_ways", "state"})
+_LATER = frozenset({"query_key", "shard", "distill", "distill_weight", "part_ways", "state", "full"})
 """Settings that came later than some runs, which were trained as the default says."""
 
 Checkpoint: TypeAlias = Literal["best", "last"]
