@@ -16,6 +16,9 @@ from studies import pages
 if TYPE_CHECKING:
     from studies.worth.plans import Plan
 
+PLAIN = "joint"
+"""The scheme of plain alternation."""
+
 
 def at(cell: Cell, row: Row, seeds: int) -> Row:
     """The row at another cell."""
@@ -32,8 +35,7 @@ def named(row: str, cell: Cell) -> str:
 
 
 def looks(plan: Plan, folder: RunFolder, ratio: str) -> dict[str, dict[Cell, FinishedRun]]:
-    """By row, the runs of the first seed at the cells that every row of this ratio was trained at; a run may have
-    diverged."""
+    """By row, the runs of the first seed at the cells that every row of this ratio has; a run may have diverged."""
     found = {}
     for row in plan.tuned_rows(ratio):
         names = {plan.own_cell(): row} | {cell: named(row, cell) for cell in plan.cells}
@@ -43,23 +45,24 @@ def looks(plan: Plan, folder: RunFolder, ratio: str) -> dict[str, dict[Cell, Fin
     return {row: {cell: runs[cell] for cell in common} for row, runs in found.items()}
 
 
+def best(plan: Plan, runs: Mapping[Cell, FinishedRun]) -> Cell:
+    """The cell that validation data choose."""
+    return max(runs, key=lambda cell: runs[cell].selection_score(plan.criterion))
+
+
 def chosen(plan: Plan, folder: RunFolder, ratio: str) -> dict[str, Cell]:
-    """The cell of each row that validation data choose, with the first seed."""
+    """The cell of each row that validation data choose, with the first seed; empty until every cell was tried."""
     found = looks(plan, folder, ratio)
-    return {
-        row: max(runs, key=lambda cell: runs[cell].selection_score(plan.criterion))
-        for row, runs in found.items()
-        if runs
-    }
+    is_complete = all(len(runs) == 1 + len(plan.cells) for runs in found.values())
+    return {row: best(plan, runs) for row, runs in found.items()} if is_complete else {}
 
 
 def tuned(plan: Plan, folder: RunFolder, comparison: Comparison, ratio: str) -> Comparison:
-    """The comparison with each row at the cell that is chosen for it, if that has as many seeds."""
-    names = {
-        row: named(row, cell)
-        for row, cell in chosen(plan, folder, ratio).items()
-        if cell != plan.own_cell() and len(folder.scored(named(row, cell))) >= len(folder.scored(row))
-    }
+    """The comparison with each row at the cell that is chosen for it; as it is until all of these have every seed."""
+    cells = chosen(plan, folder, ratio)
+    names = {row: named(row, cell) for row, cell in cells.items() if cell != plan.own_cell()}
+    if any(len(folder.seeds(name)) < plan.seeds for name in names.values()):
+        return comparison
     alone = {level: names.get(row, row) for level, row in comparison.alone.items()}
     return replace(comparison, joint=names.get(comparison.joint, comparison.joint), alone=alone)
 
@@ -76,22 +79,21 @@ def _parts(plan: Plan, folder: RunFolder) -> list[str]:
     sentences = []
     for ratio in plan.ratios:
         found = looks(plan, folder, ratio)
-        cells = sorted(next(iter(found.values())), key=lambda cell: (cell.lr, cell.warm_up))
+        cells = tuple(sorted(next(iter(found.values())), key=lambda cell: (cell.lr, cell.warm_up)))
         if len(cells) < 2:
             continue
-        best = chosen(plan, folder, ratio)
-        rows, gains = by_cells.setdefault(tuple(cells), []), {}
-        for level, row in plan.comparison(plan.schemes[0], ratio).alone.items():
-            jointly = plan.tuned_rows(ratio)[-1]
-            networks = {"alone": (row, FULL), "jointly": (jointly, level)}
+        comparison, gains = plan.comparison(PLAIN, ratio), {}
+        for level, row in comparison.alone.items():
             at_best = {}
-            for way, (name, of) in networks.items():
+            for way, name, of in (("alone", row, FULL), ("jointly", comparison.joint, level)):
                 scores = {cell: _score(plan, run, of) for cell, run in found[name].items()}
-                at_best[way] = scores[best[name]]
+                choice = best(plan, found[name])
+                at_best[way] = scores[choice]
                 shown = (_text(scores[cell]) for cell in cells)
-                rows.append((ratio, f"{level} {way}", *shown, _says(best[name], cells)))
+                by_cells.setdefault(cells, []).append((ratio, f"{level} {way}", *shown, _says(choice, cells)))
             gains[level] = at_best["jointly"] - at_best["alone"]
-        sentences.append(_gain(plan, ratio, gains))
+        if not any(map(math.isnan, gains.values())):
+            sentences.append(_gain(plan, ratio, gains))
     tables = [
         pages.table((f"{plan.says}, r", "network", *(_says(cell, cells) for cell in cells), "chosen"), rows)
         for cells, rows in by_cells.items()
@@ -116,6 +118,6 @@ def _says(cell: Cell, cells: Sequence[Cell]) -> str:
 
 def _gain(plan: Plan, ratio: str, gains: Mapping[str, float]) -> str:
     return (
-        f"At r = {ratio}, each row at the rate chosen for it, one seed, the joint run is {gains['core']:+.2f} "
+        f"At r = {ratio}, each row as validation chose, one seed, the joint run is {gains['core']:+.2f} "
         f"{plan.score} ahead with the core and {gains[FULL]:+.2f} with the full network."
     )

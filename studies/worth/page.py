@@ -14,7 +14,8 @@ from partialsgd.nested.switch import FULL
 from studies import pages
 from studies.results import RESULTS
 from studies.worth import other_cells, regime, sizes, store
-from studies.worth.plans import PLAIN, SCHEMES, Plan, first_row
+from studies.worth.other_cells import PLAIN
+from studies.worth.plans import SCHEMES, Plan, first_row
 
 HEAD = (
     "data and axis",
@@ -31,16 +32,20 @@ HEAD = (
 
 def sections(folder: Path = RESULTS) -> str:
     """Plain alternation for every data set, then the other schemes where they were tried."""
-    pairs = _stored_pairs(folder)
-    if not pairs:
+    tuned, untuned = _stored_pairs(folder)
+    if not tuned:
         return "No pair of joint and separate runs is stored yet."
-    plain, others = ([pair for pair in pairs if (pair.scheme == PLAIN) is is_plain] for is_plain in (True, False))
+    plain = [pair for pair in tuned if pair.scheme == PLAIN]
+    others = [pair for pair in untuned if pair.scheme != PLAIN]
     tried = {(pair.plan.name, pair.ratio) for pair in others}
-    beside = [pair for pair in plain if (pair.plan.name, pair.ratio) in tried]
+    beside = [pair for pair in untuned if pair.scheme == PLAIN and (pair.plan.name, pair.ratio) in tried]
     parts = [pages.table(HEAD, [pair.cells() for pair in plain]), *_chosen(plain), verdict(plain)]
     if others:
         rows = sorted([*beside, *others], key=lambda pair: (pair.plan.name, ratio_place(pair)))
-        parts += ["Other schemes, beside plain alternation:", pages.table(HEAD, [pair.cells() for pair in rows])]
+        parts += [
+            "Other schemes, beside plain alternation, all at one rate and warm-up:",
+            pages.table(HEAD, [pair.cells() for pair in rows]),
+        ]
     return "\n\n".join(parts)
 
 
@@ -57,14 +62,19 @@ def verdict(pairs: Sequence[Pair]) -> str:
 
 def _chosen(pairs: Sequence[Pair]) -> list[str]:
     """The rows that stand in the table with another learning rate or warm-up than their plan's."""
-    rows = [(pair.plan.says, row) for pair in pairs for row in pair.rows if AT in row]
-    names = dict.fromkeys(f"{says}: {row.replace(AT, ' at ')}" for says, row in rows)
-    return [f"Validation data chose another rate or warm-up for these rows: {'; '.join(names)}."] if names else []
+    ways = ("alone", "jointly")
+    names = dict.fromkeys(
+        f"{pair.plan.says}, {pair.ratio}, {pair.level if way == 'alone' else 'both'} {way} ({cell})"
+        for pair in pairs
+        for way, row in zip(ways, pair.rows, strict=True)
+        if (cell := row.partition(AT)[2])
+    )
+    return [f"Validation data chose another rate or warm-up for these: {'; '.join(names)}."] if names else []
 
 
 def in_short(folder: Path = RESULTS) -> tuple[str, str]:
     """For the README: the table of plain alternation, and how many networks it makes better."""
-    plain = [pair for pair in _stored_pairs(folder) if pair.scheme == PLAIN]
+    plain = [pair for pair in _stored_pairs(folder)[0] if pair.scheme == PLAIN]
     by_run: dict[tuple[str, str], dict[str, Pair]] = {}
     for pair in plain:
         by_run.setdefault((pair.plan.says, pair.ratio), {})[pair.level] = pair
@@ -144,15 +154,21 @@ def ratio_place(pair: Pair) -> int:
     return list(pair.plan.ratios).index(pair.ratio)
 
 
-def _stored_pairs(folder: Path) -> list[Pair]:
+def _stored_pairs(folder: Path) -> tuple[list[Pair], list[Pair]]:
+    """All pairs, at the rates and warm-ups that were chosen for them, and at those of the plans."""
     with store.stored(folder) as found:
-        return [pair for plan, runs in found if isinstance(plan, Plan) for pair in _pairs(plan, runs)]
+        ours = [(plan, runs) for plan, runs in found if isinstance(plan, Plan)]
+        tuned, untuned = (
+            [pair for plan, runs in ours for pair in _pairs(plan, runs, is_tuned=is_tuned)]
+            for is_tuned in (True, False)
+        )
+    return tuned, untuned
 
 
-def _pairs(plan: Plan, folder: RunFolder) -> Iterator[Pair]:
+def _pairs(plan: Plan, folder: RunFolder, *, is_tuned: bool) -> Iterator[Pair]:
     for untuned in plan.comparisons():
         ratio, scheme = untuned.label.removeprefix("r = "), untuned.joint.partition("-")[0]
-        comparison = other_cells.tuned(plan, folder, untuned, ratio)
+        comparison = other_cells.tuned(plan, folder, untuned, ratio) if is_tuned else untuned
         runs = equal_sum.common_seeds(folder, comparison)
         first = {run.settings.seed: total_flops(done) for run, done in folder.scored(first_row(scheme, ratio))}
         for level in comparison.alone if runs else ():

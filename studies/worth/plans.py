@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, final
 
 from partialsgd.lab.recipes.images.settings import PRESETS
@@ -13,11 +14,10 @@ from partialsgd.lab.reproduce.run_folder import RunFolder, total_flops
 from partialsgd.lab.reproduce.translation import LAPTOP
 from partialsgd.lab.training.settings import Settings
 from studies.worth import other_cells
+from studies.worth.other_cells import PLAIN
 from studies.worth.regime import RATES, Regime
 
 SEEDS = 3
-PLAIN = "joint"
-"""The scheme of plain alternation."""
 _EARLY = 0.6
 _LATE_CORE = _EARLY * 0.5 + (1 - _EARLY) * 0.3
 """The share of core steps if the full level gets more of them late."""
@@ -89,7 +89,8 @@ class Plan:
     rivals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Ordinary networks that are trained alone with as many epochs: the settings of each that are not the plan's."""
     factor: float = 1.0
-    criterion: str = "loss"
+    criterion: str = "BLEU"
+    """The validation number that chooses rates and warm-ups."""
     seeds: int = SEEDS
 
     def experiment(self) -> Experiment:
@@ -119,12 +120,19 @@ class Plan:
         for name, changes in self.rivals.items():
             settings: Any = {"nest": "none", "method": "plain", **changes}
             yield Row(name, always(replace(self.base, **settings)), self.seeds, None)
+        yield from self._rows_at_other_cells(folder)
+
+    def _rows_at_other_cells(self, folder: RunFolder) -> Iterator[Row]:
+        """Each row once, with the most seeds: the full network alone is the same for every ratio."""
+        rows: dict[str, Row] = {}
         for ratio in self.ratios if self.cells else ():
             chosen = other_cells.chosen(self, folder, ratio)
             tuned = [row for row in self._rows_of(ratio) if row.name in self.tuned_rows(ratio)]
-            for cell in self.cells:
-                for row in tuned:
-                    yield other_cells.at(cell, row, self.seeds if chosen.get(row.name) == cell else 1)
+            for cell, row in product(self.cells, tuned):
+                made = other_cells.at(cell, row, self.seeds if chosen.get(row.name) == cell else 1)
+                if made.name not in rows or rows[made.name].seeds < made.seeds:
+                    rows[made.name] = made
+        yield from rows.values()
 
     def tuned_rows(self, ratio: str) -> tuple[str, ...]:
         """The rows that are also trained at the other cells: the networks alone, and last plain alternation."""

@@ -88,7 +88,7 @@ def section(scores: Mapping[str, Mapping[float, float]]) -> str:
         f"{pages.table(('peak rate', *_WAYS.values(), 'jointly less alone'), rows)}\n\n"
         f"![BLEU of the core alone and jointly against the learning rate](figures/{FIGURE}.png)\n\n"
         f"The core that is trained jointly, with half of the updates, is ahead at {len(ahead)} of {len(rates)} rates"
-        f"{at}. Each at its own best rate, the core alone reaches {scores['core'][best['core']]:.2f} "
+        f"{at}. At the rate with its best test score, the core alone reaches {scores['core'][best['core']]:.2f} "
         f"({best['core']:g}) and jointly {scores['joint'][best['joint']]:.2f} ({best['joint']:g}). One seed."
     )
 

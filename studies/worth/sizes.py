@@ -32,15 +32,14 @@ TURNS = 9
 
 
 def networks(plans: Mapping[str, Plan | Regime]) -> Iterator[tuple[Plan, str]]:
-    """The rows that train one translation network alone, each of them once."""
-    whole_is_there = False
-    for plan in plans.values():
-        if isinstance(plan, Plan) and plan.score == "BLEU":
+    """The rows that train one translation network alone, each of them once, with the epochs of the first plan."""
+    known = [plan for plan in plans.values() if isinstance(plan, Plan) and plan.score == "BLEU"]
+    for plan in known:
+        if plan.base.epochs == known[0].base.epochs:
             for row in (*(f"core-{ratio.replace('/', '_')}" for ratio in plan.ratios), *plan.rivals):
                 yield plan, row
-            if not whole_is_there:
+            if plan is known[0]:
                 yield plan, FULL
-            whole_is_there = True
 
 
 def measure(plans: Mapping[str, Plan | Regime], folder: Path = RESULTS) -> None:

@@ -273,6 +273,12 @@ def test_most_similar_run_is_taken_if_several_train_the_same_level(tmp_path: Pat
     assert separate_runs(joint_seed_1, same_seed, *others)[-1] == "c-other-seed"
 
 
+def test_a_network_alone_lacks_the_options_of_joint_training(tmp_path: Path) -> None:
+    joint = example_runs.run(tmp_path, full="own", level_budget="flops=1/4", part_ways=0.15, state="shared")
+    alone = {"full": "sum", "level_budget": None, "part_ways": 0.0, "distill": None, "state": "shared"}
+    assert separate_runs(joint, example_runs.run(tmp_path, "alone", **example_runs.PLAIN, **alone))[-1] == "alone"
+
+
 def test_slimmable_run_updates_every_level_at_each_step(tmp_path: Path) -> None:
     path = example_runs.run(tmp_path, updates={"core": 40, "full": 40})
     assert compare(path).flops == compare(path).joint.flops

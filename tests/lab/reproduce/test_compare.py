@@ -221,6 +221,10 @@ def test_the_largest_network_that_is_as_fast_is_chosen_once(
     assert json.loads((tmp_path / "matched.json").read_text())["latency"] == {"core": size}
     monkeypatch.setattr(matched, "is_slower", lambda ordinary, task, level: ordinary.settings.width >= 7)
     assert compare(settings, match=("latency", "parameters")) == first
+    stored = json.loads((tmp_path / "matched.json").read_text())
+    del stored["settings"]["full"]  # a file of before this setting
+    (tmp_path / "matched.json").write_text(json.dumps(stored))
+    assert compare(settings, match=("latency", "parameters")) == first
     with pytest.raises(AlreadyThere, match=r"matched.json is for other settings; give another --out, or remove it"):
         compare(replace(settings, width=16), match=("latency",))
 

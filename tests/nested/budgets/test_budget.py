@@ -16,7 +16,7 @@ import partialsgd as ps
 from partialsgd.nested.budgets.allocate import candidates
 from partialsgd.nested.budgets.budget import FittedBudget
 from partialsgd.nested.budgets.choices import UnitChoice, find_choices, loss_at
-from partialsgd.nested.budgets.costs import Cost, Length, Product
+from partialsgd.nested.budgets.costs import Cost, Length, Product, parameter_cost
 from partialsgd.nested.budgets.fit import _clear_best
 from partialsgd.nested.planning.groups import Producer, UnitGroup, UnitSlice
 from partialsgd.nested.planning.nest_plan import NestPlan
@@ -165,6 +165,20 @@ def test_the_loss_is_at_most_that_of_the_same_share_of_every_layer() -> None:
     with nested.at("core"), torch.no_grad():
         model_losses = _losses_of(nested, batches, model)
     assert fitted.promises[0].loss < model_losses
+
+
+def test_of_ranks_the_same_share_is_that_of_the_spec_and_uses_the_budget() -> None:
+    """Layers of different shapes: a share of the rank that pays off would be another one in each."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 64), nn.Linear(64, 16)), torch.randn(8, 16)
+    spec = ps.LowRank(1 / 4, where=("*",))
+    nested = ps.nest(copy.deepcopy(model), spec)
+    budget = ps.Budget(parameters=nested.size("core"))
+    plan = NestPlan(model, Switch(("full",)))
+    choices = find_choices(plan, [spec], [lambda: model(x).square().mean()])["norm"]
+    cost, start = parameter_cost(model, choices), {choice.name: choice.largest for choice in choices}
+    uniform = next(iter(candidates(choices, cost, budget.amounts[0], start)))
+    assert uniform == {"0": 4, "1": 4, "2": 4} and cost.at(uniform) == nested.size("core")
 
 
 def _size(spec: ps.Width) -> int:

@@ -9,9 +9,9 @@ from typing import final
 from partialsgd.lab.page.run_files import Level, Run
 
 _TRAINING_SETTINGS = (
-    "out data threads seed preset method alone nest ratio init norms epochs max_steps lr warm_up schedule "
-    "warmup_init_lr measure_every evaluate_every checkpoint_every keep tensorboard track look_bleu probe "
-    "measure_layers measure_batches"
+    "out data threads seed preset method alone nest ratio level_budget init full norms distill distill_weight "
+    "state part_ways epochs max_steps lr warm_up schedule warmup_init_lr measure_every evaluate_every checkpoint_every "
+    "keep tensorboard track look_bleu probe measure_layers measure_batches"
 )
 """Settings of how a network is trained and logged. All others define the network, the data or the score."""
 _PREFERENCE = ("epochs", "max_steps", "init", "seed")

@@ -6,7 +6,6 @@ or its speed, and a narrower ordinary network may be the better choice.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -18,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from partialsgd._util.files import read_json, write_json
-from partialsgd.lab.recipes import build
+from partialsgd.lab.recipes import build, settings_of
 from partialsgd.lab.runs.use_run import example_on_device
 from partialsgd.lab.training import launch
 from partialsgd.lab.training.errors import AlreadyThere, WrongCall
@@ -51,9 +50,9 @@ def chosen(settings: Settings, kinds: Sequence[Kind], out: Path) -> Sizes:
     made = None
     if launch.processes().is_main_process:
         values = {name: value for name, value in asdict(settings).items() if name not in ("out", "seed")}
-        about = json.loads(json.dumps(values))  # with lists in the place of tuples
-        stored = read_json(out / _FILE) if (out / _FILE).exists() else {"settings": about}
-        if stored["settings"] != about:
+        stored = read_json(out / _FILE) if (out / _FILE).exists() else {"settings": values}
+        before = settings_of(settings.recipe, stored["settings"])  # an older file may have fewer
+        if replace(before, out=settings.out, seed=settings.seed) != settings:
             raise AlreadyThere(f"{out / _FILE} is for other settings; give another --out, or remove it")
         missing = [kind for kind in kinds if kind not in stored]
         made = stored | {kind: _choose(settings, kind) for kind in missing}

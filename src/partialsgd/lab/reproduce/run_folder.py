@@ -31,7 +31,7 @@ AT = "@"
 _RETRAIN = "remove that directory and repeat the command to train it again"
 _PLACE_SETTINGS = frozenset({"out", "threads"})
 """Settings that say where a run was made, not what it is."""
-_LEVEL_SETTINGS = frozenset({"ratio", "init", "full"})
+_LEVEL_SETTINGS = frozenset({"ratio", "init"})
 """Settings without effect on a network without levels."""
 PATH_PARTS = {"data": 1, "start": 2, "teacher": 2}
 """How many last parts of a path must agree: a folder may have been moved, and a run stores the hash of its data."""

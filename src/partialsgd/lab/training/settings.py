@@ -30,7 +30,8 @@ class LevelOptions:
     alone: str | None = None
     """Extract this level before training and train only it, from the weights it starts with in the nested model."""
     init: Literal["zero", "svd", "matched"] = "zero"
-    """The start of low-rank layers: with "zero" the full level starts as the core, else as an ordinary network."""
+    """The start of low-rank layers: with "zero" the full level starts as the core, else as an ordinary network, as it
+    always does if `full` is "own"."""
     full: Literal["sum", "own"] = "sum"
     """The full level of low-rank layers: the product of the smaller levels plus a matrix ("sum"), or a weight of its
     own ("own"), for networks that are trained already: steps of smaller levels do not move it."""

@@ -86,7 +86,7 @@ def _refilled(
 
 def _uniform(choices: Sequence[Choice], cost: Cost, limit: float, start: Sizes) -> dict[str, int]:
     def at(share: float) -> dict[str, int]:
-        return {c.name: min(start[c.name], _at_most(cost.sizes_of(c), round(share * c.largest))) for c in choices}
+        return {c.name: min(start[c.name], _at_most(cost.sizes_of(c), round(share * c.full))) for c in choices}
 
     low, high = 0.0, 1.0
     for _ in range(30):

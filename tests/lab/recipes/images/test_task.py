@@ -60,6 +60,7 @@ def test_building_twice_gives_the_same_weights_and_batches_and_another_seed_othe
         ({"norms": "shared"}, ("core", "full")),
         ({"ratio": ("1/2", "1/4")}, ("1/4", "1/2", "full")),
         ({"nest": "low-rank", "ratio": ("1/4",)}, ("core", "full")),
+        ({"nest": "low-rank", "ratio": ("1/4",), "full": "own"}, ("core", "full")),
         ({"nest": "depth"}, ("core", "full")),
         ({"nest": "none"}, ("full",)),
         ({"norms": "none"}, ("core", "full")),
@@ -105,6 +106,7 @@ def test_neurons_of_one_network_are_dropped_and_probed(norms: str) -> None:
 
 
 def test_low_rank_starts_as_its_core() -> None:
+    assert "conv1.own_weight" in dict(build(settings(nest="low-rank", full="own")).network.model.named_parameters())
     network = build(settings(nest="low-rank", norms="shared")).network.eval()
     x = torch.randn(3, 1, 8, 8)
     with network.at("core"):
