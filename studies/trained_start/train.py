@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import platform
 from collections.abc import Callable, Mapping
@@ -23,7 +22,6 @@ from partialsgd._util.randomness import generator, key
 from partialsgd.engine.level_states import StateOf
 from partialsgd.method import Method
 from partialsgd.methods import plain
-from partialsgd.nested.budgets.budget import FittedBudget
 from partialsgd.nested.inspect import flops
 from partialsgd.nested.layers.low_rank import FullWeight
 from studies import results
@@ -39,8 +37,6 @@ KEY = ("text", "axis", "length", "way", "seed")
 
 BATCH, TRAINED_STEPS, TRAINED_RATE, WARM_UP, EVALUATED = 16, 1500, 3e-3, 20, 512
 """Windows in a batch; steps and rate of the first training; warm-up steps; windows of an evaluation."""
-BUDGET_BATCHES = 8
-"""Batches of training data that `fit_budget` looks at."""
 
 
 @final
@@ -92,7 +88,7 @@ def run(axis: str, length: int, way: str, seed: int, data: str | None, trained_s
     text = texts.generated() if data is None else texts.read(Path(data))
     start = trained_network(text, seed, trained_steps)
     full: FullWeight = JOINT[way].full if way in JOINT else "sum"
-    family = _nest(start(), axis, text, full)
+    family = _nest(start(), axis, full)
     step_flops = _step_flops(family, start())
     trials: dict[float, Continued] = {}
     for rate in RATES:
@@ -167,20 +163,8 @@ def trained_network(text: Text, seed: int, steps: int) -> Callable[[], Character
     return copy
 
 
-def _nest(model: nn.Module, axis: str, text: Text, full: FullWeight = "sum") -> ps.Nested:
-    spec = AXES[axis].spec(full)
-    return ps.nest(model, _fitted(model, spec, text) if AXES[axis].is_fitted else spec)
-
-
-def _fitted(model: nn.Module, spec: ps.Width | ps.LowRank, text: Text) -> FittedBudget:
-    """The sizes of single layers for the FLOPs of the spec's core, by the loss on some batches of the training data."""
-    characters, draw = text.tensor("train"), generator(key("budget"))
-    places = torch.randint(len(characters) - CONTEXT, (BUDGET_BATCHES, BATCH, 1), generator=draw)
-    losses = [lambda w=windows: loss(model, w) for windows in characters[places + torch.arange(CONTEXT + 1)]]
-    example = torch.zeros(BATCH, CONTEXT, dtype=torch.long)
-    core = _core_of(ps.nest(copy.deepcopy(model), spec))
-    share = flops.count(core, example).forward / flops.count(model, example).forward
-    return ps.fit_budget(model, example, losses, budget=ps.Budget(flops=share), spec=replace(spec, ratio=1.0))
+def _nest(model: nn.Module, axis: str, full: FullWeight = "sum") -> ps.Nested:
+    return ps.nest(model, AXES[axis](full))
 
 
 def _step_flops(family: ps.Nested, whole: nn.Module) -> dict[str, float]:
@@ -209,11 +193,11 @@ def go_on(
     schedule = Schedule(rate)
     try:
         if way in JOINT:
-            family = _nest(start(), axis, text, JOINT[way].full)
+            family = _nest(start(), axis, JOINT[way].full)
             return _jointly(JOINT[way], family, length, schedule, text, seed, step_flops)
         level = way.partition(" ")[0]
         model: nn.Module = start()
-        network = ps.nest(_core_of(_nest(model, axis, text)) if level == "core" else model, levels={})
+        network = ps.nest(_core_of(_nest(model, axis)) if level == "core" else model, levels={})
         fit(network, plain(), length, schedule, text, seed, "on")
         return Continued({level: network}, length, length * step_flops[way])
     except FloatingPointError:

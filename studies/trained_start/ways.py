@@ -12,39 +12,14 @@ from partialsgd import methods
 from partialsgd.engine.level_states import StateOf
 from partialsgd.method import Method
 from partialsgd.nested.layers.low_rank import FullWeight
+from partialsgd.nested.specs import Spec
 
-
-def _width(full: FullWeight) -> ps.Width:
-    """A quarter of the feed-forward units, the largest first."""
-    return ps.Width(1 / 4, hidden=("blocks.*.up", "blocks.*.down"), order="norm")
-
-
-def _low_rank(full: FullWeight) -> ps.LowRank:
-    """An eighth of the ranks of every matrix in the blocks."""
-    return ps.LowRank(1 / 8, where=("blocks.*",), init="svd", full=full)
-
-
-@final
-@dataclass(frozen=True)
-class Axis:
-    """How the network is cut."""
-
-    spec: Callable[[FullWeight], ps.Width | ps.LowRank]
-    is_fitted: bool = False
-    """The sizes of single layers are chosen by `fit_budget`, for the FLOPs that the core of the spec has."""
-
-    @property
-    def has_own_weights(self) -> bool:
-        """True if the full network may have weights of its own."""
-        return self.spec is _low_rank
-
-
-AXES: Mapping[str, Axis] = {
-    "width": Axis(_width),
-    "low-rank": Axis(_low_rank),
-    "width, sizes chosen for each layer": Axis(_width, is_fitted=True),
-    "low-rank, ranks chosen for each layer": Axis(_low_rank, is_fitted=True),
+LOW_RANK = "low-rank"
+AXES: Mapping[str, Callable[[FullWeight], Spec]] = {
+    "width": lambda full: ps.Width(1 / 4, hidden=("blocks.*.up", "blocks.*.down"), order="norm"),
+    LOW_RANK: lambda full: ps.LowRank(1 / 8, where=("blocks.*",), init="svd", full=full),
 }
+"""A quarter of the feed-forward units, the largest first; or an eighth of the ranks of every matrix in the blocks."""
 
 LENGTHS = (400, 100)
 """Steps of a network that is trained alone. The joint run of two networks has about twice as many."""
@@ -101,14 +76,9 @@ JOINT: Mapping[str, Joint] = {
 
 def trainings() -> Iterator[tuple[int, int, str, str]]:
     """Yield the length, the seed, the axis and the way of each training, in order of value."""
-    uniform, fitted = ([name for name, axis in AXES.items() if axis.is_fitted is kind] for kind in (False, True))
     common = [way for way in (CORE_ALONE, FULL_ALONE, *JOINT) if way not in JOINT or not JOINT[way].is_screened]
-    screened = [way for way, joint in JOINT.items() if joint.is_screened]
-    every = [
-        *product(LENGTHS, SEEDS, uniform, common),
-        *product(LENGTHS[:1], SEEDS, fitted, common),
-        *product(LENGTHS[:1], SEEDS[:1], uniform, screened),
-    ]
-    for length, seed, axis, way in every:
-        if AXES[axis].has_own_weights or way not in JOINT or JOINT[way].full == "sum":
+    for length, seed, axis, way in product(LENGTHS, SEEDS, AXES, common):
+        if axis == LOW_RANK or way not in JOINT or JOINT[way].full == "sum":
             yield length, seed, axis, way
+    for axis, way in product(AXES, (way for way, joint in JOINT.items() if joint.is_screened)):
+        yield LENGTHS[0], SEEDS[0], axis, way

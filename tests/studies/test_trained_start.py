@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from studies.trained_start.ways import AXES, CORE_ALONE, FULL_ALONE, JOINT, SEED
 
 TRAINED, LENGTH = 2, 7
 ALONE, OWN = (CORE_ALONE, FULL_ALONE), "jointly, the full network with weights of its own"
-FITTED = "low-rank, ranks chosen for each layer"
 OWN_WAYS = [way for way, joint in JOINT.items() if joint.full == "own"]
 
 
@@ -33,7 +31,6 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("axis", "ways"),
     [
         ("low-rank", (*ALONE, "jointly", OWN)),
-        (FITTED, (*ALONE, OWN)),
         pytest.param("width", (*ALONE, *(way for way in JOINT if way not in OWN_WAYS)), marks=pytest.mark.slow),
     ],
 )
@@ -55,23 +52,10 @@ def test_a_joint_run_has_the_flops_of_both_networks_alone_and_begins_as_they_do(
 def test_each_way_is_trained_on_each_axis_that_has_it_and_those_on_trial_once() -> None:
     every = list(trainings())
     assert len(set(every)) == len(every)
-    for (name, axis), way in product(AXES.items(), (*ALONE, *JOINT)):
-        count = sum(each[2:] == (name, way) for each in every)
-        if way in OWN_WAYS and "width" in name:
-            assert count == 0
-        elif way in JOINT and JOINT[way].is_screened:
-            assert count == (0 if axis.is_fitted else 1)
-        else:
-            assert count == (len(SEEDS) if axis.is_fitted else 2 * len(SEEDS))
-
-
-def test_ranks_chosen_for_each_layer_cost_no_more_than_the_same_for_all() -> None:
-    source = text.generated()
-    start = train.trained_network(source, 0, TRAINED)
-    uniform, fitted = (train._nest(start(), axis, source, "own") for axis in ("low-rank", FITTED))
-    assert fitted.size("core") <= uniform.size("core") and fitted.size("full") > 2 * fitted.size("core")
-    costs = [train._step_flops(family, start())["core"] for family in (uniform, fitted)]
-    assert 0.9 * costs[0] < costs[1] <= costs[0]
+    counts = {(axis, way): sum(each[2:] == (axis, way) for each in every) for axis in AXES for way in (*ALONE, *JOINT)}
+    assert [counts.pop(("width", way)) for way in OWN_WAYS] == [0, 0]
+    for (_, way), count in counts.items():
+        assert count == (1 if way in JOINT and JOINT[way].is_screened else 2 * len(SEEDS))
 
 
 def test_rows_with_other_settings_than_todays_are_not_shown(tmp_path: Path) -> None:
