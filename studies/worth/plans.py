@@ -265,6 +265,7 @@ QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-rank", _at_ratio("1/8", *_BEST)),
     Wanted("multi30k-longer", seeds=1),
     Wanted("cifar10-width", _at_ratio("1/2", *_BEST)),
+    Wanted("multi30k-longer"),
     Wanted("multi30k-width", _at_ratio("1/4", *_BEST)),
     Wanted("multi30k-rank", _at_ratio("1/4", *_BEST)),
     Wanted("cifar10-width"),
@@ -273,7 +274,6 @@ QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-width", _at_other_cells("1/4")),
     Wanted("multi30k-rank", _at_other_cells("1/4")),
     Wanted("multi30k-rank", _at_other_cells("1/32")),
-    Wanted("multi30k-longer"),
     Wanted("multi30k-width"),
     Wanted("multi30k-rank"),
 )
