@@ -49,9 +49,15 @@ def _cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             continue
         by_level = {level: _losses(own, level) for level in _ALONE}
         pairs = [(_mean(by_level[level]), _difference(by_level[level], alone[level], way)) for level in _ALONE]
-        rates = ", ".join(sorted({f"{row.rate:g}" for row in own}, key=float))
-        cells.append((way, str(len(own)), *(cell for pair in pairs for cell in pair), rates))
+        cells.append((way, str(len(own)), *(cell for pair in pairs for cell in pair), _rates(own)))
     return cells
+
+
+def _rates(rows: Sequence[Row]) -> str:
+    """The rates that validation chose; where each level has one, the core's and the full network's."""
+    texts = [f"{rate:g}" for rate in sorted({row.rate for row in rows})]
+    full_rates = [f"{rate:g}" for rate in sorted({row.full_rate for row in rows if row.full_rate is not None})]
+    return ", ".join(texts) + (f"; full {', '.join(full_rates)}" if full_rates else "")
 
 
 def _losses(rows: Sequence[Row], level: str) -> dict[int, float]:

@@ -54,6 +54,7 @@ class Row:
     reached: Mapping[str, float]
     """The mean validation loss of the trained levels, by learning rate; rates that diverged are left out."""
     rate: float
+    """The learning rate that validation chose; of a joint run, that of the core."""
     steps: int
     flops: float
     """Training FLOPs of the run with that rate, without those of the first training."""
@@ -65,6 +66,8 @@ class Row:
     date: str
     torch: str
     python: str
+    full_rate: float | None = None
+    """The learning rate of the full level, where it is another one."""
 
     def save(self, file: Path = FILE) -> None:
         results.put(file, asdict(self), key=KEY)
@@ -90,14 +93,15 @@ def run(axis: str, length: int, way: str, seed: int, data: str | None, trained_s
     full: FullWeight = JOINT[way].full if way in JOINT else "sum"
     family = _nest(start(), axis, full)
     step_flops = _step_flops(family, start())
-    trials: dict[float, Continued] = {}
-    for rate in RATES:
-        trial = go_on(way, start, axis, length, rate, text, seed, step_flops)
+    rates = JOINT[way].trials(RATES) if way in JOINT else [(rate, rate) for rate in RATES]
+    trials: dict[tuple[float, float], Continued] = {}
+    for pair in rates:
+        trial = go_on(way, start, axis, length, pair, text, seed, step_flops)
         if trial is not None:
-            trials[rate] = trial
+            trials[pair] = trial
     if not trials:
         raise FloatingPointError(f"{way} diverged with every rate of {RATES}")
-    reached = {rate: fmean(trial.losses(text, "valid").values()) for rate, trial in trials.items()}
+    reached = {pair: fmean(trial.losses(text, "valid").values()) for pair, trial in trials.items()}
     best = min(reached, key=reached.__getitem__)
     chosen = trials[best]
     row = Row(
@@ -107,8 +111,8 @@ def run(axis: str, length: int, way: str, seed: int, data: str | None, trained_s
         way=way,
         seed=seed,
         settings=describe(trained_steps),
-        reached={f"{rate:g}": loss for rate, loss in reached.items()},
-        rate=best,
+        reached={_named(pair): loss for pair, loss in reached.items()},
+        rate=best[0],
         steps=chosen.steps,
         flops=chosen.flops,
         test=chosen.losses(text, "test"),
@@ -117,8 +121,14 @@ def run(axis: str, length: int, way: str, seed: int, data: str | None, trained_s
         date=datetime.now(timezone.utc).date().isoformat(),
         torch=torch.__version__,
         python=platform.python_version(),
+        full_rate=best[1] if best[1] != best[0] else None,
     )
     return asdict(row)
+
+
+def _named(rates: tuple[float, float]) -> str:
+    rate, full_rate = rates
+    return f"{rate:g}" if rate == full_rate else f"{rate:g}, full {full_rate:g}"
 
 
 @final
@@ -184,17 +194,19 @@ def go_on(
     start: Callable[[], CharacterModel],
     axis: str,
     length: int,
-    rate: float,
+    rates: tuple[float, float],
     text: Text,
     seed: int,
     step_flops: Mapping[str, float],
 ) -> Continued | None:
-    """Train in one way with one rate; None if it diverged."""
-    schedule = Schedule(rate)
+    """Train in one way with one rate, in a joint run one for each level; None if it diverged."""
+    schedule = Schedule(rates[0])
     try:
         if way in JOINT:
             family = _nest(start(), axis, JOINT[way].full)
-            return _jointly(JOINT[way], family, length, schedule, text, seed, step_flops)
+            if JOINT[way].shares_nothing:
+                family = family.part_ways(example=torch.zeros(2, CONTEXT, dtype=torch.long))
+            return _jointly(JOINT[way], family, length, rates, text, seed, step_flops)
         level = way.partition(" ")[0]
         model: nn.Module = start()
         network = ps.nest(_core_of(_nest(model, axis)) if level == "core" else model, levels={})
@@ -208,7 +220,7 @@ def _jointly(
     joint: Joint,
     family: ps.Nested,
     length: int,
-    schedule: Schedule,
+    rates: tuple[float, float],
     text: Text,
     seed: int,
     step_flops: Mapping[str, float],
@@ -217,8 +229,9 @@ def _jointly(
     together = length * (step_flops[CORE_ALONE] + step_flops[FULL_ALONE])
     per_step = joint.full_share * step_flops["full"] + (1 - joint.full_share) * step_flops["core"]
     steps = round((1 - joint.apart) * together / per_step)
-    part = replace(schedule, end=joint.apart)
-    fit(family, joint.method(steps), steps, part, text, seed, "on", taught=joint.taught, state=joint.state)
+    schedule = Schedule(rates[0], steps_at_once=len(family.levels) if joint.shares_nothing else 1)
+    part, method = replace(schedule, end=joint.apart), joint.method(steps, *rates)
+    fit(family, method, steps, part, text, seed, "on", taught=joint.taught, state=joint.state)
     if not joint.apart:
         return Continued({level: family for level in family.levels}, steps, steps * per_step)
     rest, example = round(joint.apart * length), torch.zeros(2, CONTEXT, dtype=torch.long)
@@ -242,8 +255,11 @@ class Schedule:
     begin: float = 1.0
     end: float = 0.0
     warm_up: int = WARM_UP
+    steps_at_once: int = 1
+    """How many steps have the same rate: with two levels that share nothing, each has the schedule of a run alone."""
 
     def at(self, t: int, steps: int) -> float:
+        t, steps = t // self.steps_at_once, steps // self.steps_at_once
         if t < self.warm_up:
             return self.rate * self.begin * (t + 1) / self.warm_up
         done = (t - self.warm_up) / max(1, steps - self.warm_up)

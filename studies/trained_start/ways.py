@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import final
+from typing import Any, final
 
 import partialsgd as ps
 from partialsgd import methods
@@ -30,9 +30,10 @@ SEEDS = (0, 1, 2)
 @final
 @dataclass(frozen=True)
 class Joint:
-    """A joint training: its method for a run of so many steps, and what it does beside."""
+    """A joint training: its method, and what it does beside."""
 
-    method: Callable[[int], Method] = lambda steps: methods.alternating()
+    options: Callable[[int], Mapping[str, Any]] = lambda steps: {}
+    """The options of `alternating` for a run of so many steps, but for the learning rates of the levels."""
     full_share: float = 0.5
     """The share of the steps that train the full level."""
     taught: float = 0.0
@@ -43,32 +44,49 @@ class Joint:
     """The last share of the budget, in which each network is extracted and trained alone."""
     full: FullWeight = "sum"
     """The weights of the full network: W + VU, or weights of its own."""
+    full_factor: float = 1.0
+    """A factor of the learning rate at the steps of the full level."""
+    full_rates: Sequence[float] = ()
+    """Rates of the full level that are tried with each rate of the core, in the place of a factor. Two of them make as
+    many trials as both networks alone have together."""
+    shares_nothing: bool = False
+    """The levels have weights of their own from the start, so that the run is the two of before, but for a teacher."""
     is_screened: bool = False
     """It is tried with one seed, at the first length."""
+
+    def trials(self, rates: Sequence[float]) -> list[tuple[float, float]]:
+        """Return the pairs of rates that are tried: of the core, and of the full level."""
+        if self.full_rates:
+            return list(product(rates, self.full_rates))
+        return [(rate, self.full_factor * rate) for rate in rates]
+
+    def method(self, steps: int, rate: float, full_rate: float) -> Method:
+        return methods.alternating(**self.options(steps), lr={"full": full_rate / rate})
 
 
 _THREE_TO_TWO = ("full", "core", "full", "core", "full")
 _EVEN, _MORE_FULL, _EARLY = {"full": 1, "core": 1}, {"full": 7, "core": 3}, 0.6
 
 
-def _late_skew(steps: int) -> Method:
-    return methods.alternating(weights={0: _EVEN, round(_EARLY * steps): _MORE_FULL})
+def _late_skew(steps: int) -> Mapping[str, Any]:
+    return {"weights": {0: _EVEN, round(_EARLY * steps): _MORE_FULL}}
 
 
-def _cached(steps: int) -> Method:
-    return methods.alternating(distill="cached")
+def _cached(steps: int) -> Mapping[str, Any]:
+    return {"distill": "cached"}
 
 
 CORE_ALONE, FULL_ALONE = "core alone", "full alone"
 JOINT: Mapping[str, Joint] = {
     "jointly": Joint(),
-    "jointly, 3 full to 2 core": Joint(lambda steps: methods.alternating(order=_THREE_TO_TWO), 0.6),
+    "jointly, 3 full to 2 core": Joint(lambda steps: {"order": _THREE_TO_TWO}, 0.6),
     "jointly, the full network with weights of its own": Joint(full="own"),
-    "jointly, the full network with weights of its own and half the rate": Joint(
-        lambda steps: methods.alternating(lr={"full": 0.5}), full="own"
+    "jointly, the full network with weights of its own and half the rate": Joint(full="own", full_factor=0.5),
+    "jointly, parting at 85 %": Joint(apart=0.15),
+    "jointly, apart from the start, cached teacher": Joint(
+        _cached, taught=0.5, full_rates=(RATES[0], RATES[3]), shares_nothing=True
     ),
     "jointly, cached teacher": Joint(_cached, taught=0.5, is_screened=True),
-    "jointly, parting at 85 %": Joint(apart=0.15, is_screened=True),
     "jointly, late skew": Joint(_late_skew, _EARLY * 0.5 + (1 - _EARLY) * 0.7, is_screened=True),
     "jointly, state for each level": Joint(state="per_level", is_screened=True),
 }

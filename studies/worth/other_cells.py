@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from partialsgd.lab.reproduce.experiment import Cell, Comparison, Row
 from partialsgd.lab.reproduce.run_folder import AT, FinishedRun, RunFolder
-from partialsgd.lab.training.settings import Settings
+from partialsgd.lab.reproduce.schedule import at_cell
 from partialsgd.nested.switch import FULL
 from studies import pages
 
@@ -22,12 +22,8 @@ PLAIN = "joint"
 
 def at(cell: Cell, row: Row, seeds: int) -> Row:
     """The row at another cell."""
-
-    def make(folder: RunFolder, seed: int) -> Settings | None:
-        settings = row.make(folder, seed)
-        return None if settings is None else cell.apply(settings)
-
-    return replace(row, name=named(row.name, cell), make=make, seeds=seeds, block=f"{row.block} at {cell.name}")
+    name, make = named(row.name, cell), at_cell(cell, row.make)
+    return replace(row, name=name, make=make, seeds=seeds, block=f"{row.block} at {cell.name}")
 
 
 def named(row: str, cell: Cell) -> str:

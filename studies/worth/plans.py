@@ -15,7 +15,7 @@ from partialsgd.lab.reproduce.translation import LAPTOP
 from partialsgd.lab.training.settings import Settings
 from studies.worth import other_cells
 from studies.worth.other_cells import PLAIN
-from studies.worth.regime import RATES, Regime
+from studies.worth.regime import Regime
 
 SEEDS = 3
 _EARLY = 0.6
@@ -246,9 +246,7 @@ def _at_other_cells(ratio: str) -> tuple[str, ...]:
     return tuple(f"{row}?lr*" for row in _at_ratio(ratio, PLAIN))
 
 
-_MIDDLE = RATES[len(RATES) // 2]
-"""The rate at which the figure of the paper's regime can do without a point for longest."""
-_OTHERS = ("late", "states", "taught", "first-nested", "nested", "both")
+_OTHERS = ("late", "states", "taught", "first-nested", "nested")
 
 QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-rank", _at_ratio("1/32", "joint")),
@@ -257,13 +255,11 @@ QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-rank", _at_ratio("1/8", "joint")),
     Wanted("multi30k-rank", ("d48",)),
     Wanted("multi30k-rank", _at_ratio("1/4", "joint")),
-    Wanted("multi30k-rank", _at_ratio("1/32", *_BEST, *_OTHERS), 1),
+    Wanted("multi30k-rank", _at_ratio("1/32", *_BEST, *_OTHERS, "both"), 1),
     Wanted("cifar10-width", _at_ratio("1/2", "slimmable")),
-    Wanted("multi30k-regime", tuple(f"*-lr{rate:g}" for rate in RATES if rate != _MIDDLE)),
     Wanted("multi30k-rank", _at_ratio("1/32", *_BEST)),
     Wanted("multi30k-regime"),
     Wanted("multi30k-rank", _at_ratio("1/8", *_BEST)),
-    Wanted("multi30k-longer", seeds=1),
     Wanted("cifar10-width", _at_ratio("1/2", *_BEST)),
     Wanted("multi30k-longer"),
     Wanted("multi30k-width", _at_ratio("1/4", *_BEST)),

@@ -13,10 +13,11 @@ import torch
 from studies.trained_start import __main__ as command
 from studies.trained_start import page, text, train
 from studies.trained_start.train import Row, Schedule, stored
-from studies.trained_start.ways import AXES, CORE_ALONE, FULL_ALONE, JOINT, SEEDS, trainings
+from studies.trained_start.ways import AXES, CORE_ALONE, FULL_ALONE, JOINT, RATES, SEEDS, trainings
 
 TRAINED, LENGTH = 2, 7
 ALONE, OWN = (CORE_ALONE, FULL_ALONE), "jointly, the full network with weights of its own"
+APART = "jointly, apart from the start, cached teacher"
 OWN_WAYS = [way for way, joint in JOINT.items() if joint.full == "own"]
 
 
@@ -30,7 +31,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("axis", "ways"),
     [
-        ("low-rank", (*ALONE, "jointly", OWN)),
+        ("low-rank", (*ALONE, "jointly", OWN, APART)),
         pytest.param("width", (*ALONE, *(way for way in JOINT if way not in OWN_WAYS)), marks=pytest.mark.slow),
     ],
 )
@@ -44,9 +45,33 @@ def test_a_joint_run_has_the_flops_of_both_networks_alone_and_begins_as_they_do(
         assert row.start == pytest.approx(rows[CORE_ALONE].start, rel=1e-5)
     assert set(rows[CORE_ALONE].test) == {"core"} and set(rows[FULL_ALONE].test) == {"full"}
     for row in rows.values():
-        assert row.rate == float(min(row.reached, key=row.reached.__getitem__))
+        chosen = f"{row.rate:g}" if row.full_rate is None else f"{row.rate:g}, full {row.full_rate:g}"
+        assert chosen == min(row.reached, key=row.reached.__getitem__)
         assert all(math.isfinite(loss) for loss in row.test.values())
     assert len({row.test["core"] for row in rows.values() if "core" in row.test}) == len(rows) - 1  # each its own
+
+
+def test_levels_that_share_nothing_are_the_networks_alone_but_for_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    untaught = replace(JOINT[APART], options=lambda steps: {}, full_rates=(), full_factor=1.0)
+    start = train.trained_network(text.generated(), 0, TRAINED)
+    flops = train._step_flops(train._nest(start(), "width"), start())
+    losses = {}
+    for name, joint in {"untaught": untaught, "taught": JOINT[APART]}.items():
+        monkeypatch.setitem(train.JOINT, name, joint)
+    for way in (*ALONE, "untaught", "taught"):
+        trained = train.go_on(way, start, "width", LENGTH, (1e-3, 1e-3), text.generated(), 0, flops)
+        assert trained is not None
+        losses[way] = trained.losses(text.generated(), "valid")
+    same = pytest.approx(losses[FULL_ALONE]["full"], rel=1e-6)  # the units have another order
+    assert losses["taught"]["full"] == same  # the same batches and rates
+    assert losses["untaught"]["full"] != same  # every other batch
+    assert losses["taught"]["core"] != losses[CORE_ALONE]["core"] != losses["untaught"]["core"]
+
+
+def test_rates_of_both_levels_are_as_many_trials_as_both_networks_alone_have() -> None:
+    rates = JOINT[APART].trials(RATES)
+    assert len(rates) == len(set(rates)) == 2 * len(RATES)
+    assert JOINT["jointly"].trials(RATES) == [(rate, rate) for rate in RATES]
 
 
 def test_each_way_is_trained_on_each_axis_that_has_it_and_those_on_trial_once() -> None:

@@ -126,7 +126,9 @@ def rows_at_other_cells(experiment: Experiment, rows: Sequence[Row], names: Iter
     tuned, cells = _tuned(rows), {cell.name: cell for cell in experiment.grid.cells}
     parts = [(name, *name.split(AT, 1)) for name in names if AT in name]
     return [
-        replace(tuned[row], name=name, make=_at(cells[cell], tuned[row].make), tuned_as=None, optional=True, block=name)
+        replace(
+            tuned[row], name=name, make=at_cell(cells[cell], tuned[row].make), tuned_as=None, optional=True, block=name
+        )
         for name, row, cell in parts
         if row in tuned and cell in cells
     ]
@@ -152,7 +154,9 @@ def _tuned(rows: Sequence[Row]) -> dict[str, Row]:
     return {row.name: row for row in rows if row.tuned_as == row.name}
 
 
-def _at(cell: Cell, make: MakeSettings) -> MakeSettings:
+def at_cell(cell: Cell, make: MakeSettings) -> MakeSettings:
+    """Make the same settings with the learning rate and the warm-up of a cell."""
+
     def make_at_cell(folder: RunFolder, seed: int) -> Settings | None:
         settings = make(folder, seed)
         return None if settings is None else cell.apply(settings)
