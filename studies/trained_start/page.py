@@ -18,16 +18,33 @@ HEAD = ("way", "seeds", "core", "core, less alone", "full", "full, less alone", 
 
 def sections(file: Path = FILE) -> str:
     """A table for each axis and length; rows that were stored with other settings than today's are left out."""
-    rows = stored(file)
+    rows = shown(file)
     if not rows:
         return "No training is stored yet."
-    today = [row for row in rows if row.settings == describe()]
-    about = (today or rows)[-1]
-    rows = [row for row in rows if (row.text, row.settings) == (about.text, about.settings)]
     parts = [f"The text is {rows[-1].text.rpartition(' ')[0]}. Every network was {rows[-1].settings}."]
     for (axis, length), group in groupby(rows, key=lambda row: (row.axis, row.length)):
         parts += [_title(axis, length, own := list(group)), pages.table(HEAD, _cells(own))]
     return "\n\n".join([*parts, *findings(rows), f"torch {rows[-1].torch}, {_dates(rows)}."])
+
+
+def shown(file: Path = FILE) -> list[Row]:
+    """The stored rows of one text and one set of settings: today's, if there are any."""
+    rows = stored(file)
+    about = ([row for row in rows if row.settings == describe()] or rows)[-1:]
+    return [row for row in rows if (row.text, row.settings) == (about[0].text, about[0].settings)]
+
+
+def differences(rows: Sequence[Row], axis: str, length: int, way: str) -> dict[str, paired.Difference]:
+    """By level how much higher the loss of a way is than that of the network alone, seed by seed."""
+    table = [row for row in rows if (row.axis, row.length) == (axis, length)]
+    own = [row for row in table if row.way == way]
+    found = {}
+    for level, alone_way in _ALONE.items():
+        losses = _losses(own, level)
+        alone = _losses([row for row in table if row.way == alone_way], level)
+        if common := [seed for seed in losses if seed in alone]:
+            found[level] = paired.difference([losses[seed] - alone[seed] for seed in common])
+    return found
 
 
 def _title(axis: str, length: int, rows: Sequence[Row]) -> str:
@@ -41,14 +58,13 @@ def _title(axis: str, length: int, rows: Sequence[Row]) -> str:
 
 
 def _cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    alone = {level: _losses([row for row in rows if row.way == way], level) for level, way in _ALONE.items()}
     cells = []
     for way in (CORE_ALONE, FULL_ALONE, *JOINT):
         own = [row for row in rows if row.way == way]
         if not own:
             continue
-        by_level = {level: _losses(own, level) for level in _ALONE}
-        pairs = [(_mean(by_level[level]), _difference(by_level[level], alone[level], way)) for level in _ALONE]
+        known = {} if way in _ALONE.values() else differences(rows, own[0].axis, own[0].length, way)
+        pairs = [(_mean(_losses(own, level)), str(known[level]) if level in known else "–") for level in _ALONE]
         cells.append((way, str(len(own)), *(cell for pair in pairs for cell in pair), _rates(own)))
     return cells
 
@@ -68,36 +84,20 @@ def _mean(losses: Mapping[int, float]) -> str:
     return f"{fmean(losses.values()):.3f}" if losses else "–"
 
 
-def _difference(losses: Mapping[int, float], alone: Mapping[int, float], way: str) -> str:
-    common = [seed for seed in losses if seed in alone]
-    if not common or way in _ALONE.values():
-        return "–"
-    return str(paired.difference([losses[seed] - alone[seed] for seed in common]))
-
-
 def findings(rows: Sequence[Row]) -> list[str]:
-    """For each joint way in how many tables each network is at least as good as alone."""
-    tables = [list(group) for _, group in groupby(rows, key=lambda row: (row.axis, row.length))]
+    """For each joint way in how many tables each network is at least as good as alone, to a thousandth of a bit."""
+    tables = list(dict.fromkeys((row.axis, row.length) for row in rows))
     sentences = []
     for way in JOINT:
-        gains = {level: [_gain(own, way, level) for own in tables] for level in _ALONE}
-        known = {level: [gain for gain in each if gain is not None] for level, each in gains.items()}
-        if all(known.values()):
+        known = [each for axis, length in tables if (each := differences(rows, axis, length, way))]
+        if known and all(set(each) == set(_ALONE) for each in known):
             parts = [
-                f"the {level} in {sum(gain >= 0 for gain in each)} of {len(each)}" for level, each in known.items()
+                f"the {level} in {sum(round(each[level].mean, 3) <= 0 for each in known)} of {len(known)}" for level in _ALONE
             ]
             sentences.append(
                 f"- {way[:1].upper()}{way[1:]}: at least as good as alone is {' and '.join(parts)} tables."
             )
     return ["\n".join(sentences)] if sentences else []
-
-
-def _gain(rows: Sequence[Row], way: str, level: str) -> float | None:
-    """How much lower the mean loss of a level is than that of the same level alone, for the seeds that both have."""
-    own = _losses([row for row in rows if row.way == way], level)
-    alone = _losses([row for row in rows if row.way == _ALONE[level]], level)
-    common = [seed for seed in own if seed in alone]
-    return fmean(alone[seed] - own[seed] for seed in common) if common else None
 
 
 def _dates(rows: Sequence[Row]) -> str:

@@ -14,9 +14,9 @@ from partialsgd.method import Method
 from partialsgd.nested.layers.low_rank import FullWeight
 from partialsgd.nested.specs import Spec
 
-LOW_RANK = "low-rank"
+WIDTH, LOW_RANK = "width", "low-rank"
 AXES: Mapping[str, Callable[[FullWeight], Spec]] = {
-    "width": lambda full: ps.Width(1 / 4, hidden=("blocks.*.up", "blocks.*.down"), order="norm"),
+    WIDTH: lambda full: ps.Width(1 / 4, hidden=("blocks.*.up", "blocks.*.down"), order="norm"),
     LOW_RANK: lambda full: ps.LowRank(1 / 8, where=("blocks.*",), init="svd", full=full),
 }
 """A quarter of the feed-forward units, the largest first; or an eighth of the ranks of every matrix in the blocks."""
@@ -77,15 +77,16 @@ def _cached(steps: int) -> Mapping[str, Any]:
 
 
 CORE_ALONE, FULL_ALONE = "core alone", "full alone"
+JOINTLY = "jointly"
+OWN_HALF = "jointly, the full network with weights of its own and half the rate"
+APART = "jointly, apart from the start, cached teacher"
 JOINT: Mapping[str, Joint] = {
-    "jointly": Joint(),
+    JOINTLY: Joint(),
     "jointly, 3 full to 2 core": Joint(lambda steps: {"order": _THREE_TO_TWO}, 0.6),
     "jointly, the full network with weights of its own": Joint(full="own"),
-    "jointly, the full network with weights of its own and half the rate": Joint(full="own", full_factor=0.5),
+    OWN_HALF: Joint(full="own", full_factor=0.5),
     "jointly, parting at 85 %": Joint(apart=0.15),
-    "jointly, apart from the start, cached teacher": Joint(
-        _cached, taught=0.5, full_rates=(RATES[0], RATES[3]), shares_nothing=True
-    ),
+    APART: Joint(_cached, taught=0.5, full="own", full_rates=(RATES[0], RATES[3]), shares_nothing=True),
     "jointly, cached teacher": Joint(_cached, taught=0.5, is_screened=True),
     "jointly, late skew": Joint(_late_skew, _EARLY * 0.5 + (1 - _EARLY) * 0.7, is_screened=True),
     "jointly, state for each level": Joint(state="per_level", is_screened=True),
@@ -95,8 +96,9 @@ JOINT: Mapping[str, Joint] = {
 def trainings() -> Iterator[tuple[int, int, str, str]]:
     """Yield the length, the seed, the axis and the way of each training, in order of value."""
     common = [way for way in (CORE_ALONE, FULL_ALONE, *JOINT) if way not in JOINT or not JOINT[way].is_screened]
+    of_low_rank = [way for way, joint in JOINT.items() if joint.full == "own" and not joint.shares_nothing]
     for length, seed, axis, way in product(LENGTHS, SEEDS, AXES, common):
-        if axis == LOW_RANK or way not in JOINT or JOINT[way].full == "sum":
+        if axis == LOW_RANK or way not in of_low_rank:
             yield length, seed, axis, way
     for axis, way in product(AXES, (way for way, joint in JOINT.items() if joint.is_screened)):
         yield LENGTHS[0], SEEDS[0], axis, way

@@ -72,9 +72,14 @@ def _chosen(pairs: Sequence[Pair]) -> list[str]:
     return [f"Validation data chose another rate or warm-up for these: {'; '.join(names)}."] if names else []
 
 
+def plain_pairs(folder: Path = RESULTS) -> list[Pair]:
+    """The networks of plain alternation beside those alone, each at the rate that was chosen for it."""
+    return [pair for pair in _stored_pairs(folder)[0] if pair.scheme == PLAIN]
+
+
 def in_short(folder: Path = RESULTS) -> tuple[str, str]:
     """For the README: the table of plain alternation, and how many networks it makes better."""
-    plain = [pair for pair in _stored_pairs(folder)[0] if pair.scheme == PLAIN]
+    plain = plain_pairs(folder)
     by_run: dict[tuple[str, str], dict[str, Pair]] = {}
     for pair in plain:
         by_run.setdefault((pair.plan.says, pair.ratio), {})[pair.level] = pair

@@ -213,7 +213,7 @@ def plans(data: str | None, images: str | None) -> dict[str, Plan | Regime]:
         made += [
             Plan("multi30k-rank", "Multi30k by rank", line, "BLEU", **rank),
             Plan("multi30k-width", "Multi30k by width", replace(line, nest="width"), "BLEU", **width),
-            Plan("multi30k-longer", "Multi30k by rank, eight epochs alone", longer, "BLEU", ("1/32",)),
+            Plan("multi30k-longer", "Multi30k by rank, eight epochs alone", longer, "BLEU", ("1/32", "1/8")),
             Regime("multi30k-regime", "Multi30k by rank, dropout 0.3, equal epochs", regime, "1/32"),
         ]
     if images is not None:

@@ -13,12 +13,11 @@ import torch
 from studies.trained_start import __main__ as command
 from studies.trained_start import page, text, train
 from studies.trained_start.train import Row, Schedule, stored
-from studies.trained_start.ways import AXES, CORE_ALONE, FULL_ALONE, JOINT, RATES, SEEDS, trainings
+from studies.trained_start.ways import APART, AXES, CORE_ALONE, FULL_ALONE, JOINT, RATES, SEEDS, trainings
 
 TRAINED, LENGTH = 2, 7
 ALONE, OWN = (CORE_ALONE, FULL_ALONE), "jointly, the full network with weights of its own"
-APART = "jointly, apart from the start, cached teacher"
-OWN_WAYS = [way for way, joint in JOINT.items() if joint.full == "own"]
+OWN_WAYS = [way for way, joint in JOINT.items() if joint.full == "own" and not joint.shares_nothing]
 
 
 @pytest.fixture(autouse=True)
