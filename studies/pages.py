@@ -22,7 +22,7 @@ def with_block(text: str, name: str, content: str) -> str:
     return f"{before}{begin(name)}\n{content}\n{end(name)}{after}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose first column holds words and whose others hold numbers."""
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """A Markdown table whose first columns hold words, and the others numbers."""
+    lines = [head, ["---"] * words + ["--:"] * (len(head) - words), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from statistics import fmean
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from partialsgd.lab.reproduce import numbers, tables
 from partialsgd.lab.reproduce.numbers import Numbers
@@ -69,14 +69,17 @@ def _lines_by_network() -> Iterator[tuple[tuple[str, str, str], dict[str, Number
         yield from by_network.items()
 
 
-def behind_at_equal_epochs() -> tuple[int, int]:
-    """In how many comparisons of the mean score the network alone, with as many epochs, is ahead; and of how many."""
-    pairs = [
-        [fmean(lines[trained]["scores"].values()) for trained in ("jointly", "alone")]
-        for _, lines in _lines_by_network()
-        if all(lines.get(trained, {}).get("scores") for trained in ("jointly", "alone"))
-    ]
-    return sum(jointly < alone for jointly, alone in pairs), len(pairs)
+def alone_is_ahead(budget: Literal["scores", "equal_flops"]) -> tuple[int, int]:
+    """In how many comparisons of the mean score, over common seeds, the network alone is ahead; and of how many.
+
+    "scores": with as many epochs as the joint run. "equal_flops": with all of its FLOPs.
+    """
+    ahead = []
+    for _, lines in _lines_by_network():
+        alone, jointly = lines.get("alone", {}).get(budget, {}), lines.get("jointly", {}).get("scores", {})
+        if common := alone.keys() & jointly.keys():
+            ahead.append(fmean(alone[seed] for seed in common) > fmean(jointly[seed] for seed in common))
+    return sum(ahead), len(ahead)
 
 
 def rates() -> str:

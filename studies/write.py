@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from studies import pages, recipes, reproductions, which_size
+from studies import advice, pages, recipes, reproductions, which_size
 from studies.assault import page as assault
 from studies.budget import page as budget
 from studies.convergence import figures as convergence_figures
@@ -39,16 +39,18 @@ def main() -> None:
 
 
 def in_short() -> str:
-    """Joint and separate training at the same total cost, and at half of it, for the README."""
+    """Joint and separate training at the same total cost, and below it for the other two budgets, for the README."""
     table, verdict = worth.in_short()
-    behind, of = which_size.behind_at_equal_epochs()
+    half, of_half = which_size.alone_is_ahead("scores")
+    one, of_one = which_size.alone_is_ahead("equal_flops")
     return (
         f"{table}\n\n"
         f"{verdict} Scores are test BLEU and accuracy in percent, with the deviation over the seeds; every run has a "
-        "learning rate that falls to 0, and one joint run has the FLOPs of the separate runs together. Half of the "
-        "cost is not enough: with as many epochs for the joint run as for each network alone, the joint network is "
-        f"behind in {behind} of {of} cases of the paper's Tables 1a and 2a. [Which size, and when not]"
-        "(docs/which_size.md)."
+        "learning rate that falls to 0, and one joint run has the FLOPs of the separate runs together, which answers: "
+        "I want both networks; one run or two? The other two questions, in the paper's Tables 1a and 2a: half of the "
+        f"cost, as many epochs jointly as for each network alone, leaves the joint network behind in {half} of "
+        f"{of_half} cases; and if you want one network only, it is better alone with all of the FLOPs in {one} of "
+        f"{of_one}. [Which size, and when not](docs/which_size.md)."
     )
 
 
@@ -62,6 +64,7 @@ BLOCKS: dict[tuple[Path, str], Callable[[], str]] = {
     (SCALE, "scale"): scale.sections,
     (BUDGETS, "budget"): budget.sections,
     (README, "results"): in_short,
+    (WHICH_SIZE, "in short"): advice.sections,
     (WHICH_SIZE, "equal totals"): which_size.equal_totals,
     (WHICH_SIZE, "a line to 0"): worth.sections,
     (WHICH_SIZE, "other rates"): worth.other_rates,

@@ -9,10 +9,11 @@ from statistics import fmean
 
 from partialsgd.lab.reproduce import paired
 from studies import pages
-from studies.trained_start.train import FILE, Row, describe, stored
+from studies.trained_start.train import FILE, TRAINED_RATE, Row, describe, stored
 from studies.trained_start.ways import CORE_ALONE, FULL_ALONE, JOINT
 
 _ALONE = {"core": CORE_ALONE, "full": FULL_ALONE}
+DIGITS = 5
 HEAD = ("way", "seeds", "core", "core, less alone", "full", "full, less alone", "rate")
 
 
@@ -43,8 +44,15 @@ def differences(rows: Sequence[Row], axis: str, length: int, way: str) -> dict[s
         losses = _losses(own, level)
         alone = _losses([row for row in table if row.way == alone_way], level)
         if common := [seed for seed in losses if seed in alone]:
-            found[level] = paired.difference([losses[seed] - alone[seed] for seed in common])
+            # Networks that are the same but for the order of their units differ by rounding.
+            found[level] = paired.difference([round(losses[seed] - alone[seed], DIGITS) for seed in common])
     return found
+
+
+def rates(rows: Sequence[Row], axis: str, length: int, way: str) -> str:
+    """The rates that validation chose for a way, and that of the first training."""
+    own = [row for row in rows if (row.axis, row.length, row.way) == (axis, length, way)]
+    return f"{_rates(own)} (at first {TRAINED_RATE:g})"
 
 
 def _title(axis: str, length: int, rows: Sequence[Row]) -> str:
@@ -85,14 +93,14 @@ def _mean(losses: Mapping[int, float]) -> str:
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """For each joint way in how many tables each network is at least as good as alone, to a thousandth of a bit."""
+    """For each joint way in how many tables each network is at least as good as alone."""
     tables = list(dict.fromkeys((row.axis, row.length) for row in rows))
     sentences = []
     for way in JOINT:
         known = [each for axis, length in tables if (each := differences(rows, axis, length, way))]
         if known and all(set(each) == set(_ALONE) for each in known):
             parts = [
-                f"the {level} in {sum(round(each[level].mean, 3) <= 0 for each in known)} of {len(known)}" for level in _ALONE
+                f"the {level} in {sum(each[level].mean <= 0 for each in known)} of {len(known)}" for level in _ALONE
             ]
             sentences.append(
                 f"- {way[:1].upper()}{way[1:]}: at least as good as alone is {' and '.join(parts)} tables."

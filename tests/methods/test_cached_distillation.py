@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partialsgd import CriteriaMeter, Method, Nested, PartialSGD, methods, soft_cross_entropy
+from partialsgd import CriteriaMeter, LowRank, Method, Nested, PartialSGD, Width, methods, nest, soft_cross_entropy
 from partialsgd.testing.runs import assert_same_bits
 from tests.methods.training import load_through_a_file
 from tests.training import family
@@ -295,3 +296,32 @@ def test_distill_is_one_of_three() -> None:
     with pytest.raises(ValueError, match="distill must be True, False or 'cached', got 'teacher'"):
         methods.alternating(distill="teacher")
     assert not Loop(methods.plain()).sgd.repeats_batch
+
+
+@pytest.mark.parametrize("spec", [LowRank(1 / 4, full="own"), Width(1 / 4)], ids=["LowRank", "Width"])
+def test_a_network_that_teaches_levels_which_share_nothing_with_it_is_trained_as_if_it_were_alone(spec) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
+    alone = copy.deepcopy(model)
+    apart = nest(model, spec, example=batch(0)[0]).part_ways(example=batch(0)[0])
+    optimizer = torch.optim.AdamW(apart.parameters(), lr=0.02)
+    sgd = PartialSGD(apart, optimizer, methods.alternating(distill="cached", lr={"full": 0.25}))
+    core = [p.clone() for p in apart.parameters(level="core")]
+
+    def closure(g):
+        g.batch, g.outputs = step, apart(inputs)
+        loss = mixed(g.outputs, labels, g.teacher)
+        loss.backward()
+        return loss
+
+    for step in range(4):
+        inputs, labels = batch(step)
+        assert [sgd.step(closure).level for _ in range(2)] == ["full", "core"]
+    raw = torch.optim.AdamW(alone.parameters(), lr=0.02 * 0.25)
+    for step in range(4):
+        inputs, labels = batch(step)
+        raw.zero_grad()
+        F.cross_entropy(alone(inputs), labels).backward()
+        raw.step()
+    assert_same_bits(apart.extract("full", example=inputs).state_dict(), alone.state_dict())
+    assert not any(torch.equal(p, q) for p, q in zip(core, apart.parameters(level="core"), strict=True))

@@ -166,3 +166,14 @@ def test_unknown_characters_are_one_and_windows_overlap_by_one() -> None:
     assert made.tensor("valid").tolist() == [1, 0, 2]
     assert made.windows("train", 2, 9).tolist() == [[1, 2, 3], [3, 1, 2]]
     assert torch.equal(made.windows("train", 2, 1), made.windows("train", 2, 9)[:1])
+
+
+def test_networks_that_differ_by_rounding_only_are_as_good(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    for seed in (0, 1):
+        row(CORE_ALONE, seed).save(file)
+        row(FULL_ALONE, seed).save(file)
+        row(APART, seed, test={"core": 1.875, "full": 1.5 + 3e-7}, rate=0.2, full_rate=0.1).save(file)
+    written = page.sections(file)
+    assert f"| {APART} | 2 | 1.875 | -0.125 ± 0 | 1.500 | +0 ± 0 | 0.2; full 0.1 |" in written
+    assert "at least as good as alone is the core in 1 of 1 and the full in 1 of 1 tables." in written

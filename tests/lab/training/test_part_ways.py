@@ -129,9 +129,52 @@ def test_the_best_may_be_from_before_the_parting(tmp_path: Path, monkeypatch: py
     assert {level: row["test"] for level, row in summary["levels"].items()} == evaluate(run)[0]
 
 
+FROM_THE_START: dict[str, Any] = {"part_ways": 1.0, "distill": "cached", "norm": True, "epochs": 2}
+
+
+def test_levels_that_share_nothing_from_the_start_have_the_method_of_the_run(tmp_path: Path) -> None:
+    """The full network is trained as if it were alone, on every batch once, and teaches the core on the same batch."""
+    run = trained(tmp_path / "run", part_ways=1.0, distill="cached", dropout=0.0)
+    task = toy.build(Toy(dropout=0.0))
+    whole = task.network.extract("full", example=torch.eye(3)).train()
+    optimizer = torch.optim.Adam(whole.parameters(), lr=0.01)
+    for t in range(0, 14, 2):
+        x = task.batches.make(*divmod(t, 7))
+        ((whole(x).squeeze(1) - x.sum(dim=1)).square().sum() * (1.0 / len(x))).backward()
+        optimizer.param_groups[0]["lr"] = 0.01 / (1 + t)
+        optimizer.step()
+        optimizer.zero_grad()
+    found = checkpoints.latest(run.checkpoints)
+    assert found is not None and found[0] == 14 and found[1]["parting"] is None
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(found[1]["model"]["tensors"][f"networks.1.{name}"], tensor, rtol=1e-5, atol=1e-6)
+    untaught = checkpoints.latest(trained(tmp_path / "untaught", part_ways=1.0, dropout=0.0).checkpoints)
+    assert untaught is not None
+    core = {name: tensor for name, tensor in found[1]["model"]["tensors"].items() if name.startswith("networks.0.")}
+    assert not any(torch.equal(tensor, untaught[1]["model"]["tensors"][name]) for name, tensor in core.items())
+
+
+def test_a_run_whose_levels_share_nothing_from_the_start_is_resumed_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(tmp_path / "whole", **FROM_THE_START)
+    with monkeypatch.context() as patch, pytest.raises(loop.Stopped):
+        at_batch(6, partial(stop), patch)
+        trained(tmp_path / "stopped", **FROM_THE_START)
+    loop.resume(Run.open(tmp_path / "stopped"))
+    assert remains(tmp_path / "stopped") == remains(whole.path)
+    task: Any = open_task(whole)
+    assert isinstance(task.network.model, SeparateLevels)
+    summary = whole.summary
+    assert summary is not None
+    assert {level: row["test"] for level, row in summary["levels"].items()} == evaluate(whole)[0]
+    export_level(whole, "core", to=tmp_path / "core")
+    assert (tmp_path / "core" / "model.safetensors").exists()
+
+
 def test_what_cannot_part_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"part_ways must be in \[0, 1\), got 1.0"):
-        Toy(part_ways=1.0)
+    with pytest.raises(ValueError, match=r"part_ways must be in \[0, 1\], got 1.5"):
+        Toy(part_ways=1.5)
     with pytest.raises(ValueError, match="use one of both"):
         Toy(part_ways=0.5, shard=True)
     alone = alone_settings(Toy(part_ways=0.5), "core", ["core", "full"])

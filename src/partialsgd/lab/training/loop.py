@@ -39,6 +39,7 @@ from partialsgd.lab.training.task import Numbers, Task
 from partialsgd.logging import metrics_log
 from partialsgd.method import Method
 from partialsgd.nested import Nested
+from partialsgd.nested.layers.batch_norm import never_updated_is_fine
 from partialsgd.nested.switch import FULL
 from partialsgd.parameters import parameters_of
 
@@ -112,6 +113,9 @@ def _prepare(settings: Settings) -> tuple[Task, Method]:
     task = build(settings)
     if settings.part_ways and len(task.network.levels) < 2:
         raise ValueError("part_ways is for a network with smaller levels, and this has one level; omit it")
+    if settings.part_ways == 1:
+        with never_updated_is_fine():  # the training updates them
+            task.use(task.network.part_ways(example=task.example()))
     make_meter(settings, task.network)
     return task, method.bind(task.network)
 
@@ -170,7 +174,7 @@ def fit(
         run.write_texts(task.sidecar_files())
     accelerator.wait_for_everyone()
     (task.network if parts is None else network).train()
-    last_joint = max(1, round((1 - settings.part_ways) * total)) if settings.part_ways else total
+    last_joint = max(1, round((1 - settings.part_ways) * total)) if 0 < settings.part_ways < 1 else total
     sizes = {"position": state.position, "total": end, "epoch": len(plan)}
     display = Display(console, state.evaluations, **sizes, unit=task.unit)
     skips, names = state.sgd.state_dict()["skips"], launch.log_trackers(settings)

@@ -57,7 +57,7 @@ class TrainingOptions:
     """The optimizer state of parameters that several levels share: one for all of them, or one for each level."""
     part_ways: float = 0.0
     """The last share of the training FLOPs, such as 0.15, trains each extracted network alone, in turn, one step each:
-    nothing is shared any more."""
+    nothing is shared any more. With 1 nothing is shared from the start, and the method goes on as ever."""
     seed: int = 0
     """The seed of every random choice: initial weights, batch order, augmentation, masks and dropout."""
     epochs: int = 10
@@ -142,7 +142,8 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
             raise ValueError(f"out is blank, {self.out!r}; name a folder, or omit it for one under runs/")
         if not 0 < self.distill_weight <= 1:
             raise ValueError(f"distill_weight must be in (0, 1], got {self.distill_weight}; for 0 omit distill")
-        require_in("part_ways", self.part_ways, 0, 1)
+        if not 0 <= self.part_ways <= 1:
+            raise ValueError(f"part_ways must be in [0, 1], got {self.part_ways}")
         for name in ("part_ways", "shard"):
             if self.state == "per_level" and getattr(self, name):
                 raise ValueError(f"{name} keeps one optimizer state of each parameter; omit it, or state='per_level'")
