@@ -13,7 +13,7 @@ from studies.trained_start.train import FILE, TRAINED_RATE, Row, describe, store
 from studies.trained_start.ways import CORE_ALONE, FULL_ALONE, JOINT
 
 _ALONE = {"core": CORE_ALONE, "full": FULL_ALONE}
-DIGITS = 5
+DIGITS = 4
 HEAD = ("way", "seeds", "core", "core, less alone", "full", "full, less alone", "rate")
 
 
@@ -57,7 +57,8 @@ def rates(rows: Sequence[Row], axis: str, length: int, way: str) -> str:
 
 def _title(axis: str, length: int, rows: Sequence[Row]) -> str:
     sizes = rows[0].parameters
-    before = {level: fmean(row.start[level] for row in rows) for level in ("core", "full")}
+    starts = {row.seed: row.start for row in rows}.values()
+    before = {level: fmean(start[level] for start in starts) for level in _ALONE}
     return (
         f"**By {axis}, {length} steps for each network alone, and as many FLOPs for both jointly.** The core has "
         f"{sizes['core'] / sizes['full']:.0%} of the parameters. Before this training the network had "
