@@ -219,7 +219,7 @@ def plans(data: str | None, images: str | None) -> dict[str, Plan | Regime]:
     if images is not None:
         narrow = replace(PRESETS["narrow"], data=images, epochs=6, keep=1, threads=1)
         options: Any = {
-            "cells": (Cell(0.05, 0), Cell(0.2, 0), Cell(0.1, 40)),
+            "cells": (Cell(0.025, 0), Cell(0.05, 0), Cell(0.2, 0), Cell(0.1, 40)),
             "factor": 100.0,
             "criterion": "accuracy",
             "schemes": ("joint", "slimmable", *_BEST),
@@ -261,7 +261,7 @@ QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-regime"),
     Wanted("multi30k-rank", _at_ratio("1/8", *_BEST)),
     Wanted("cifar10-width", _at_ratio("1/2", *_BEST)),
-    Wanted("multi30k-longer"),
+    Wanted("multi30k-longer", _at_ratio("1/32", PLAIN)),
     Wanted("multi30k-width", _at_ratio("1/4", *_BEST)),
     Wanted("multi30k-rank", _at_ratio("1/4", *_BEST)),
     Wanted("cifar10-width"),
@@ -270,6 +270,7 @@ QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-width", _at_other_cells("1/4")),
     Wanted("multi30k-rank", _at_other_cells("1/4")),
     Wanted("multi30k-rank", _at_other_cells("1/32")),
+    Wanted("multi30k-longer"),
     Wanted("multi30k-width"),
     Wanted("multi30k-rank"),
 )
