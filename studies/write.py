@@ -38,20 +38,9 @@ def main() -> None:
         page.write_text(pages.with_block(page.read_text(encoding="utf-8"), name, content()), encoding="utf-8")
 
 
-def in_short() -> str:
-    """Joint and separate training at the same total cost, and below it for the other two budgets, for the README."""
-    table, verdict = worth.in_short()
-    half, of_half = which_size.alone_is_ahead("scores")
-    one, of_one = which_size.alone_is_ahead("equal_flops")
-    return (
-        f"{table}\n\n"
-        f"{verdict} Scores are test BLEU and accuracy in percent, with the deviation over the seeds; every run has a "
-        "learning rate that falls to 0, and one joint run has the FLOPs of the separate runs together, which answers: "
-        "I want both networks; one run or two? The other two questions, in the paper's Tables 1a and 2a: half of the "
-        f"cost, as many epochs jointly as for each network alone, leaves the joint network behind in {half} of "
-        f"{of_half} cases; and if you want one network only, it is better alone with all of the FLOPs in {one} of "
-        f"{of_one}. [Which size, and when not](docs/which_size.md)."
-    )
+def readme() -> str:
+    """The cases, and how many networks the joint runs from scratch make better."""
+    return f"{advice.sections()} From scratch: {worth.in_short()} [Every table, and when not](docs/which_size.md)."
 
 
 BLOCKS: dict[tuple[Path, str], Callable[[], str]] = {
@@ -63,7 +52,7 @@ BLOCKS: dict[tuple[Path, str], Callable[[], str]] = {
     (DISTRIBUTED, "deaths"): deaths.sections,
     (SCALE, "scale"): scale.sections,
     (BUDGETS, "budget"): budget.sections,
-    (README, "results"): in_short,
+    (README, "results"): readme,
     (WHICH_SIZE, "in short"): advice.sections,
     (WHICH_SIZE, "equal totals"): which_size.equal_totals,
     (WHICH_SIZE, "a line to 0"): worth.sections,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -49,10 +49,17 @@ def differences(rows: Sequence[Row], axis: str, length: int, way: str) -> dict[s
     return found
 
 
-def rates(rows: Sequence[Row], axis: str, length: int, way: str) -> str:
-    """The rates that validation chose for a way, and that of the first training."""
+def steps_and_rate(rows: Sequence[Row], axis: str, length: int, way: str) -> tuple[str, str]:
+    """The steps of a way, and the rates that validation chose for it as factors of the rate of the first training."""
     own = [row for row in rows if (row.axis, row.length, row.way) == (axis, length, way)]
-    return f"{_rates(own)} (at first {TRAINED_RATE:g})"
+    steps, *others = sorted({row.steps for row in own})
+    factors = [_factors(row.rate for row in own), _factors(row.full_rate for row in own if row.full_rate is not None)]
+    texts = [f"{factors[0]} × the first", *([f"full {factors[1]} ×"] if factors[1] else [])]
+    return f"{steps:,}" + (f" to {others[-1]:,}" if others else ""), ", ".join(texts)
+
+
+def _factors(rates: Iterable[float]) -> str:
+    return " to ".join(f"{rate / TRAINED_RATE:.2g}" for rate in sorted(set(rates)))
 
 
 def _title(axis: str, length: int, rows: Sequence[Row]) -> str:

@@ -33,6 +33,7 @@ from studies.trained_start.text import Text
 from studies.trained_start.ways import AXES, CORE_ALONE, FULL_ALONE, JOINT, RATES, Joint
 
 FILE = RESULTS / "trained_start.jsonl"
+TEACHER = "teacher"
 KEY = ("text", "axis", "length", "way", "seed")
 
 BATCH, TRAINED_STEPS, TRAINED_RATE, WARM_UP, EVALUATED = 16, 1500, 3e-3, 20, 512
@@ -178,7 +179,7 @@ def _nest(model: nn.Module, axis: str, full: FullWeight = "sum") -> ps.Nested:
 
 
 def _step_flops(family: ps.Nested, whole: nn.Module) -> dict[str, float]:
-    """FLOPs of a step of each level in the family, and of each network alone."""
+    """FLOPs of a step of each level in the family, and of each network alone; and of a pass of the teacher."""
     windows = torch.zeros(BATCH, CONTEXT, dtype=torch.long)
     counted = {}
     for level in family.levels:
@@ -186,6 +187,7 @@ def _step_flops(family: ps.Nested, whole: nn.Module) -> dict[str, float]:
             counted[level] = float(flops.count(family.model, windows).training)
     counted |= {CORE_ALONE: float(flops.count(_core_of(family), windows).training)}
     counted |= {FULL_ALONE: float(flops.count(whole, windows).training)}
+    counted |= {TEACHER: float(flops.count(whole, windows).forward)}
     return counted
 
 
@@ -227,9 +229,10 @@ def _jointly(
 ) -> Continued:
     """Train a family with the FLOPs that both networks alone have together."""
     together = length * (step_flops[CORE_ALONE] + step_flops[FULL_ALONE])
-    per_step = joint.full_share * step_flops["full"] + (1 - joint.full_share) * step_flops["core"]
+    of_core = step_flops["core"] + joint.passes_of_teacher * step_flops[TEACHER]
+    per_step = joint.full_share * step_flops["full"] + (1 - joint.full_share) * of_core
     steps = round((1 - joint.apart) * together / per_step)
-    schedule = Schedule(rates[0], steps_at_once=len(family.levels) if joint.shares_nothing else 1)
+    schedule = Schedule(rates[0], turns=joint.turns)
     part, method = replace(schedule, end=joint.apart), joint.method(steps, *rates)
     fit(family, method, steps, part, text, seed, "on", taught=joint.taught, state=joint.state)
     if not joint.apart:
@@ -255,11 +258,11 @@ class Schedule:
     begin: float = 1.0
     end: float = 0.0
     warm_up: int = WARM_UP
-    steps_at_once: int = 1
-    """How many steps have the same rate: with two levels that share nothing, each has the schedule of a run alone."""
+    turns: int = 1
+    """How many steps have the same rate."""
 
     def at(self, t: int, steps: int) -> float:
-        t, steps = t // self.steps_at_once, steps // self.steps_at_once
+        t, steps = t // self.turns, steps // self.turns
         if t < self.warm_up:
             return self.rate * self.begin * (t + 1) / self.warm_up
         done = (t - self.warm_up) / max(1, steps - self.warm_up)

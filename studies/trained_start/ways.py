@@ -50,9 +50,13 @@ class Joint:
     """Rates of the full level that are tried with each rate of the core, in the place of a factor. Two of them make as
     many trials as both networks alone have together."""
     shares_nothing: bool = False
-    """The levels have weights of their own from the start, so that the run is the two of before, but for a teacher."""
+    """The levels have weights of their own from the start, so that neither moves the other's."""
+    passes_of_teacher: float = 0.0
+    """How many forward passes of the full network a core step takes for its teacher."""
+    turns: int = 1
+    """How many steps have the same rate: with two, levels that share nothing have the schedules of runs alone."""
     is_screened: bool = False
-    """It is tried with one seed, at the first length."""
+    """It is tried with one seed."""
 
     def trials(self, rates: Sequence[float]) -> list[tuple[float, float]]:
         """Return the pairs of rates that are tried: of the core, and of the full level."""
@@ -79,26 +83,44 @@ def _cached(steps: int) -> Mapping[str, Any]:
 CORE_ALONE, FULL_ALONE = "core alone", "full alone"
 JOINTLY = "jointly"
 OWN_HALF = "jointly, the full network with weights of its own and half the rate"
-APART = "jointly, apart from the start, cached teacher"
+APART = "jointly, nothing shared, cached teacher"
+OWN_RATES = "jointly, a rate for each level"
+KEPT = "the original kept, all FLOPs for the core"
+KEPT_TEACHES = "the original kept and teaching, all FLOPs for the core"
+RATES_OF_FULL = (RATES[0], RATES[3])
+"""Those that validation chose for the full network alone, with 100 and with 400 steps."""
 JOINT: Mapping[str, Joint] = {
     JOINTLY: Joint(),
     "jointly, 3 full to 2 core": Joint(lambda steps: {"order": _THREE_TO_TWO}, 0.6),
     "jointly, the full network with weights of its own": Joint(full="own"),
     OWN_HALF: Joint(full="own", full_factor=0.5),
     "jointly, parting at 85 %": Joint(apart=0.15),
-    APART: Joint(_cached, taught=0.5, full="own", full_rates=(RATES[0], RATES[3]), shares_nothing=True),
+    OWN_RATES: Joint(full="own", full_rates=RATES_OF_FULL),
+    APART: Joint(_cached, taught=0.5, full="own", full_rates=RATES_OF_FULL, shares_nothing=True, turns=2),
+    KEPT: Joint(lambda steps: {"order": ("core",)}, full_share=0.0, full="own", shares_nothing=True),
+    KEPT_TEACHES: Joint(
+        lambda steps: {"order": ("core",), "distill": True},
+        full_share=0.0,
+        taught=0.5,
+        full="own",
+        shares_nothing=True,
+        passes_of_teacher=1.0,
+    ),
     "jointly, cached teacher": Joint(_cached, taught=0.5, is_screened=True),
     "jointly, late skew": Joint(_late_skew, _EARLY * 0.5 + (1 - _EARLY) * 0.7, is_screened=True),
     "jointly, state for each level": Joint(state="per_level", is_screened=True),
 }
+OF_LOW_RANK = [
+    way for way, joint in JOINT.items() if joint.full == "own" and not (joint.shares_nothing or joint.full_rates)
+]
+"""Ways that differ from others by low rank only."""
 
 
 def trainings() -> Iterator[tuple[int, int, str, str]]:
     """Yield the length, the seed, the axis and the way of each training, in order of value."""
     common = [way for way in (CORE_ALONE, FULL_ALONE, *JOINT) if way not in JOINT or not JOINT[way].is_screened]
-    of_low_rank = [way for way, joint in JOINT.items() if joint.full == "own" and not joint.shares_nothing]
     for length, seed, axis, way in product(LENGTHS, SEEDS, AXES, common):
-        if axis == LOW_RANK or way not in of_low_rank:
+        if axis == LOW_RANK or way not in OF_LOW_RANK:
             yield length, seed, axis, way
-    for axis, way in product(AXES, (way for way, joint in JOINT.items() if joint.is_screened)):
-        yield LENGTHS[0], SEEDS[0], axis, way
+    for length, axis, way in product(LENGTHS, AXES, (way for way, joint in JOINT.items() if joint.is_screened)):
+        yield length, SEEDS[0], axis, way

@@ -54,11 +54,19 @@ def chosen(plan: Plan, folder: RunFolder, ratio: str) -> dict[str, Cell]:
 
 
 def tuned(plan: Plan, folder: RunFolder, comparison: Comparison, ratio: str) -> Comparison:
-    """The comparison with each row at the cell that is chosen for it; as it is until all of these have every seed."""
-    cells = chosen(plan, folder, ratio)
-    names = {row: named(row, cell) for row, cell in cells.items() if cell != plan.own_cell()}
-    if any(len(folder.seeds(name)) < plan.seeds for name in names.values()):
-        return comparison
+    """The comparison with each row at the cell that is chosen for it, out of as many cells as have what that takes.
+
+    Those that every row was trained at come in the order of the plan; the most of them are taken for which all that is
+    chosen has every seed. So a cell that the plan gets later changes nothing until its runs are there.
+    """
+    tried = looks(plan, folder, ratio)
+    common = [cell for cell in (plan.own_cell(), *plan.cells) if all(cell in runs for runs in tried.values())]
+    names: dict[str, str] = {}
+    for count in range(len(common), 0, -1):
+        cells = {row: best(plan, {cell: runs[cell] for cell in common[:count]}) for row, runs in tried.items()}
+        names = {row: named(row, cell) for row, cell in cells.items() if cell != plan.own_cell()}
+        if all(len(folder.seeds(name)) >= plan.seeds for name in names.values()):
+            break
     alone = {level: names.get(row, row) for level, row in comparison.alone.items()}
     return replace(comparison, joint=names.get(comparison.joint, comparison.joint), alone=alone)
 

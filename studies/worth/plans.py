@@ -219,7 +219,7 @@ def plans(data: str | None, images: str | None) -> dict[str, Plan | Regime]:
     if images is not None:
         narrow = replace(PRESETS["narrow"], data=images, epochs=6, keep=1, threads=1)
         options: Any = {
-            "cells": (Cell(0.025, 0), Cell(0.05, 0), Cell(0.2, 0), Cell(0.1, 40)),
+            "cells": (Cell(0.05, 0), Cell(0.2, 0), Cell(0.1, 40), Cell(0.025, 0), Cell(0.0125, 0)),
             "factor": 100.0,
             "criterion": "accuracy",
             "schemes": ("joint", "slimmable", *_BEST),

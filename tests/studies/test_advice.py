@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from partialsgd.lab.reproduce.paired import difference
 from studies import advice, which_size
 from studies.advice import ADVICE, Trained
-from studies.trained_start.ways import AXES, JOINT, LENGTHS
+from studies.trained_start.train import FILE, TRAINED_RATE
+from studies.trained_start.ways import AXES, CORE_ALONE, FULL_ALONE, JOINT, LENGTHS
 from studies.worth.plans import Plan, plans
+from tests.studies.test_trained_start import row
 
 
 def test_every_case_names_runs_that_a_study_makes() -> None:
@@ -19,20 +20,27 @@ def test_every_case_names_runs_that_a_study_makes() -> None:
     for each in ADVICE:
         if isinstance(each.runs, Trained):
             assert each.runs.axis in AXES and each.runs.length in LENGTHS and each.runs.way in JOINT
-            assert each.steps == str(2 * each.runs.length) and each.unit == "bits"
         else:
             assert each.runs in known
 
 
-def test_a_case_without_stored_runs_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_says_how_much_better_the_stored_runs_are_and_is_left_out_without_them(tmp_path: Path) -> None:
     assert list(advice._rows(tmp_path)) == []
-    found = {"core": difference([-0.5, -0.25]), "full": difference([0.0, 0.0])}
-    by_case = {ADVICE[-1].runs: found, ADVICE[-2].runs: {"core": found["core"]}}  # the full network is not trained yet
-    monkeypatch.setattr(advice.trained_start, "differences", lambda rows, *runs: by_case.get(Trained(*runs), {}))
-    monkeypatch.setattr(advice.trained_start, "rates", lambda rows, *runs: "0.1")
-    ((case, _, steps, rate, core, full),) = advice._rows(tmp_path)
-    assert (case, steps, rate) == (ADVICE[-1].case, ADVICE[-1].steps, "0.1")
-    assert core == "-0.375 ± 1.6 bits" and full == "+0 ± 0 bits"
+    runs = ADVICE[-2].runs
+    assert isinstance(runs, Trained)
+    known: dict[str, Any] = {"axis": runs.axis, "length": runs.length, "text": "t abc", "settings": "s"}
+    for seed, gain in enumerate((0.5, 0.25)):
+        row(CORE_ALONE, seed, test={"core": 2.0}, **known).save(tmp_path / FILE.name)
+        row(runs.way, seed, test={"core": 2.0 - gain, "full": 1.5}, **known).save(tmp_path / FILE.name)
+    assert list(advice._rows(tmp_path)) == [], "the full network alone is not trained yet"
+    for seed in (0, 1):
+        row(FULL_ALONE, seed, test={"full": 1.5}, **known).save(tmp_path / FILE.name)
+    changed = {"rate": 2 * TRAINED_RATE, "full_rate": TRAINED_RATE, "steps": 1200, **known}
+    row(runs.way, 1, test={"core": 1.75, "full": 1.5}, **changed).save(tmp_path / FILE.name)
+    ((case, _, steps, rate, core, full, seeds),) = advice._rows(tmp_path)
+    assert case == ADVICE[-2].case and seeds == "2"
+    assert steps == "9 to 1,200" and rate == "2 to 33 × the first, full 1 ×"
+    assert core == "+0.375 ± 1.6 bits" and full == "+0 ± 0 bits"
 
 
 def test_alone_is_ahead_where_the_mean_over_common_seeds_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:

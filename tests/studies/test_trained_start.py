@@ -13,11 +13,23 @@ import torch
 from studies.trained_start import __main__ as command
 from studies.trained_start import page, text, train
 from studies.trained_start.train import Row, Schedule, stored
-from studies.trained_start.ways import APART, AXES, CORE_ALONE, FULL_ALONE, JOINT, RATES, SEEDS, trainings
+from studies.trained_start.ways import (
+    APART,
+    AXES,
+    CORE_ALONE,
+    FULL_ALONE,
+    JOINT,
+    KEPT,
+    KEPT_TEACHES,
+    LENGTHS,
+    OF_LOW_RANK,
+    RATES,
+    SEEDS,
+    trainings,
+)
 
 TRAINED, LENGTH = 2, 7
 ALONE, OWN = (CORE_ALONE, FULL_ALONE), "jointly, the full network with weights of its own"
-OWN_WAYS = [way for way, joint in JOINT.items() if joint.full == "own" and not joint.shares_nothing]
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +42,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("axis", "ways"),
     [
-        ("low-rank", (*ALONE, "jointly", OWN, APART)),
-        pytest.param("width", (*ALONE, *(way for way in JOINT if way not in OWN_WAYS)), marks=pytest.mark.slow),
+        ("low-rank", (*ALONE, "jointly", OWN, APART, KEPT, KEPT_TEACHES)),
+        pytest.param("width", (*ALONE, *(way for way in JOINT if way not in OF_LOW_RANK)), marks=pytest.mark.slow),
     ],
 )
 def test_a_joint_run_has_the_flops_of_both_networks_alone_and_begins_as_they_do(axis: str, ways: Any) -> None:
@@ -42,6 +54,9 @@ def test_a_joint_run_has_the_flops_of_both_networks_alone_and_begins_as_they_do(
         assert set(rows[way].test) == {"core", "full"}
     for row in rows.values():  # W + VU is W₀ up to rounding
         assert row.start == pytest.approx(rows[CORE_ALONE].start, rel=1e-5)
+    for way in {KEPT, KEPT_TEACHES} & rows.keys():
+        assert rows[way].test["full"] == pytest.approx(rows[way].start["full"], rel=1e-6)
+        assert rows[way].steps > (2 if way == KEPT else 1) * LENGTH
     assert set(rows[CORE_ALONE].test) == {"core"} and set(rows[FULL_ALONE].test) == {"full"}
     for row in rows.values():
         chosen = f"{row.rate:g}" if row.full_rate is None else f"{row.rate:g}, full {row.full_rate:g}"
@@ -77,9 +92,9 @@ def test_each_way_is_trained_on_each_axis_that_has_it_and_those_on_trial_once() 
     every = list(trainings())
     assert len(set(every)) == len(every)
     counts = {(axis, way): sum(each[2:] == (axis, way) for each in every) for axis in AXES for way in (*ALONE, *JOINT)}
-    assert [counts.pop(("width", way)) for way in OWN_WAYS] == [0, 0]
+    assert [counts.pop(("width", way)) for way in OF_LOW_RANK] == [0, 0]
     for (_, way), count in counts.items():
-        assert count == (1 if way in JOINT and JOINT[way].is_screened else 2 * len(SEEDS))
+        assert count == len(LENGTHS) * (1 if way in JOINT and JOINT[way].is_screened else len(SEEDS))
 
 
 def test_rows_with_other_settings_than_todays_are_not_shown(tmp_path: Path) -> None:
@@ -107,6 +122,7 @@ def test_the_rate_rises_and_falls_in_a_line_also_in_two_parts() -> None:
     joint, apart = Schedule(1.0, end=0.2, warm_up=0), Schedule(1.0, begin=0.2, warm_up=0)
     line = [joint.at(t, 8) for t in range(8)] + [apart.at(t, 2) for t in range(2)]
     assert line == pytest.approx([1 - t / 10 for t in range(10)])
+    assert [Schedule(1.0, warm_up=4, turns=2).at(t, 16) for t in range(16)] == [whole.at(t // 2, 8) for t in range(16)]
 
 
 def row(way: str, seed: int, **known: Any) -> Row:

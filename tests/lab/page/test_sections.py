@@ -217,14 +217,20 @@ def test_cost_of_levels_without_a_run_is_computed_for_as_many_steps(tmp_path: Pa
     comparison = compare(path)
     assert (comparison.flops, comparison.seconds, comparison.is_computed) == (4.4e11, None, True)
     part = section("cost", [path])
-    assert rows(part)[2] == ["core", "alone, computed", "–", "40", "4.00 × 10¹⁰", "–"]
-    assert rows(part)[5:] == [
+    (_, *budgets), trained = rows(part), rows(part, 1)
+    assert [(name, steps, flops) for name, _, steps, flops in budgets] == [
+        ("--budget sum", "core 20, full 20", "2.20 × 10¹¹"),
+        ("--budget epochs", "core 40, full 40", "4.40 × 10¹¹"),
+        ("--budget each", "core 220, full 22", "4.40 × 10¹¹"),
+    ]
+    assert [answer for _, answer, _, _ in budgets] == list(cost.QUESTIONS.values())
+    assert trained[2] == ["core", "alone, computed", "–", "40", "4.00 × 10¹⁰", "–"]
+    assert trained[5:] == [
         ["all", "joint", "–", "40", "2.20 × 10¹¹", "1 min 30 s"],
         ["all", "alone", "–", "80", "4.40 × 10¹¹", "–"],
     ]
     sentences, note = texts(part, "p")
     assert "would take 4.40 × 10¹¹ FLOPs, 2 times as many" in sentences and "Computed means" in note
-    assert comparison.steps_at_equal_sum == 20
     assert "For the same total FLOPs, separate runs would have 20 steps each, where this one had 40." in sentences
     assert "With the same number of updates for each level, the FLOPs would be about the same" in note
 
@@ -237,7 +243,7 @@ def test_cost_of_levels_with_a_run_is_that_of_the_run(tmp_path: Path) -> None:
     assert compare(joint, full).is_computed and compare(joint, full).seconds is None
     assert texts(section("cost", [core, full]), "p") == ["No finished run on this page trained several levels."]
     part = section("cost", paths)
-    assert rows(part)[2] == ["core", "alone, core-alone", "20.00", "40", "4.00 × 10¹⁰", "1 min 30 s"]
+    assert rows(part, 1)[2] == ["core", "alone, core-alone", "20.00", "40", "4.00 × 10¹⁰", "1 min 30 s"]
     assert "2 times as many, and 3 min" in texts(part, "p")[0] and "Computed" not in texts(part, "p")[1]
 
 

@@ -172,7 +172,7 @@ def test_the_table_says_the_budget_and_the_seeds_in_markdown_in_the_terminal_and
     assert table.title == "images: jointly and alone; each level alone has the epochs of the joint run"
     assert table.note.startswith("accuracy on the test data, seeds 0, 1; means ± deviations of 2 runs. ")
     assert "Jointly less alone: core +0 ± 1.3; full +0 ± 1.3. " in table.note
-    assert "This answers: how much do I lose if I pay for one run" in table.note
+    assert "This answers: How much do I lose if I pay for one run" in table.note
     table = to_table(summarize(PAIRS[1:]), PAIRS[1:], "each")
     assert table.title.endswith("each level alone has all FLOPs of the joint run")
     assert "data, seed 1. Jointly less alone: core +0.1 (one seed); full +0.1 (one seed). " in table.note

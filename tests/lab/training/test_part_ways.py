@@ -18,6 +18,7 @@ from partialsgd.lab.runs.export_run import export_level
 from partialsgd.lab.runs.run import Run
 from partialsgd.lab.runs.use_run import evaluate, open_task
 from partialsgd.lab.training import loop
+from partialsgd.lab.training.errors import WrongCall
 from partialsgd.nested.layers.separate import SeparateLevels
 from tests.lab import toy
 from tests.lab.checks import remains
@@ -133,7 +134,7 @@ FROM_THE_START: dict[str, Any] = {"part_ways": 1.0, "distill": "cached", "norm":
 
 
 def test_levels_that_share_nothing_from_the_start_have_the_method_of_the_run(tmp_path: Path) -> None:
-    """The full network is trained as if it were alone, on every batch once, and teaches the core on the same batch."""
+    """The full network is trained as by a plain loop over every other batch, and teaches the core on the same."""
     run = trained(tmp_path / "run", part_ways=1.0, distill="cached", dropout=0.0)
     task = toy.build(Toy(dropout=0.0))
     whole = task.network.extract("full", example=torch.eye(3)).train()
@@ -177,5 +178,11 @@ def test_what_cannot_part_is_refused(tmp_path: Path) -> None:
         Toy(part_ways=1.5)
     with pytest.raises(ValueError, match="use one of both"):
         Toy(part_ways=0.5, shard=True)
+    with pytest.raises(ValueError, match="with part_ways=1 omit measure_every"):
+        Toy(part_ways=1.0, measure_every=2)
+    for method in ("plain", "dropout", "alternating(order='criterion')"):
+        with pytest.raises(WrongCall, match=r"part_ways=1 needs a method that trains every level"):
+            trained(tmp_path / "run", part_ways=1.0, method=method)
+        assert not (tmp_path / "run").exists()
     alone = alone_settings(Toy(part_ways=0.5), "core", ["core", "full"])
     assert alone.part_ways == 0.0

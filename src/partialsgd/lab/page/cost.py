@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -16,6 +16,27 @@ _TRAINING_SETTINGS = (
 """Settings of how a network is trained and logged. All others define the network, the data or the score."""
 _PREFERENCE = ("epochs", "max_steps", "init", "seed")
 """If several runs train a level alone, the one that agrees with the joint run in the first of these is taken."""
+
+QUESTIONS = {
+    "sum": "I want every level; do I train them in one run, or each in a run of its own, for the same total cost?",
+    "epochs": "How much do I lose if I pay for one run in place of one for each level? (It is the "
+    "paper's comparison; in the joint run a level has only a part of the updates.)",
+    "each": "I want one level only; would the cost of the joint run be better spent on that level alone?",
+}
+"""What a comparison of joint and separate training answers, by the budget of the separate runs."""
+
+
+@final
+@dataclass(frozen=True)
+class Budget:
+    """Separate runs of each level, compared by one budget."""
+
+    name: str
+    question: str
+    steps: Mapping[str, int]
+    """The steps of the run of each level."""
+    flops: float
+    """The FLOPs of all these runs."""
 
 
 @final
@@ -54,10 +75,21 @@ class Comparison:
         return any(one.run is None for one in self.separate)
 
     @property
-    def steps_at_equal_sum(self) -> int:
-        """The steps of each separate run if all of them, of equal length, had the FLOPs of the joint run together."""
-        of_one_step = sum(one.flops / one.updates for one in self.separate if one.updates)
-        return round(self.joint.flops / of_one_step) if of_one_step else 0
+    def budgets(self) -> list[Budget]:
+        """The separate runs that have the FLOPs of the joint run together, its steps, or its FLOPs each."""
+        costs = {one.joint.name: one.flops / one.updates for one in self.separate if one.updates and one.flops}
+        if not costs:
+            return []
+        joint_steps = int(self.joint.summary["steps"])
+        steps = {
+            "sum": dict.fromkeys(costs, round(self.joint.flops / sum(costs.values()))),
+            "epochs": dict.fromkeys(costs, joint_steps),
+            "each": {level: round(self.joint.flops / cost) for level, cost in costs.items()},
+        }
+        return [
+            Budget(name, question, steps[name], sum(costs[level] * count for level, count in steps[name].items()))
+            for name, question in QUESTIONS.items()
+        ]
 
     @property
     def has_fewer_updates(self) -> bool:

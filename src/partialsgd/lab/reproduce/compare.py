@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, final
 from rich.console import Console
 
 from partialsgd._util.files import read_json, write_json, write_text
+from partialsgd.lab.page.cost import QUESTIONS
 from partialsgd.lab.recipes import build
 from partialsgd.lab.reproduce import matched, paired
 from partialsgd.lab.reproduce.jobs import RunJob, run_here, run_jobs
@@ -39,13 +40,6 @@ _BUDGETS = {
     "sum": "the separate runs, of equal length, have the FLOPs of the joint run together",
     "epochs": "each level alone has the epochs of the joint run",
     "each": "each level alone has all FLOPs of the joint run",
-}
-_QUESTIONS = {
-    "sum": "This answers: I want every level; do I train them in one run, or each in a run of its own, for the same "
-    "total cost?",
-    "epochs": "This answers: how much do I lose if I pay for one run in place of one for each level? (It is the "
-    "paper's comparison; in the joint run a level has only a part of the updates.)",
-    "each": "This answers: I want one level only; would the cost of the joint run be better spent on that level alone?",
 }
 
 
@@ -274,7 +268,7 @@ def to_table(
         head=("level", "trained", first["score"], "updates", "training FLOPs", "time", "parameters", "ms"),
         rows=tuple(_cells(row) for row in rows),
         words=2,
-        note=f"{scores} {differences(rows)} {_QUESTIONS[budget]}{matched.describe(sizes)}",
+        note=f"{scores} {differences(rows)} This answers: {QUESTIONS[budget]}{matched.describe(sizes)}",
     )
 
 

@@ -112,12 +112,18 @@ def _prepare(settings: Settings) -> tuple[Task, Method]:
     method = make_method(settings)  # before the data, because a typo is found at once
     task = build(settings)
     if settings.part_ways and len(task.network.levels) < 2:
-        raise ValueError("part_ways is for a network with smaller levels, and this has one level; omit it")
+        raise ValueError("part_ways is for a network with smaller levels, and this has one level; omit part_ways")
     if settings.part_ways == 1:
         with never_updated_is_fine():  # the training updates them
             task.use(task.network.part_ways(example=task.example()))
     make_meter(settings, task.network)
-    return task, method.bind(task.network)
+    bound = method.bind(task.network)
+    if settings.part_ways == 1 and (bound.branches is None or bound.meter is not None):
+        raise ValueError(
+            f"part_ways=1 needs a method that trains every level and measures nothing, since levels that share nothing "
+            f"have no criteria, such as alternating; got {bound.name}"
+        )
+    return task, bound
 
 
 def _train_to_end(run: Run, settings: Settings, task: Task, method: Method, show: bool) -> Run:

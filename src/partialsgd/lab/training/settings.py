@@ -57,7 +57,7 @@ class TrainingOptions:
     """The optimizer state of parameters that several levels share: one for all of them, or one for each level."""
     part_ways: float = 0.0
     """The last share of the training FLOPs, such as 0.15, trains each extracted network alone, in turn, one step each:
-    nothing is shared any more. With 1 nothing is shared from the start, and the method goes on as ever."""
+    nothing is shared any more. With 1 the levels share nothing from the first step on, and the method trains them."""
     seed: int = 0
     """The seed of every random choice: initial weights, batch order, augmentation, masks and dropout."""
     epochs: int = 10
@@ -147,6 +147,8 @@ class Settings(TrainingOptions, CriteriaOptions, RunOptions):
         for name in ("part_ways", "shard"):
             if self.state == "per_level" and getattr(self, name):
                 raise ValueError(f"{name} keeps one optimizer state of each parameter; omit it, or state='per_level'")
+        if self.part_ways == 1 and self.measure_every is not None:
+            raise ValueError("levels that share nothing have no criteria; with part_ways=1 omit measure_every")
         if self.part_ways and self.shard:
             raise ValueError("part_ways extracts whole networks, and shard divides one; use one of both")
         for name, default in (("probe", None), ("measure_layers", ()), ("measure_batches", 1)):
