@@ -125,7 +125,7 @@ def when_not() -> str:
         "Measured with small networks on Multi30k (BLEU), a fifth of CIFAR-10 (points of accuracy) and characters of "
         "text (bits each), with the 95 % interval over the seeds. Better than each network alone, for the same total "
         "FLOPs, answers: “I want both networks; one run or two?” Two other questions, from the paper's Tables 1a and "
-        "2a. “How much do I lose if I pay for one run in place of two?” With as many epochs jointly as for each network alone, the network alone is ahead in "
-        f"{half} of {of_half} cases. “I want one network only.” With all FLOPs of the joint run, the network alone is "
-        f"ahead in {one} of {of_one}."
+        "2a. “How much do I lose if I pay for one run in place of two?” With as many epochs jointly as for each "
+        f"network alone, the network alone is ahead in {half} of {of_half} cases. “I want one network only.” With all "
+        f"FLOPs of the joint run, the network alone is ahead in {one} of {of_one}."
     )

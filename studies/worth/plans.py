@@ -242,8 +242,12 @@ def _at_ratio(ratio: str, *schemes: str) -> tuple[str, ...]:
     return (_name("core", ratio), "full", *(_name(scheme, ratio) for scheme in schemes))
 
 
-def _at_other_cells(ratio: str) -> tuple[str, ...]:
-    return tuple(f"{row}?lr*" for row in _at_ratio(ratio, PLAIN))
+def _at_other_cells(seeds: int) -> Iterator[Wanted]:
+    """The rows at other learning rates and warm-ups: with the first seed they are looked at, with all if chosen."""
+    for ratio, plan in {"1/2": "cifar10-width", "1/8": "multi30k-rank", "1/4": "multi30k-width"}.items():
+        yield Wanted(plan, tuple(f"{row}?lr*" for row in _at_ratio(ratio, PLAIN)), seeds)
+    for ratio in ("1/4", "1/32"):
+        yield Wanted("multi30k-rank", tuple(f"{row}?lr*" for row in _at_ratio(ratio, PLAIN)), seeds)
 
 
 _OTHERS = ("late", "states", "taught", "first-nested", "nested")
@@ -264,13 +268,11 @@ QUEUE: tuple[Wanted, ...] = (
     Wanted("multi30k-longer", _at_ratio("1/32", PLAIN)),
     Wanted("multi30k-width", _at_ratio("1/4", *_BEST)),
     Wanted("multi30k-rank", _at_ratio("1/4", *_BEST)),
-    Wanted("cifar10-width"),
     Wanted("multi30k-rank", _at_ratio("1/8", *_OTHERS), 1),
-    Wanted("multi30k-rank", _at_other_cells("1/8")),
-    Wanted("multi30k-width", _at_other_cells("1/4")),
-    Wanted("multi30k-rank", _at_other_cells("1/4")),
-    Wanted("multi30k-rank", _at_other_cells("1/32")),
+    *_at_other_cells(seeds=1),
+    *_at_other_cells(seeds=SEEDS),
     Wanted("multi30k-longer"),
+    Wanted("cifar10-width"),
     Wanted("multi30k-width"),
     Wanted("multi30k-rank"),
 )
