@@ -19,8 +19,8 @@ _PREFERENCE = ("epochs", "max_steps", "init", "seed")
 
 QUESTIONS = {
     "sum": "I want every level; do I train them in one run, or each in a run of its own, for the same total cost?",
-    "epochs": "How much do I lose if I pay for one run in place of one for each level? (It is the "
-    "paper's comparison; in the joint run a level has only a part of the updates.)",
+    "epochs": "How much do I lose if I pay for one run in place of one for each level? This is the paper's comparison; "
+    "in the joint run a level has only a part of the updates.",
     "each": "I want one level only; would the cost of the joint run be better spent on that level alone?",
 }
 """What a comparison of joint and separate training answers, by the budget of the separate runs."""
