@@ -12,7 +12,7 @@ from studies import pages, which_size
 from studies.results import RESULTS
 from studies.trained_start import page as trained_start
 from studies.trained_start.train import FILE
-from studies.trained_start.ways import APART, JOINTLY, KEPT_TEACHES, LOW_RANK, OWN_HALF, WIDTH
+from studies.trained_start.ways import APART, JOINTLY, KEPT, LOW_RANK, OWN_HALF, WIDTH
 from studies.worth.page import plain_pairs
 
 HEAD = ("you have", "do", "steps", "learning rate", "core better by", "full network better by", "seeds")
@@ -82,8 +82,8 @@ ADVICE = (
     ),
     Advice(
         "a trained network that is good enough",
-        'keep it as the teacher: `.part_ways()`, `alternating(order=["core"], distill=True)`',
-        Trained(WIDTH, 100, KEPT_TEACHES),
+        'keep it, and train `nested.extract("core")` alone',
+        Trained(WIDTH, 100, KEPT),
     ),
 )
 
