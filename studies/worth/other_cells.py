@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from partialsgd.lab.reproduce.experiment import Cell, Comparison, Row
@@ -54,21 +55,32 @@ def chosen(plan: Plan, folder: RunFolder, ratio: str) -> dict[str, Cell]:
 
 
 def tuned(plan: Plan, folder: RunFolder, comparison: Comparison, ratio: str) -> Comparison:
-    """The comparison with each row at the cell that is chosen for it, out of as many cells as have what that takes.
+    """The comparison with each row at its better cell by validation: the plan's, or the one that the first seed chose.
 
-    Those that every row was trained at come in the order of the plan; the most of them are taken for which all that is
-    chosen has every seed. So a cell that the plan gets later changes nothing until its runs are there.
+    The first seed may have had luck at a rate that is too large, so all seeds have the last word. Cells are taken in
+    the order of the plan, as many as every row was trained at and have all seeds where they were chosen: a cell that
+    the plan gets later changes nothing until its runs are there.
     """
-    tried = looks(plan, folder, ratio)
-    common = [cell for cell in (plan.own_cell(), *plan.cells) if all(cell in runs for runs in tried.values())]
-    names: dict[str, str] = {}
+    tried, own = looks(plan, folder, ratio), plan.own_cell()
+    common = [cell for cell in (own, *plan.cells) if all(cell in runs for runs in tried.values())]
+    cells = dict.fromkeys(tried, own)
     for count in range(len(common), 0, -1):
-        cells = {row: best(plan, {cell: runs[cell] for cell in common[:count]}) for row, runs in tried.items()}
-        names = {row: named(row, cell) for row, cell in cells.items() if cell != plan.own_cell()}
-        if all(len(folder.seeds(name)) >= plan.seeds for name in names.values()):
+        first = {row: best(plan, {cell: runs[cell] for cell in common[:count]}) for row, runs in tried.items()}
+        known = {row: {cell: _mean(plan, folder, row, cell) for cell in {own, first[row]}} for row in tried}
+        if all(score is not None for scores in known.values() for score in scores.values()):
+            cells = {row: max(scores, key=lambda cell, scores=scores: scores[cell]) for row, scores in known.items()}
             break
+    names = {row: named(row, cell) for row, cell in cells.items() if cell != own}
     alone = {level: names.get(row, row) for level, row in comparison.alone.items()}
     return replace(comparison, joint=names.get(comparison.joint, comparison.joint), alone=alone)
+
+
+def _mean(plan: Plan, folder: RunFolder, row: str, cell: Cell) -> float | None:
+    """The mean validation score over the seeds; None until every seed was trained."""
+    name = row if cell == plan.own_cell() else named(row, cell)
+    runs = [folder.finished(folder.run(name, seed)) for seed in range(plan.seeds)]
+    scores = [run.selection_score(plan.criterion) for run in runs if run is not None]
+    return fmean(scores) if len(scores) == plan.seeds else None
 
 
 def section(found: Sequence[tuple[Plan, RunFolder]]) -> str:

@@ -177,6 +177,19 @@ def test_cells_that_validation_chose_get_all_seeds_and_stand_in_the_table_then(r
     assert other_cells.tuned(more, folder, comparison, "1/32").joint == f"{rows[2]}{best}"
 
 
+def test_a_cell_that_the_first_seed_chose_by_luck_does_not_stand_in_the_table(rank: Plan, tmp_path: Path) -> None:
+    out, rows, lucky = tmp_path / "runs", rank.tuned_rows("1/32"), CELLS[2]
+    for seed, row in product(range(SEEDS), rows):
+        train_at(rank, out, row, "", seed, 20.0, 1.0)
+    for cell, row in product(CELLS[1:], rows):
+        train_at(rank, out, row, cell, 0, 10.0, 2.0 if (cell, row) == (lucky, rows[0]) else 0.5)
+    for seed in (1, 2):
+        train_at(rank, out, rows[0], lucky, seed, 1.0, 0.25)
+    folder, comparison = RunFolder(out / rank.name, rank.experiment()), rank.comparison("joint", "1/32")
+    assert other_cells.chosen(rank, folder, "1/32")[rows[0]] != rank.own_cell()
+    assert other_cells.tuned(rank, folder, comparison, "1/32") == comparison
+
+
 def test_what_is_stored_is_shown_with_differences_by_seed(rank: Plan, tmp_path: Path) -> None:
     out, results = tmp_path / "runs", tmp_path / "results"
     results.mkdir()
