@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -n 2 --dist worksteal --du
 
 .PHONY: run test test-all checked browser bench results convergence assault docs wheel setup lint
 
-run: $(INSTALLED)  ## train a Transformer and its low-rank core on phrases, both at once: 3 to 7 minutes
+run: $(INSTALLED)  ## train a Transformer and its low-rank core on phrases, both at once: 2 to 5 minutes
 	$(BIN)/partialsgd train
 
 test: checked  ## style, types and tests; ends with the skipped tests and why
